@@ -8,12 +8,11 @@ from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear import fp8_linear
 from models.ops.linear.feed_forward import feed_forward
 from models.ops.linear.linear import linear
 from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
-from models.ops.linear.norm_linear import norm_linear
+from models.ops.linear.norm_linear import gated_linear, norm_linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -191,7 +190,9 @@ def test_a_norm_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked, num_
     residual, weight = torch.randn(10, size, device=CUDA).bfloat16().split((9, 1))
     first, second = residual.clone(), residual.clone()
     rounded = norms.add_rounded_rms_norm(x, first, weight[0], 1e-6, is_blocked=is_blocked)
-    normed = norms.add_rms_norm(x, second, weight[0], 1e-6)
+    # The sum of parts is rounded as the product's own launch rounds it.
+    added = x[0] if num_parts == 1 else (x[0] + x[1] + x[2]).bfloat16()
+    normed = norms.add_rms_norm(added, second, weight[0], 1e-6)
     expected = quantize(normed, BLOCK if is_blocked else size)
     assert torch.equal(first, second)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
@@ -215,11 +216,57 @@ def test_fused_operators_of_many_tokens_are_the_unfused(is_blocked, is_gated):
     x, weight, scale = case(200, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
     norm_weight = torch.randn(1024, device=CUDA).bfloat16()
     normed = rms_norm(x, norm_weight, 1e-6)
-    expected = linear(normed, weight, None, scale)
-    if is_gated:
-        expected = silu_and_mul(expected)
+    expected = (gated_linear if is_gated else linear)(normed, weight, None, scale)
     output = norm_linear(x, norm_weight, 1e-6, weight, None, is_gated, scale)
     assert torch.equal(output, expected)
+
+
+MANY = [(65, 4096, 256), (100, 528, 384), (127, 12288, 640), (128, 1024, 200), (300, 128, 1024)]
+MANY += [(1000, 2048, 1152)]
+
+
+@pytest.mark.parametrize("shape", MANY, ids=str)
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize(("rows", "products"), [(64, 1), (128, 1), (128, 2)])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_every_tile_of_many_tokens_gives_the_product(shape, is_blocked, rows, products, splits):
+    from models.ops.triton.linear.fp8_linear import quantize
+    from models.ops.triton.linear.wide_configurations import FP8Tiles
+    from models.ops.triton.linear.wide_fp8_linear import wide_fp8_linear
+
+    x, weight, scale = case(*shape, torch.bfloat16, is_blocked=is_blocked)
+    bias = torch.randn(shape[2], device=CUDA).bfloat16()
+    group_size = BLOCK if is_blocked else shape[1]
+    rounded = quantize(x, group_size, is_transposed=True)
+    tiles = FP8Tiles(rows=rows, products=products, slots=4, splits=splits)
+    output = wide_fp8_linear(*rounded, weight, scale, bias, tiles, torch.bfloat16)
+    output = output.double().sum(0) if splits > 1 else output
+    expected = exact_x(x, group_size) @ exact_weight(weight, scale).t() + bias.double()
+    assert ((output - expected).norm() / expected.norm()) < 3e-3
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(65, 4096, 512), (129, 1024, 256), (700, 528, 1408)], ids=str)
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_a_gated_product_of_many_tokens_is_its_halves(shape, dtype, is_blocked):
+    x, weight, scale = case(*shape, dtype, is_blocked=is_blocked)
+    output = gated_linear(x / shape[1], weight, None, scale)
+    product = exact_x(x / shape[1], BLOCK if is_blocked else shape[1])
+    gate, up = (product @ exact_weight(weight, scale).t()).chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up
+    assert output.dtype == dtype
+    assert ((output - expected).norm() / expected.norm()) < 4e-3
+
+
+@pytest.mark.parametrize("num_tokens", [65, 130, 1001])
+def test_a_gated_product_rounds_to_the_bits_of_a_launch_of_its_own(num_tokens):
+    from models.ops.triton.linear.fp8_linear import quantize
+
+    x, weight, scale = case(num_tokens, 1024, 768, torch.bfloat16, is_blocked=True)
+    operands = (*quantize(x, BLOCK, is_transposed=True), weight, scale, None, torch.bfloat16)
+    rounded = fp8_linear.rounded_gated_product(*operands, is_blocked=True)
+    expected = quantize(fp8_linear.gated_product_of_rounded(*operands), BLOCK)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])

@@ -27,7 +27,7 @@ def config_of(folder, **changes):
         max_num_seqs=8,
         max_num_batched_tokens=64,
         max_model_len=128,
-        gpu_memory_utilization=0.5,  # other processes' share counts, and blocks have a limit
+        kv_cache_memory_mb=32,  # other processes share the GPU
         capture_while_serving=False,
         log_format="json",
         **changes,

@@ -101,7 +101,8 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
         try:
             async for output in self._outputs(words, options):
                 yield output
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The second if gRPC was still sending the last output.
             self.was_cancelled.set()
             raise
 

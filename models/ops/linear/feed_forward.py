@@ -5,14 +5,15 @@ Layers do not call it: a compiler's pass inserts it.
 
 import torch
 
-from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm
-from models.ops.kernel_choice import has_kernels
-from models.ops.linear.activation_rounding import rounds_activations
-from models.ops.linear.fp8_linear import product_of_rounded
-from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
-from models.ops.linear.norm_linear import add_norm_linear
+from models.ops.linear.fp8_linear import product_of_rounded, rounded_gated_product
+from models.ops.linear.linear_residual import (
+    add_product,
+    linear_residual_norm,
+    linear_residual_norm_linear,
+)
+from models.ops.linear.norm_linear import add_norm_linear, rounded_norm, rounds_in_norm
 from models.ops.operands.weight_scales import is_by_block
 
 
@@ -49,8 +50,7 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
         [T, N], of a gated next weight [T, N / 2]; without one the norm, [T, H].
     """
     first = (residual, x, weight, bias, norm_weight, eps, gate_up, gate_up_bias)
-    rounds = has_kernels(x.device) and rounds_activations(x.shape[0], x.dtype)
-    if is_batch_invariant() or not rounds:
+    if not rounds_in_norm(residual, gate_up_scale) or not residual.is_contiguous():
         inner = linear_residual_norm_linear(*first, True, weight_scale, gate_up_scale)
         product = (residual, inner, down, down_bias, last_norm_weight, last_eps)
         if next_weight is None:
@@ -58,12 +58,11 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
         return linear_residual_norm_linear(
             *product, next_weight, next_bias, is_next_gated, down_scale, next_scale
         )
-    # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
-
-    plain = linear_residual_norm_linear(*first, False, weight_scale, gate_up_scale)
-    rounded = rounded_silu_and_mul(plain, is_blocked=is_by_block(down, down_scale))
-    output = product_of_rounded(*rounded, down, down_scale, down_bias, x.dtype)
+    added = add_product(residual, x, weight, bias, weight_scale)
+    normed = rounded_norm(added, residual, norm_weight, eps, gate_up, gate_up_scale)
+    gate = (*normed, gate_up, gate_up_scale, gate_up_bias, residual.dtype)
+    gated = rounded_gated_product(*gate, is_blocked=is_by_block(down, down_scale))
+    output = product_of_rounded(*gated, down, down_scale, down_bias, residual.dtype, may_split=True)
     following = (output, residual, last_norm_weight, last_eps)
     if next_weight is None:
         return add_rms_norm(*following)

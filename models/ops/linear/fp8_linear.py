@@ -8,9 +8,11 @@ import torch
 from torch.nn import functional
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
 from models.ops.operands.weight_scales import is_by_block
+from models.ops.triton.linear.wide_configurations import FP8Tiles, wide_fp8_tiles
 
 
 def plain_product(
@@ -33,6 +35,8 @@ def rounded_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor,
+    *,
+    may_split: bool = False,
 ) -> torch.Tensor:
     """Returns x @ (weight * weight_scale).T + bias, [T, N], of x rounded to FP8.
 
@@ -41,14 +45,30 @@ def rounded_product(
     x: [T, K]; K is a multiple of 16 with scales by row.
     weight: [N, K] FP8, contiguous; N is a multiple of 16 with scales by row.
     weight_scale: float32, [N, 1] or [ceil(N / 128), ceil(K / 128)].
+    may_split: on a GPU the result may be its addends, [splits, T, N] float32.
     """
     is_blocked = is_by_block(weight, weight_scale)
     if not has_kernels(x.device):
         return _reference(x, weight, weight_scale, bias, is_blocked=is_blocked)
     from models.ops.triton.linear import fp8_linear as kernel
 
-    rounded, scale = kernel.quantize(x, BLOCK if is_blocked else x.shape[-1])
-    return product_of_rounded(rounded, scale, weight, weight_scale, bias, x.dtype)
+    rounded = kernel.quantize(x, BLOCK if is_blocked else x.shape[-1], is_transposed=True)
+    return product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype, may_split=may_split)
+
+
+def gated_rounded_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor,
+) -> torch.Tensor:
+    """Returns silu_and_mul(rounded_product), [T, N / 2], on a GPU."""
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear import fp8_linear as kernel
+
+    group_size = BLOCK if is_by_block(weight, weight_scale) else x.shape[-1]
+    rounded = kernel.quantize(x, group_size, is_transposed=True)
+    return gated_product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype)
 
 
 def product_of_rounded(
@@ -58,10 +78,25 @@ def product_of_rounded(
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
+    *,
+    may_split: bool = False,
 ) -> torch.Tensor:
-    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`, on a GPU."""
-    if is_by_block(weight, weight_scale):
+    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`, on a GPU.
+
+    scale: as empty_token_scales lays it out.
+    may_split: the result may be its addends, [splits, T, N] float32.
+    """
+    is_blocked = is_by_block(weight, weight_scale)
+    tiles = wide_fp8_tiles(
+        len(rounded), *weight.shape, is_gated=False, is_blocked=is_blocked, may_split=may_split,
+        device=rounded.device,
+    )  # fmt: skip
+    if tiles is not None:
         # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.linear.wide_fp8_linear import wide_fp8_linear
+
+        return wide_fp8_linear(rounded, scale, weight, weight_scale, bias, tiles, dtype)
+    if is_blocked:
         from models.ops.triton.linear.fp8_linear import fp8_block_linear
 
         return fp8_block_linear(rounded, scale, weight, weight_scale, bias, dtype)
@@ -70,6 +105,72 @@ def product_of_rounded(
         rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
     ).to(dtype)
     return output if bias is None else output + bias
+
+
+def gated_product_of_rounded(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns silu_and_mul(product_of_rounded), [T, N / 2]."""
+    tiles = _gated_tiles(rounded, weight, weight_scale, bias)
+    if tiles is None:
+        return silu_and_mul(product_of_rounded(rounded, scale, weight, weight_scale, bias, dtype))
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.wide_fp8_linear import gated_fp8_linear
+
+    return gated_fp8_linear(rounded, scale, weight, weight_scale, tiles, dtype)
+
+
+def rounded_gated_product(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    is_blocked: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns gated_product_of_rounded, rounded to FP8 in a product's kernel, and its scales.
+
+    is_blocked: whether each 128 of the results have a scale, or the token has one.
+    """
+    operands = (rounded, scale, weight, weight_scale)
+    tiles = _gated_tiles(rounded, weight, weight_scale, bias)
+    # Imported on first use: a CPU installation has no Triton.
+    if tiles is not None and is_blocked:
+        from models.ops.triton.linear.wide_fp8_linear import rounded_gated_fp8_linear
+
+        return rounded_gated_fp8_linear(*operands, tiles, dtype)
+    if tiles is not None:
+        from models.ops.triton.linear.fp8_linear import quantize as quantize_on_gpu
+
+        inner = gated_product_of_rounded(*operands, bias, dtype)
+        return quantize_on_gpu(inner, inner.shape[1])
+    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
+
+    return rounded_silu_and_mul(product_of_rounded(*operands, bias, dtype), is_blocked=is_blocked)
+
+
+def _gated_tiles(
+    rounded: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> FP8Tiles | None:
+    num_outputs, num_inputs = weight.shape[0] // 2, weight.shape[1]
+    is_blocked = is_by_block(weight, weight_scale)
+    if bias is not None or (is_blocked and num_outputs % BLOCK):
+        # The rows of up would begin within a block.
+        return None
+    return wide_fp8_tiles(
+        len(rounded), num_outputs, num_inputs, is_gated=True, is_blocked=is_blocked,
+        may_split=False, device=rounded.device,
+    )  # fmt: skip
 
 
 def dequantized(

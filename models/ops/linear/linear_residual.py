@@ -10,8 +10,9 @@ from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
+from models.ops.linear.fp8_linear import rounded_product
 from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import add_norm_linear, norm_linear
+from models.ops.linear.norm_linear import add_norm_linear, norm_linear, rounds_in_norm
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
@@ -36,7 +37,7 @@ def _linear_residual(
         bias: [N].
         weight_scale: of an FP8 weight, as in linear.
     """
-    product = _add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale)
     if product is not None:
         residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
 
@@ -51,7 +52,7 @@ def _linear_residual_norm(
     weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs linear_residual; returns rms_norm(residual)."""
-    product = _add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale)
     if product is None:
         return rms_norm(residual, norm_weight, eps)
     return add_rms_norm(product, residual, norm_weight, eps)
@@ -76,7 +77,7 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no datac
     next_weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs linear_residual; returns norm_linear of the residual with the next weight and bias."""
-    product = _add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale)
     following = (next_weight, next_bias)
     if product is None:
         return norm_linear(residual, norm_weight, eps, *following, is_gated, next_weight_scale)
@@ -103,7 +104,7 @@ def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     return residual.new_empty((*residual.shape[:-1], num_outputs))
 
 
-def _add_product(
+def add_product(
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -137,6 +138,8 @@ def _add_product(
         from models.ops.triton.linear.wide_linear import wide_linear
 
         return wide_linear(x, weight, wide)
+    if weight_scale is not None and rounds_in_norm(x, weight_scale):
+        return rounded_product(x, weight, bias, weight_scale, may_split=True)
     is_long = has_kernels(x.device) and x.dim() == 2 and x.shape[0] >= _MANY_TOKENS
     if is_long and bias is None and weight_scale is None:
         residual.addmm_(x, weight.t())

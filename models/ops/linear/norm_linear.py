@@ -13,7 +13,11 @@ from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
-from models.ops.linear.fp8_linear import product_of_rounded
+from models.ops.linear.fp8_linear import (
+    gated_product_of_rounded,
+    gated_rounded_product,
+    product_of_rounded,
+)
 from models.ops.linear.linear import linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.operands.weight_scales import is_by_block
@@ -56,6 +60,8 @@ def _gated_linear(
         return wide_linear(x, weight, wide, is_gated=True)
     if weight_scale is None:
         return silu_and_mul(functional.linear(x, weight, bias))
+    if rounds_in_norm(x, weight_scale):
+        return gated_rounded_product(x.contiguous(), weight, bias, weight_scale)
     # A bias, or blocks that gate and up share, rule out one kernel for both, but not the product's.
     return silu_and_mul(linear(x, weight, bias, weight_scale))
 
@@ -86,10 +92,7 @@ def _norm_linear(
             is_gated=is_gated,
         )  # fmt: skip
     if rounds_in_norm(x, weight_scale):
-        from models.ops.triton.elementwise.rms_norm import rounded_rms_norm
-
-        is_blocked = is_by_block(weight, weight_scale)
-        rounded = rounded_rms_norm(x, norm_weight, eps, is_blocked=is_blocked)
+        rounded = rounded_norm(None, x, norm_weight, eps, weight, weight_scale)
         return gated_or_not(*rounded, weight, bias, weight_scale, x.dtype, is_gated=is_gated)
     product = gated_linear if is_gated else linear
     return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
@@ -107,10 +110,7 @@ def _add_norm_linear(
 ) -> torch.Tensor:
     """Runs add_rms_norm; returns gated_linear if is_gated, else linear, of its result."""
     if rounds_in_norm(residual, weight_scale) and residual.is_contiguous():
-        from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
-
-        is_blocked = is_by_block(weight, weight_scale)
-        rounded = add_rounded_rms_norm(x, residual, norm_weight, eps, is_blocked=is_blocked)
+        rounded = rounded_norm(x, residual, norm_weight, eps, weight, weight_scale)
         return gated_or_not(*rounded, weight, bias, weight_scale, residual.dtype, is_gated=is_gated)
     normed = add_rms_norm(x, residual, norm_weight, eps)
     return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
@@ -140,6 +140,31 @@ def rounds_in_norm(x: torch.Tensor, weight_scale: torch.Tensor | None) -> bool:
     )
 
 
+def rounded_norm(
+    added: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds to the residual in place, if there is something to add; rounds its norm to FP8.
+
+    added: [T, H], or its addends in float32, [S, T, H].
+    weight, weight_scale: of the product that follows, which decide how many features share a scale.
+
+    Returns:
+        [T, H] FP8 and its scales.
+    """
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.elementwise import rms_norm as kernels
+
+    is_blocked = is_by_block(weight, weight_scale)
+    if added is None:
+        return kernels.rounded_rms_norm(residual, norm_weight, eps, is_blocked=is_blocked)
+    return kernels.add_rounded_rms_norm(added, residual, norm_weight, eps, is_blocked=is_blocked)
+
+
 def gated_or_not(  # each is an operand of the product
     rounded: torch.Tensor,
     scale: torch.Tensor,
@@ -152,8 +177,8 @@ def gated_or_not(  # each is an operand of the product
 ) -> torch.Tensor:
     """Returns gated_linear if is_gated, else linear, of activations that a norm has rounded."""
     assert weight_scale is not None, "rounds_in_norm checked it"
-    output = product_of_rounded(rounded, scale, weight, weight_scale, bias, dtype)
-    return silu_and_mul(output) if is_gated else output
+    product = gated_product_of_rounded if is_gated else product_of_rounded
+    return product(rounded, scale, weight, weight_scale, bias, dtype)
 
 
 def _fake_norm_linear(

@@ -7,11 +7,12 @@ import functools
 
 import torch
 
+from models.number_formats import BLOCK
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
-from models.ops.linear.fp8_linear import product_of_rounded
+from models.ops.linear.fp8_linear import product_of_rounded, rounded_gated_product
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
 from models.ops.moe.moe import fused_moe
@@ -85,19 +86,19 @@ Weight = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
     weight, scale, bias = gate_up
     down_weight, down_scale, down_bias = down
-    has_scales = scale is not None and down_scale is not None
-    rounds = has_scales and has_kernels(hidden.device) and not is_batch_invariant()
+    rounds = has_kernels(hidden.device) and not is_batch_invariant()
     rounds &= rounds_activations(hidden.shape[0], hidden.dtype)
-    if down_scale is None or not rounds:
+    if scale is None or down_scale is None or not rounds:
         inner = gated_linear(hidden, weight, bias, scale)
         return linear(inner, down_weight, down_bias, down_scale)
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
+    from models.ops.triton.linear.fp8_linear import quantize
 
-    gate_up_product = linear(hidden, weight, bias, scale)
-    is_blocked = is_by_block(down_weight, down_scale)
-    rounded = rounded_silu_and_mul(gate_up_product, is_blocked=is_blocked)
-    return product_of_rounded(*rounded, down_weight, down_scale, down_bias, hidden.dtype)
+    group_size = BLOCK if is_by_block(weight, scale) else hidden.shape[1]
+    rounded = quantize(hidden, group_size, is_transposed=True)
+    operands = (*rounded, weight, scale, bias, hidden.dtype)
+    gated = rounded_gated_product(*operands, is_blocked=is_by_block(down_weight, down_scale))
+    return product_of_rounded(*gated, down_weight, down_scale, down_bias, hidden.dtype)
 
 
 @functools.cache

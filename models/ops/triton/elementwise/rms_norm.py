@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
+from models.ops.operands.token_scales import TOKEN_ALIGNMENT, empty_token_scales
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -16,14 +17,15 @@ from models.ops.triton.launching.launch import Launch
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
+_TOKEN_ALIGNMENT = tl.constexpr(TOKEN_ALIGNMENT)
 
 
 @triton.jit
 def store_rounded(
-    normed, normed_ptr, scale_ptr, row, is_column,
+    normed, normed_ptr, scale_ptr, row, num_rows, is_column,
     SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores one row in FP8 and a scale for each GROUP columns; see fp8_linear's rounding."""
+    """Stores one row in FP8 and a scale for each GROUP columns, as empty_token_scales has them."""
     WIDTH: tl.constexpr = GROUP if GROUP < SIZE else BLOCK
     groups = tl.reshape(normed, (BLOCK // WIDTH, WIDTH))
     scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST_AMAX) / _FP8_MAX
@@ -32,7 +34,8 @@ def store_rounded(
     tl.store(normed_ptr + row * SIZE + tl.arange(0, BLOCK), rounded, mask=is_column)
     NUM_GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP
     group = tl.arange(0, BLOCK // WIDTH)
-    tl.store(scale_ptr + row * NUM_GROUPS + group, scale, mask=group < NUM_GROUPS)
+    stride = (num_rows + _TOKEN_ALIGNMENT - 1) // _TOKEN_ALIGNMENT * _TOKEN_ALIGNMENT
+    tl.store(scale_ptr + group * stride + row, scale, mask=group < NUM_GROUPS)
 
 
 @triton.jit
@@ -62,6 +65,9 @@ def _rms_norm_kernel(
         part_size = tl.num_programs(0).to(tl.int64) * SIZE
         for part in tl.static_range(1, PARTS):
             total += tl.load(x_ptr + part * part_size + at, mask=is_column, other=0.0)
+        if PARTS > 1 and scale_ptr is not None:
+            # FP8 numbers would enlarge the difference that a rounding less makes.
+            total = total.to(residual.dtype).to(tl.float32)
         x = (total + residual.to(tl.float32)).to(residual.dtype)
         tl.store(sum_ptr + at, x, mask=is_column)
     x = x.to(tl.float32)
@@ -71,7 +77,8 @@ def _rms_norm_kernel(
         tl.store(normed_ptr + at, (x * scale * weight).to(dtype), mask=is_column)
     else:
         normed = (x * scale * weight).to(weight_ptr.dtype.element_ty).to(tl.float32)
-        store_rounded(normed, normed_ptr, scale_ptr, row, is_column, SIZE, GROUP, BLOCK)
+        num_rows = tl.num_programs(0)
+        store_rounded(normed, normed_ptr, scale_ptr, row, num_rows, is_column, SIZE, GROUP, BLOCK)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -125,7 +132,7 @@ def _rounded_outputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows, size = shape
     num_groups = triton.cdiv(size, BLOCK) if is_blocked else 1
-    scale = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
+    scale = empty_token_scales(num_rows, num_groups, device)
     return torch.empty(shape, dtype=FP8, device=device), scale
 
 

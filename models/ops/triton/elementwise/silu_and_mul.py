@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from models.number_formats import BLOCK, FP8
+from models.ops.operands.token_scales import empty_token_scales
 from models.ops.triton.elementwise.rms_norm import store_rounded
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -50,7 +51,8 @@ def _rounded_kernel(
     up = tl.load(x_ptr + row * 2 * SIZE + SIZE + columns, mask=is_column, other=0.0)
     gated = gate * tl.sigmoid(gate) * up.to(tl.float32)
     gated = gated.to(x_ptr.dtype.element_ty).to(tl.float32)
-    store_rounded(gated, rounded_ptr, scale_ptr, row, is_column, SIZE, GROUP, BLOCK)
+    num_rows = tl.num_programs(0)
+    store_rounded(gated, rounded_ptr, scale_ptr, row, num_rows, is_column, SIZE, GROUP, BLOCK)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +73,7 @@ def rounded_silu_and_mul(x: torch.Tensor, *, is_blocked: bool) -> tuple[torch.Te
     num_rows, size = x.shape[0], x.shape[1] // 2
     num_groups = triton.cdiv(size, BLOCK) if is_blocked else 1
     rounded = torch.empty(num_rows, size, dtype=FP8, device=x.device)
-    scale = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
+    scale = empty_token_scales(num_rows, num_groups, x.device)
     launch = _rounded_launcher(size, BLOCK if is_blocked else size, x.device)
     launch((num_rows, 1, 1), x, rounded, scale)
     return rounded, scale

@@ -29,7 +29,8 @@ class MatrixTiles:
     tokens: 8 to 64, a power of two.
     rows: 64 or 128.
     columns: 64, 128 or 256.
-    num_stages: tiles of the ring.
+    num_stages: tiles of a warp group's ring.
+    groups: warp groups of a program, 1 to 3, which take turns at the tiles.
     splits: parts of the inputs, each summed by programs of its own.
     """
 
@@ -37,6 +38,7 @@ class MatrixTiles:
     rows: int
     columns: int
     num_stages: int
+    groups: int = 1
     splits: int = 1
 
     def unsplit(self) -> "MatrixTiles":
@@ -48,6 +50,8 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """Products of more tokens are torch's or those of wide_configurations."""
+_MOST_PACKED_TOKENS = 640
+"""With more, unpacking a weight of 4 bits and torch's product are faster."""
 _COLUMNS = 256
 """Inputs of a tile, but for gated products."""
 _SPLIT_OUTPUTS = 10240
@@ -97,22 +101,28 @@ def fp8_tiles(
 ) -> Tiles | None:
     """Returns the tiles of a product with an FP8 weight; None where activations are rounded.
 
-    A product has as many bytes of weights in flight as one in bfloat16, in tiles of twice as many
-    elements. Chosen from the generated code, before any measurement.
+    One warp group cannot convert FP8 numbers as fast as they arrive. A gated product has three
+    programs on a multiprocessor, others have more warp groups in a program.
     """
     if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
         return None
-    if num_tokens <= 2:
-        rows = 8 // num_tokens // (2 if is_gated else 1)
-        if num_inputs >= 2048:
-            return VectorTiles(rows=rows, columns=2048, num_warps=8)
-        return VectorTiles(rows=rows, columns=1024, num_warps=4)
-    if num_inputs % COPY_ALIGNMENT:
+    can_copy = num_inputs % COPY_ALIGNMENT == 0
+    if num_tokens == 1 or (num_tokens == 2 and not (is_gated and can_copy)):
+        return _fp8_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
+    if not can_copy:
         return None
     tokens = max(8, 1 << (num_tokens - 1).bit_length())
-    splits = 1 if is_gated else _num_splits(num_outputs, num_inputs)
-    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
-    return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
+    if is_gated:
+        stages = {8: 3, 16: 3, 32: 2, 64: 2}[tokens]
+        return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages)
+    return MatrixTiles(
+        tokens=tokens,
+        rows=64,
+        columns=_COLUMNS,
+        num_stages=2,
+        groups=3 if tokens == 8 else 2,
+        splits=_num_splits(num_outputs, num_inputs),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -128,18 +138,27 @@ def packed_tiles(
 ) -> MatrixTiles | None:
     """Returns the tiles of a product with a 4-bit weight; None where it is unpacked first.
 
-    group: columns that share a scale. Chosen from the generated code, before any measurement.
+    More than 64 tokens read the weight again for each 64, up to as many as unpacking it is worth.
+
+    group: columns that share a scale.
     """
-    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
+    if (
+        dtype is not torch.bfloat16
+        or num_tokens > _MOST_PACKED_TOKENS
+        or _capability(device) != HOPPER
+    ):
         return None
-    columns = 256
+    columns = _COLUMNS
     if num_inputs % (2 * COPY_ALIGNMENT):
         return None
     if columns % group and group % columns and group != num_inputs:
         return None
-    tokens = max(8, 1 << (num_tokens - 1).bit_length())
-    stages = {8: 8, 16: 6, 32: 4, 64: 2}[tokens]
-    return MatrixTiles(tokens=tokens, rows=64, columns=columns, num_stages=stages)
+    tokens = min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
+    if is_gated:
+        stages, groups = {8: 4, 16: 4, 32: 3, 64: 2}[tokens], 1
+    else:
+        stages, groups = {8: (4, 3), 16: (4, 2), 32: (4, 2), 64: (2, 2)}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=columns, num_stages=stages, groups=groups)
 
 
 def _hopper_vector_tiles(
@@ -159,6 +178,23 @@ def _hopper_vector_tiles(
     if is_gated:
         return VectorTiles(rows=4, columns=512, num_warps=2)
     return VectorTiles(rows=4, columns=1024, num_warps=2 * num_tokens)
+
+
+def _fp8_vector_tiles(
+    num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
+) -> VectorTiles:
+    """Returns the tiles of one or two tokens with an FP8 weight."""
+    is_large = num_outputs > 5120 or num_inputs >= 8192
+    if num_tokens == 2 or num_inputs < 2048 or (is_gated and num_inputs < 4096):
+        rows = 8 if is_large and not is_gated else 4
+        return VectorTiles(rows=rows, columns=1024, num_warps=4)
+    if is_gated:
+        return VectorTiles(rows=4, columns=4096, num_warps=8)
+    if num_outputs > 5120:
+        return VectorTiles(rows=16, columns=2048, num_warps=8)
+    if num_inputs >= 8192:
+        return VectorTiles(rows=4, columns=4096, num_warps=16)
+    return VectorTiles(rows=4, columns=2048, num_warps=8)
 
 
 def _hopper_matrix_tiles(

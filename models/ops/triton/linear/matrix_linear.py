@@ -35,6 +35,8 @@ from models.ops.triton.linear.matrix_weights import (
 
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""
+_REGISTERS = {1: 0, 2: 232, 3: 160}
+"""Registers of a thread by warp groups of a program; one group is not specialised."""
 _LAYOUTS = {
     (rank, bytes_each): gl.NVMMASharedLayout(
         swizzle_byte_width=128, element_bitwidth=8 * bytes_each, rank=rank
@@ -55,8 +57,8 @@ def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is
 
 
 @gluon.jit
-def _fetch_inputs(x, tile, ready, column, is_wanted):
-    tma.async_copy_global_to_shared(x, [0, column], ready, tile, pred=is_wanted)
+def _fetch_inputs(x, tile, ready, token, column, is_wanted):
+    tma.async_copy_global_to_shared(x, [token, column], ready, tile, pred=is_wanted)
 
 
 @gluon.jit
@@ -73,14 +75,14 @@ def _gate_halves(sums, layout: gl.constexpr, IS_GATED: gl.constexpr):
 
 @gluon.jit
 def _store(
-    sums, bias_ptr, output_ptr, row, split, num_tokens,
+    sums, bias_ptr, output_ptr, row, token, split, num_tokens,
     NUM_OUTPUTS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr,
 ):  # fmt: skip
-    """Stores the outputs from `row` on, or this split's part of them."""
+    """Stores the outputs from `row` and `token` on, or this split's part of them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, _NUM_WARPS], [0, 1])
     outputs = _gate_halves(sums, layout, IS_GATED)
     rows = row + gl.arange(0, outputs.shape[0], gl.SliceLayout(1, layout))
-    tokens = gl.arange(0, outputs.shape[1], gl.SliceLayout(0, layout))
+    tokens = token + gl.arange(0, outputs.shape[1], gl.SliceLayout(0, layout))
     is_row = rows < NUM_OUTPUTS
     is_stored = is_row[:, None] & (tokens < num_tokens)[None, :]
     at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
@@ -92,91 +94,197 @@ def _store(
     gl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_stored)
 
 
+@gluon.jit
+def _sum_tiles(
+    factors, ring, scale_ptrs, place, layout: gl.constexpr, GROUP: gl.constexpr,
+    GROUPS: gl.constexpr, STEPS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Returns one warp group's sums [rows, tokens], alone in a tuple.
+
+    The group multiplies every GROUPS-th tile and has slots of its own.
+    """
+    x, weight = factors
+    row, token, first = place
+    weights, inputs, ready = ring
+    scale_ptr, zero_ptr = scale_ptrs
+    STAGES: gl.constexpr = weights.shape[0] // GROUPS
+    HALVES: gl.constexpr = weights.shape[1]
+    ROWS: gl.constexpr = HALVES * weights.shape[2]
+    WIDTH: gl.constexpr = weights.shape[3]
+    TOKENS: gl.constexpr = inputs.shape[1]
+    COLUMNS: gl.constexpr = inputs.shape[2]
+    STRIDE: gl.constexpr = GROUPS * COLUMNS
+    MY_STEPS: gl.constexpr = (STEPS - GROUP + GROUPS - 1) // GROUPS
+    NUM_BYTES: gl.constexpr = (
+        ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
+    )
+    first += GROUP * COLUMNS
+    for stage in gl.static_range(STAGES):
+        slot = GROUP * STAGES + stage
+        _fetch_weights(
+            weight, weights.index(slot), ready.index(slot), row, first + stage * STRIDE,
+            NUM_BYTES, stage < MY_STEPS,
+        )  # fmt: skip
+    if scale_ptr is not None:
+        scales = tile_scales(
+            scale_ptr, zero_ptr, row, first, layout, ROWS, COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
+            NUM_INPUTS, HALVES,
+        )  # fmt: skip
+    wait_for_previous(DEPENDENT)
+    for stage in gl.static_range(STAGES):
+        slot = GROUP * STAGES + stage
+        _fetch_inputs(
+            x,
+            inputs.index(slot),
+            ready.index(slot),
+            token,
+            first + stage * STRIDE,
+            stage < MY_STEPS,
+        )
+    sums = gl.zeros([ROWS, TOKENS], gl.float32, layout)
+    stage = 0
+    phase = 0
+    for step in range(MY_STEPS):
+        slot = GROUP * STAGES + stage
+        mbarrier.wait(ready.index(slot), phase)
+        tile = weights.index(slot).reshape([ROWS, WIDTH])
+        if scale_ptr is None:
+            sums = multiply(tile, inputs.index(slot), None, sums, layout)
+        else:
+            # The scales of the next step load during this one's product.
+            next_scales = tile_scales(
+                scale_ptr, zero_ptr, row, first + (step + 1) * STRIDE, layout, ROWS, COLUMNS,
+                SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+            )  # fmt: skip
+            sums = multiply(tile, inputs.index(slot), scales, sums, layout)
+            scales = next_scales
+        column = first + (step + STAGES) * STRIDE
+        is_wanted = step + STAGES < MY_STEPS
+        _fetch_weights(
+            weight, weights.index(slot), ready.index(slot), row, column, NUM_BYTES, is_wanted
+        )
+        _fetch_inputs(x, inputs.index(slot), ready.index(slot), token, column, is_wanted)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+    return (sums,)
+
+
+@gluon.jit
+def _leave_sums(
+    factors, ring, scale_ptrs, place, layout: gl.constexpr, GROUP: gl.constexpr,
+    GROUPS: gl.constexpr, STEPS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr, parts, done,
+):  # fmt: skip
+    """Leaves one warp group's sums in shared memory, to the first group."""
+    (sums,) = _sum_tiles(
+        factors, ring, scale_ptrs, place, layout, GROUP, GROUPS, STEPS, SCALE_COLUMNS,
+        NUM_OUTPUTS, NUM_INPUTS, DEPENDENT,
+    )  # fmt: skip
+    parts.index(GROUP - 1).store(sums)
+    mbarrier.arrive(done.index(GROUP - 1))
+
+
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _matrix_kernel(
     x, weight, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
+    """Multiplies ROWS rows of the weight with a tile of TOKENS tokens; sums are [rows, tokens].
 
-    With SPLITS each program sums over its part of the inputs and stores that. Loads past the end of
+    With SPLITS each program sums over its part of the inputs and stores that. With GROUPS each warp
+    group of a program sums over its tiles, and their sums are added in order. Loads past the end of
     a matrix give zeros. An FP8 weight has scales of blocks or of rows. A weight of 4 bits has
-    scales and perhaps zeros of GROUP columns, and perhaps scales of rows. Pointers to what a weight
-    does not have are None.
+    scales and perhaps zeros of SCALE_COLUMNS columns, and perhaps scales of rows. Pointers to what
+    a weight does not have are None.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     OUTPUTS: gl.constexpr = ROWS // HALVES
     # Whole tiles, equally many for each part but the last.
     STEPS: gl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    WIDTH: gl.constexpr = COLUMNS // 2 if GROUP else COLUMNS
-    NUM_BYTES: gl.constexpr = (
-        ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
-    )
-    row = gl.program_id(0) * OUTPUTS
+    WIDTH: gl.constexpr = COLUMNS // 2 if SCALE_COLUMNS else COLUMNS
+    SLOTS: gl.constexpr = GROUPS * STAGES
+    # Tiles of tokens that are multiplied with the same rows run at the same time.
+    num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
+    row = gl.program_id(0) // num_token_tiles * OUTPUTS
+    token = gl.program_id(0) % num_token_tiles * TOKENS
     split = gl.program_id(1)
-    first = split * STEPS * COLUMNS
+    place = (row, token, split * STEPS * COLUMNS)
     weights = gl.allocate_shared_memory(
-        weight.dtype, [STAGES, HALVES, OUTPUTS, WIDTH], weight.layout
+        weight.dtype, [SLOTS, HALVES, OUTPUTS, WIDTH], weight.layout
     )
-    inputs = gl.allocate_shared_memory(x.dtype, [STAGES, TOKENS, COLUMNS], x.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-    fence_async_shared()
-    for stage in gl.static_range(STAGES):
-        _fetch_weights(
-            weight, weights.index(stage), ready.index(stage), row, first + stage * COLUMNS,
-            NUM_BYTES, stage < STEPS,
-        )  # fmt: skip
+    inputs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, COLUMNS], x.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(ready.index(slot), count=1)
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
     )
-    if scale_ptr is not None:
-        scales = tile_scales(
-            scale_ptr, zero_ptr, row, first, on_cores, ROWS, COLUMNS, GROUP, NUM_OUTPUTS,
-            NUM_INPUTS, HALVES,
+    factors = (x, weight)
+    ring = (weights, inputs, ready)
+    scale_ptrs = (scale_ptr, zero_ptr)
+    if GROUPS == 1:
+        fence_async_shared()
+        (sums,) = _sum_tiles(
+            factors, ring, scale_ptrs, place, on_cores, 0, 1, STEPS, SCALE_COLUMNS,
+            NUM_OUTPUTS, NUM_INPUTS, DEPENDENT,
         )  # fmt: skip
-    if row_scale_ptr is not None:
-        outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
-    wait_for_previous(DEPENDENT)
-    for stage in gl.static_range(STAGES):
-        _fetch_inputs(
-            x, inputs.index(stage), ready.index(stage), first + stage * COLUMNS, stage < STEPS
-        )
-    sums = gl.zeros([ROWS, TOKENS], gl.float32, on_cores)
-    stage = 0
-    phase = 0
-    for step in range(STEPS):
-        mbarrier.wait(ready.index(stage), phase)
-        tile = weights.index(stage).reshape([ROWS, WIDTH])
-        if scale_ptr is None:
-            sums = multiply(tile, inputs.index(stage), None, sums, on_cores)
-        else:
-            # The scales of the next step load during this one's product.
-            next_scales = tile_scales(
-                scale_ptr, zero_ptr, row, first + (step + 1) * COLUMNS, on_cores, ROWS, COLUMNS,
-                GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+    else:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+        parts = gl.allocate_shared_memory(gl.float32, [GROUPS - 1, ROWS, TOKENS], plain)
+        done = gl.allocate_shared_memory(gl.int64, [GROUPS - 1, 1], mbarrier.MBarrierLayout())
+        for group in gl.static_range(GROUPS - 1):
+            mbarrier.init(done.index(group), count=1)
+        fence_async_shared()
+        if GROUPS == 2:
+            (sums,) = gl.warp_specialize(
+                [
+                    (_sum_tiles, (
+                        factors, ring, scale_ptrs, place, on_cores, 0, 2, STEPS,
+                        SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, DEPENDENT,
+                    )),
+                    (_leave_sums, (
+                        factors, ring, scale_ptrs, place, on_cores, 1, 2, STEPS,
+                        SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, DEPENDENT, parts, done,
+                    )),
+                ],
+                [_NUM_WARPS],
+                [REGISTERS],
             )  # fmt: skip
-            sums = multiply(tile, inputs.index(stage), scales, sums, on_cores)
-            scales = next_scales
-        column = first + (step + STAGES) * COLUMNS
-        is_wanted = step + STAGES < STEPS
-        _fetch_weights(
-            weight, weights.index(stage), ready.index(stage), row, column, NUM_BYTES, is_wanted
-        )
-        _fetch_inputs(x, inputs.index(stage), ready.index(stage), column, is_wanted)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        else:
+            (sums,) = gl.warp_specialize(
+                [
+                    (_sum_tiles, (
+                        factors, ring, scale_ptrs, place, on_cores, 0, 3, STEPS,
+                        SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, DEPENDENT,
+                    )),
+                    (_leave_sums, (
+                        factors, ring, scale_ptrs, place, on_cores, 1, 3, STEPS,
+                        SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, DEPENDENT, parts, done,
+                    )),
+                    (_leave_sums, (
+                        factors, ring, scale_ptrs, place, on_cores, 2, 3, STEPS,
+                        SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, DEPENDENT, parts, done,
+                    )),
+                ],
+                [_NUM_WARPS, _NUM_WARPS],
+                [REGISTERS, REGISTERS],
+            )  # fmt: skip
+        for group in gl.static_range(GROUPS - 1):
+            mbarrier.wait(done.index(group), 0)
+            sums += parts.index(group).load(on_cores)
     sums = finished(sums, scale_ptr)
     if row_scale_ptr is not None:
+        outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
         sums *= outer_scales[:, None]
     _store(
-        sums, bias_ptr, output_ptr, row, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
+        sums, bias_ptr, output_ptr, row, token, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
     )  # fmt: skip
 
 
@@ -191,7 +299,7 @@ def matrix_linear(
     row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
-    """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
+    """Computes models.ops.linear.linear.linear, reading the weight for each tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
     has neither bias nor splits. For weights of other formats x is bfloat16, K a multiple of 32, and
@@ -213,15 +321,17 @@ def matrix_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
-    group, per_byte = 0, num_inputs // weight.shape[1]
+    scale_columns, per_byte = 0, num_inputs // weight.shape[1]
     if per_byte == 2 and weight_scale is not None:
-        group = num_inputs // weight_scale.shape[1]
+        scale_columns = num_inputs // weight_scale.shape[1]
     elif not is_by_block(weight, weight_scale):
         weight_scale, row_scale = None, weight_scale
-    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, group, tiles, x.device)
+    launch = _launcher(
+        num_outputs, num_inputs, bias is not None, is_gated, scale_columns, tiles, x.device
+    )
     columns = tiles.columns // per_byte
     launch(
-        (-(-num_outputs // rows), tiles.splits, 1),
+        (-(-num_outputs // rows) * -(-num_tokens // tiles.tokens), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
         _described(weight, (halves, num_outputs, weight.shape[1]), (halves, rows, columns)),
         weight_scale, weight_zero, row_scale, weight if bias is None else bias, output, num_tokens,
@@ -244,13 +354,14 @@ def _launcher(
     num_inputs: int,
     has_bias: bool,
     is_gated: bool,
-    group: int,
+    scale_columns: int,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, GROUP=group, ROWS=tiles.rows,
+        HAS_BIAS=has_bias, IS_GATED=is_gated, SCALE_COLUMNS=scale_columns, ROWS=tiles.rows,
         COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
-        num_warps=_NUM_WARPS.value, **launch_options(device),
+        GROUPS=tiles.groups, REGISTERS=_REGISTERS[tiles.groups], num_warps=_NUM_WARPS.value,
+        **launch_options(device),
     )  # fmt: skip

@@ -108,3 +108,69 @@ def invariant_wide_tiles(num_tokens: int, splits: int) -> WideTiles:
     """Returns the tiles of batch-invariant mode; the parts do not depend on the tokens."""
     tiles = _THREE_GROUPS if num_tokens <= 512 else _MOST_TOKENS
     return replace(tiles, splits=splits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FP8Tiles:
+    """Tiles of a product of activations and weights that are both FP8, of 128 tokens.
+
+    rows: of the weight in one product of the tensor cores, 64 or 128.
+    products: products of a tile, 1 or 2, each with as many rows.
+    slots: for loading inputs.
+    splits: parts of the inputs, each summed by programs of its own.
+    """
+
+    rows: int
+    products: int
+    slots: int
+    splits: int = 1
+
+
+_FP8_TWO_PRODUCTS = FP8Tiles(rows=128, products=2, slots=4)
+_FP8_WAVE_COST = {
+    FP8Tiles(rows=64, products=1, slots=8): 0.37,
+    FP8Tiles(rows=128, products=1, slots=6): 0.53,
+}
+"""Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
+more with those by block, whose sums leave too few registers."""
+_FP8_TOKENS = 128
+
+
+@lru_cache(maxsize=1024)
+def wide_fp8_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_gated: bool,
+    is_blocked: bool,
+    may_split: bool,
+    device: torch.device,
+) -> FP8Tiles | None:
+    """Returns the tiles of a product of rounded activations; None where ours does not run.
+
+    Sizes are those of the result: a gated product reads 2 * N rows.
+
+    may_split: the caller takes addends.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+        return None
+    if num_inputs % COPY_ALIGNMENT:
+        return None
+    if is_gated:
+        return _FP8_TWO_PRODUCTS
+    num_token_tiles = -(-num_tokens // _FP8_TOKENS)
+
+    def count(tiles: FP8Tiles) -> int:
+        return num_token_tiles * -(-num_outputs // (tiles.rows * tiles.products))
+
+    def cost(tiles: FP8Tiles) -> float:
+        return _FP8_WAVE_COST[tiles] * -(-count(tiles) // MULTIPROCESSORS)
+
+    best = min(_FP8_WAVE_COST, key=cost)
+    if not is_blocked and -(-count(_FP8_TWO_PRODUCTS) // MULTIPROCESSORS) < cost(best):
+        return _FP8_TWO_PRODUCTS
+    if not may_split:
+        return best
+    splits = min(4, MULTIPROCESSORS // count(best), num_inputs // _PART_INPUTS)
+    return replace(best, splits=splits) if splits > 1 else best

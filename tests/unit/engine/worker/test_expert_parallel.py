@@ -81,7 +81,9 @@ async def test_speculation(tmp_path):
     write_draft_checkpoint(tmp_path, agreement=0.7)
     outputs = []
     for size in (1, 2):
-        config = expert_parallel(tmp_path, size, num_speculative_tokens=2, **GRAPHS)
+        config = expert_parallel(
+            tmp_path, size, num_speculative_tokens=2, min_speculative_tokens=2, **GRAPHS
+        )
         async with ranks_core(config) as ranks:
             tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
             drafts = ranks.core.stats().counters.drafts
@@ -140,7 +142,9 @@ async def test_layers_of_drafts_move_too(tmp_path):
     write_draft_checkpoint(tmp_path, agreement=0.7)
     outputs = []
     for interval in (0, 2):
-        config = expert_parallel(tmp_path, 2, num_speculative_tokens=2, eplb_interval=interval)
+        config = expert_parallel(
+            tmp_path, 2, num_speculative_tokens=2, min_speculative_tokens=2, eplb_interval=interval
+        )
         async with ranks_core(config) as ranks:
             tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
             counters = ranks.core.stats().counters

@@ -84,7 +84,11 @@ async def test_speculation(tmp_path, graphs):
     outputs = []
     for size in (1, 2):
         config = ranks_config(
-            tmp_path, tensor_parallel_size=size, num_speculative_tokens=2, **graphs
+            tmp_path,
+            tensor_parallel_size=size,
+            num_speculative_tokens=2,
+            min_speculative_tokens=2,
+            **graphs,
         )
         async with ranks_core(config) as ranks:
             tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))

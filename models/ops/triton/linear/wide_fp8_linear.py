@@ -1,0 +1,438 @@
+"""Products of FP8 activations and FP8 weights, for Hopper's tensor cores.
+
+Each of two warp groups of a program multiplies 64 tokens with a tile of the weight's rows; one more
+warp has the copy engine load tiles of 128 inputs into a ring of slots. Tensor cores add FP8
+products in fewer than 32 bits, so that the sum over each 128 inputs is scaled and added to the
+others by ordinary arithmetic, of one group while the other's product runs.
+
+A gated product multiplies the tokens with as many rows of the gate as of up, and may round its
+result to FP8: its tiles are as wide as the blocks that share a scale.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
+from models.ops.operands.token_scales import TOKEN_ALIGNMENT, empty_token_scales
+from models.ops.operands.weight_scales import is_by_block
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS, FP8Tiles
+
+_DEPTH = gl.constexpr(BLOCK)
+"""Inputs of a tile: those of one scale, and 128 bytes."""
+_GROUP_TOKENS = gl.constexpr(64)
+_TOKENS = gl.constexpr(128)
+"""Tokens of a tile, for two warp groups."""
+_NEIGHBOURS = gl.constexpr(8)
+"""Tiles of tokens that are multiplied with the same weights at the same time."""
+_FP8_MAX = gl.constexpr(FP8_MAX)
+_SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
+_TOKEN_ALIGNMENT = gl.constexpr(TOKEN_ALIGNMENT)
+_REGISTERS = (232, 40)
+"""Of a thread of the second group, and of the warp that loads."""
+_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+_SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
+_MATRIX = gl.NVMMASharedLayout(128, 8, rank=2)
+_HALVES = gl.NVMMASharedLayout(128, 8, rank=3)
+
+
+@gluon.jit
+def _place(tile, counts):
+    """Returns a tile's row and column among the tiles of rows and of tokens."""
+    num_row_tiles, num_token_tiles, _ = counts
+    first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
+    width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
+    within = tile - num_row_tiles * first
+    return within // width, first + within % width
+
+
+@gluon.jit
+def _load(
+    x, weight, ring, x_scale, counts, first_step, STEPS: gl.constexpr, BLOCKED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Loads the steps of all of the program's tiles, with the tokens' scales of blocks.
+
+    Weights need no wait, as no kernel writes them.
+    """
+    weights, xs, scales, full, empty = ring
+    SLOTS: gl.constexpr = xs.shape[0]
+    TILE_ROWS: gl.constexpr = weight.block_shape[1]
+    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * TILE_ROWS + _TOKENS) * _DEPTH
+    NUM_BYTES: gl.constexpr = FACTOR_BYTES + (_TOKENS * 4 if BLOCKED else 0)
+    slot = 0
+    phase = 1
+    is_first = True
+    for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
+        row_tile, token_tile = _place(tile, counts)
+        for step in range(STEPS):
+            mbarrier.wait(empty.index(slot), phase)
+            ready = full.index(slot)
+            depth = (first_step + step) * _DEPTH
+            mbarrier.expect(ready, NUM_BYTES)
+            place = [0, row_tile * TILE_ROWS, depth]
+            tma.async_copy_global_to_shared(weight, place, ready, weights.index(slot))
+            if is_first:
+                wait_for_previous(DEPENDENT)
+            is_first = False
+            place = [token_tile * _TOKENS, depth]
+            tma.async_copy_global_to_shared(x, place, ready, xs.index(slot))
+            if BLOCKED:
+                place = [first_step + step, token_tile * _TOKENS]
+                tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _store(values, output_ptr, first_token, first_output, num_tokens, NUM_OUTPUTS: gl.constexpr):
+    """Stores [tokens, outputs] to an output [T, N]."""
+    WIDTH: gl.constexpr = values.shape[1]
+    THREADS: gl.constexpr = min(32, WIDTH // 8)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
+    values = gl.convert_layout(values, layout)
+    tokens = first_token + gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
+    outputs = first_output + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    is_stored = (tokens < num_tokens)[:, None] & (outputs < NUM_OUTPUTS)[None, :]
+    at = tokens.to(gl.int64)[:, None] * NUM_OUTPUTS + outputs[None, :]
+    gl.store(output_ptr + at, values, mask=is_stored)
+
+
+@gluon.jit
+def _finish(
+    sums, operands, token, output, num_tokens,
+    NUM_OUTPUTS: gl.constexpr, BLOCKED: gl.constexpr, SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Scales sums by row, if blocks were not scaled before, and adds the bias; then stores them."""
+    x_scale_ptr, weight_scale_ptr, bias_ptr, output_ptr, _ = operands
+    layout: gl.constexpr = sums.type.layout
+    outputs = output + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    is_output = outputs < NUM_OUTPUTS
+    if not BLOCKED:
+        tokens = token + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+        token_scale = gl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)
+        row_scale = gl.load(weight_scale_ptr + outputs, mask=is_output, other=0.0)
+        sums = sums * token_scale[:, None] * row_scale[None, :]
+    if bias_ptr is not None:
+        # Only one part of the sum includes the bias.
+        is_added = is_output & (gl.program_id(1) == 0)
+        sums += gl.load(bias_ptr + outputs, mask=is_added, other=0.0).to(gl.float32)[None, :]
+    if SPLITS > 1:
+        output_ptr += gl.program_id(1).to(gl.int64) * num_tokens * NUM_OUTPUTS
+    values = sums.to(output_ptr.dtype.element_ty)
+    _store(values, output_ptr, token, output, num_tokens, NUM_OUTPUTS)
+
+
+@gluon.jit
+def _finish_gated(
+    gate, up, operands, token, output, num_tokens,
+    NUM_OUTPUTS: gl.constexpr, BLOCKED: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Stores silu(gate) * up, with the roundings to DTYPE of a launch of its own, then to FP8.
+
+    FP8 numbers would enlarge the difference that a rounding less makes.
+    """
+    x_scale_ptr, weight_scale_ptr, _, output_ptr, output_scale_ptr = operands
+    layout: gl.constexpr = gate.type.layout
+    tokens = token + gl.arange(0, gate.shape[0], gl.SliceLayout(1, layout))
+    is_token = tokens < num_tokens
+    if not BLOCKED:
+        outputs = output + gl.arange(0, gate.shape[1], gl.SliceLayout(0, layout))
+        is_output = outputs < NUM_OUTPUTS
+        token_scale = gl.load(x_scale_ptr + tokens, mask=is_token, other=0.0)[:, None]
+        row_scales = weight_scale_ptr + outputs
+        gate *= token_scale * gl.load(row_scales, mask=is_output, other=0.0)[None, :]
+        up *= token_scale * gl.load(row_scales + NUM_OUTPUTS, mask=is_output, other=0.0)[None, :]
+    gate = gate.to(DTYPE).to(gl.float32)
+    up = up.to(DTYPE).to(gl.float32)
+    values = (gate * (1.0 / (1.0 + gl.exp(-gate))) * up).to(DTYPE)
+    if output_scale_ptr is not None:
+        exact = values.to(gl.float32)
+        amax = gl.max(gl.abs(exact), axis=1)
+        scale = gl.maximum(amax, _SMALLEST_AMAX) / _FP8_MAX
+        scaled = gl.minimum(gl.maximum(exact / scale[:, None], -_FP8_MAX), _FP8_MAX)
+        values = scaled.to(output_ptr.dtype.element_ty)
+        stride = (num_tokens + _TOKEN_ALIGNMENT - 1) // _TOKEN_ALIGNMENT * _TOKEN_ALIGNMENT
+        gl.store(output_scale_ptr + output // _DEPTH * stride + tokens, scale, mask=is_token)
+    _store(values, output_ptr, token, output, num_tokens, NUM_OUTPUTS)
+
+
+@gluon.jit
+def _keep_row_scales(table, scale_ptr, row_block, NUM_BLOCKS: gl.constexpr):
+    """Copies the scales of a block of rows to shared memory."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    blocks = gl.arange(0, table.shape[0], layout)
+    scale_ptr += row_block * NUM_BLOCKS
+    table.store(gl.load(scale_ptr + gl.minimum(blocks, NUM_BLOCKS - 1)))
+
+
+@gluon.jit
+def _multiply_step(
+    sums, left, right, token_scales, table, block, GROUP: gl.constexpr, BLOCKED: gl.constexpr
+):
+    """Adds the product of 128 inputs of this group's tokens, with their scales if BLOCKED."""
+    layout: gl.constexpr = sums.type.layout
+    none = gl.zeros(sums.shape, gl.float32, layout)
+    product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
+    if BLOCKED:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        of_tokens: gl.constexpr = gl.SliceLayout(1, layout)
+        scales = token_scales._reinterpret(gl.float32, [_TOKENS], plain)
+        scales = scales.slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS).load(of_tokens)
+        row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
+        product *= (scales * row_scales.index(block).load(of_tokens))[:, None]
+    return sums + product
+
+
+@gluon.jit
+def _multiply(
+    ring, tables, operands, num_tokens, counts, first_step, GROUP: gl.constexpr,
+    STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_BLOCKS: gl.constexpr, ROWS: gl.constexpr,
+    GATED: gl.constexpr, BLOCKED: gl.constexpr, SPLITS: gl.constexpr, DTYPE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes one group's tokens of all of the program's tiles.
+
+    A tile's rows are one or two times ROWS, each with a product of its own.
+    """
+    weights, xs, scales, full, empty = ring
+    first_table = tables.index(GROUP * 2)
+    second_table = tables.index(GROUP * 2 + 1)
+    SLOTS: gl.constexpr = xs.shape[0]
+    TILE_ROWS: gl.constexpr = weights.shape[1] * weights.shape[2]
+    PRODUCTS: gl.constexpr = TILE_ROWS // ROWS
+    WIDTH: gl.constexpr = TILE_ROWS // (2 if GATED else 1)
+    # Of all rows, gate's and up's.
+    NUM_ROW_BLOCKS: gl.constexpr = (NUM_OUTPUTS * (2 if GATED else 1) + _DEPTH - 1) // _DEPTH
+    SECOND_BLOCK: gl.constexpr = (NUM_OUTPUTS if GATED else ROWS) // _DEPTH
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
+    wait_for_previous(DEPENDENT)
+    slot = 0
+    phase = 0
+    for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
+        row_tile, token_tile = _place(tile, counts)
+        token = token_tile * _TOKENS + GROUP * _GROUP_TOKENS
+        output = row_tile * WIDTH
+        if BLOCKED:
+            row_block = output // _DEPTH
+            _keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
+            row_block = gl.minimum(row_block + SECOND_BLOCK, NUM_ROW_BLOCKS - 1)
+            _keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
+        first = gl.zeros([_GROUP_TOKENS, ROWS], gl.float32, layout)
+        second = first
+        for step in range(STEPS):
+            mbarrier.wait(full.index(slot), phase)
+            left = xs.index(slot).slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS)
+            right = weights.index(slot).reshape([TILE_ROWS, _DEPTH])
+            token_scales = scales.index(slot)
+            # Past the last block inputs are zeros.
+            block = gl.minimum(first_step + step, NUM_BLOCKS - 1)
+            first = _multiply_step(
+                first, left, right.slice(0, ROWS), token_scales, first_table, block, GROUP, BLOCKED
+            )
+            if PRODUCTS == 2:
+                rows = right.slice(ROWS, ROWS)
+                second = _multiply_step(
+                    second, left, rows, token_scales, second_table, block, GROUP, BLOCKED
+                )
+            mbarrier.arrive(empty.index(slot))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                phase ^= 1
+        if GATED:
+            _finish_gated(
+                first, second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, DTYPE
+            )
+        else:
+            _finish(first, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+            if PRODUCTS == 2:
+                output += ROWS
+                _finish(second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+
+
+@gluon.jit(do_not_specialize=["num_tokens"])
+def _wide_fp8_kernel(
+    x, weight, x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr, num_tokens,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, ROWS: gl.constexpr, GATED: gl.constexpr,
+    BLOCKED: gl.constexpr, SPLITS: gl.constexpr, SLOTS: gl.constexpr, DTYPE: gl.constexpr,
+    TABLE_BLOCKS: gl.constexpr, GROUP_REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes tiles of all outputs, over the inputs of one split.
+
+    x_scale: of rows a pointer, of blocks what the copy engine needs.
+    """
+    let_next_start(DEPENDENT)
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + _DEPTH - 1) // _DEPTH
+    STEPS: gl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
+    WIDTH: gl.constexpr = weight.block_shape[1]
+    num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH
+    num_token_tiles = (num_tokens + _TOKENS - 1) // _TOKENS
+    counts = (num_row_tiles, num_token_tiles, num_row_tiles * num_token_tiles)
+    first_step = gl.program_id(1) * STEPS
+    weights = gl.allocate_shared_memory(
+        weight.dtype, [SLOTS, weight.block_shape[0], WIDTH, _DEPTH], weight.layout
+    )
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, _TOKENS, _DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, _TOKENS], _SCALES)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tables = gl.allocate_shared_memory(gl.float32, [4, TABLE_BLOCKS], plain)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=2)
+    fence_async_shared()
+    ring = (weights, xs, scales, full, empty)
+    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr)
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                ring, tables, operands, num_tokens, counts, first_step, 0, STEPS, NUM_OUTPUTS,
+                NUM_BLOCKS, ROWS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
+            )),
+            (_multiply, (
+                ring, tables, operands, num_tokens, counts, first_step, 1, STEPS, NUM_OUTPUTS,
+                NUM_BLOCKS, ROWS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
+            )),
+            (_load, (x, weight, ring, x_scale, counts, first_step, STEPS, BLOCKED, DEPENDENT)),
+        ],
+        [4, 1],
+        [GROUP_REGISTERS, LOAD_REGISTERS],
+    )  # fmt: skip
+
+
+def wide_fp8_linear(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: FP8Tiles,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Computes models.ops.linear.fp8_linear.product_of_rounded.
+
+    K is a multiple of 16.
+
+    Returns:
+        [T, N] of `dtype`; with tiles.splits > 1 its addends, [splits, T, N] float32.
+    """
+    num_tokens, num_outputs = len(rounded), len(weight)
+    shape, parts = (num_tokens, num_outputs), (tiles.splits, num_tokens, num_outputs)
+    if tiles.splits == 1:
+        output = torch.empty(shape, dtype=dtype, device=rounded.device)
+    else:
+        output = torch.empty(parts, dtype=torch.float32, device=rounded.device)
+    _launch(rounded, scale, weight, weight_scale, bias, tiles, output, None, dtype, is_gated=False)
+    return output
+
+
+def gated_fp8_linear(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    tiles: FP8Tiles,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns silu_and_mul(wide_fp8_linear), [T, N / 2] of `dtype`; gate and up share no block."""
+    output = torch.empty(len(rounded), len(weight) // 2, dtype=dtype, device=rounded.device)
+    _launch(rounded, scale, weight, weight_scale, None, tiles, output, None, dtype, is_gated=True)
+    return output
+
+
+def rounded_gated_fp8_linear(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    tiles: FP8Tiles,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns gated_fp8_linear rounded to FP8, and its scales [T, ceil(N / 256)] by block."""
+    num_outputs = len(weight) // 2
+    output = torch.empty(len(rounded), num_outputs, dtype=FP8, device=rounded.device)
+    scales = empty_token_scales(len(rounded), -(-num_outputs // BLOCK), rounded.device)
+    _launch(rounded, scale, weight, weight_scale, None, tiles, output, scales, dtype, is_gated=True)
+    return output, scales
+
+
+def _launch(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: FP8Tiles,
+    output: torch.Tensor,
+    output_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    is_gated: bool,
+) -> None:
+    num_tokens, num_inputs = rounded.shape
+    halves = 2 if is_gated else 1
+    num_outputs = len(weight) // halves
+    rows = tiles.rows * tiles.products // halves
+    is_blocked = is_by_block(weight, weight_scale)
+    launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
+    num_tiles = -(-num_outputs // rows) * -(-num_tokens // _TOKENS.value)
+    shape, strides = [halves, num_outputs, num_inputs], [num_outputs * num_inputs, num_inputs, 1]
+    tile = [halves, rows, _DEPTH.value]
+    launch(
+        (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
+        TensorDescriptor(
+            rounded, [*rounded.shape], [num_inputs, 1], [_TOKENS.value, _DEPTH.value], _MATRIX
+        ),
+        TensorDescriptor(weight, shape, strides, tile, _HALVES),
+        _described(scale) if is_blocked else scale,
+        weight_scale, bias, output, output_scale, num_tokens,
+    )  # fmt: skip
+
+
+def _described(scale: torch.Tensor) -> TensorDescriptor:
+    """Describes the scales of empty_token_scales to the copy engine, a block's of 128 tokens."""
+    (num_tokens, num_blocks), stride = scale.shape, scale.stride(1)
+    tile = [1, _TOKENS.value]
+    return TensorDescriptor(scale.t(), [num_blocks, num_tokens], [stride, 1], tile, _SCALES.value)
+
+
+@lru_cache
+def _launcher(
+    num_outputs: int,
+    num_inputs: int,
+    is_gated: bool,
+    is_blocked: bool,
+    tiles: FP8Tiles,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Launch:
+    group_registers, load_registers = _REGISTERS
+    num_blocks = -(-num_inputs // BLOCK)
+    return Launch(
+        _wide_fp8_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, ROWS=tiles.rows,
+        GATED=is_gated, BLOCKED=is_blocked, SPLITS=tiles.splits, SLOTS=tiles.slots,
+        DTYPE=_DTYPES[dtype], TABLE_BLOCKS=triton.next_power_of_2(num_blocks),
+        GROUP_REGISTERS=group_registers, LOAD_REGISTERS=load_registers,
+        num_warps=4, **launch_options(device),
+    )  # fmt: skip
