@@ -9,6 +9,10 @@ from services.frontend.engine_client.prefix_keys import compact_keys
 
 MAX_ROUTED_BLOCKS = 1024
 """Leading blocks of a prompt compared with cached prefixes, about 1 ms of hashing."""
+COMPUTED_COST = 4
+"""Work of an uncached prompt token, which is computed, then held. One held for 250 decode steps
+costs a third of one computed (Qwen3-8B on an H200). With 2, conversations leave their engines too
+readily; with 5, loads grow uneven (docs/scale.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +25,11 @@ class Choice:
 
 
 def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
-    """Returns the engine with the least work: tokens to compute plus tokens held afterwards.
+    """Returns the engine with the least work.
 
-    An uncached prompt token counts in both. Ties go to the engine that has waited longest. Source
-    of the sum: the cost function of NVIDIA Dynamo's KV-aware router.
+    That is the tokens it holds, and COMPUTED_COST times those of the prompt that it must compute.
+    Ties go to the engine that has waited longest. Source of the sum: the cost function of NVIDIA
+    Dynamo's KV-aware router.
     """
     num_tokens = len(request.prompt_token_ids) // 4
     keys_by_size = {
@@ -40,7 +45,8 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
 
     def work(engine: EngineClient) -> tuple[bool, float, float]:
         num_held = _block_size(engine) * engine.view.num_load_blocks
-        return engine.view.is_stalled, num_held + 2 * num_missing(engine), engine.last_sent_s
+        num_computed = COMPUTED_COST * num_missing(engine)
+        return engine.view.is_stalled, num_held + num_computed, engine.last_sent_s
 
     engine = min(engines, key=work)
     size = _block_size(engine)

@@ -92,14 +92,16 @@ async def test_the_engine_with_the_prefix_is_chosen():
         assert (len(cold.submits), len(warm.submits)) == (0, 3)
 
 
-async def test_a_prefix_is_worth_no_more_than_the_tokens_it_saves():
+@pytest.mark.parametrize(("num_blocks", "is_warm"), [(12, True), (20, False)])
+async def test_a_prefix_is_worth_four_times_the_tokens_it_saves(num_blocks, is_warm):
     cold = FakeEngine()
-    warm = FakeEngine(engine_id="engine-2", prefixes=prefixes(PROMPT), load={"num_used_blocks": 50})
+    load = {"num_used_blocks": num_blocks}
+    warm = FakeEngine(engine_id="engine-2", prefixes=prefixes(PROMPT), load=load)
     async with cold, warm, frontend_stack(cold, warm) as stack:
         await knows_prefixes(stack)
-        await heard(stack, num_used_blocks=50)
+        await heard(stack, **load)
         await ask(stack)
-        assert (len(cold.submits), len(warm.submits)) == (1, 0)
+        assert (len(cold.submits), len(warm.submits)) == (not is_warm, is_warm)
 
 
 async def test_a_prefix_under_another_salt_is_none():
