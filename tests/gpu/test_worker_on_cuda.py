@@ -109,7 +109,7 @@ def test_the_worker_process_sizes_its_cache_and_runs_ahead(folder):
 
 async def run_ahead(folder):
     free, total = torch.cuda.mem_get_info()
-    utilization = min(0.98, 1.1 - free / total)  # of other processes, and a tenth
+    utilization = min(0.98, 1.25 - free / total)  # of other processes, which may grow
     config = EngineConfig.from_flags(
         model=folder,
         device="cuda",
