@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
-from models.ops.operands.token_scales import TOKEN_ALIGNMENT, empty_token_scales
+from models.number_formats import BLOCK, FP8
+from models.ops.operands.token_scales import empty_token_scales
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -32,34 +32,21 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS, FP8Tiles
+from models.ops.triton.linear.wide_fp8_results import store_gated, store_sums
 
 _DEPTH = gl.constexpr(BLOCK)
 """Inputs of a tile: those of one scale, and 128 bytes."""
 _GROUP_TOKENS = gl.constexpr(64)
 _TOKENS = gl.constexpr(128)
 """Tokens of a tile, for two warp groups."""
-_NEIGHBOURS = gl.constexpr(8)
-"""Tiles of tokens that are multiplied with the same weights at the same time."""
-_FP8_MAX = gl.constexpr(FP8_MAX)
-_SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
-_TOKEN_ALIGNMENT = gl.constexpr(TOKEN_ALIGNMENT)
 _REGISTERS = (232, 40)
 """Of a thread of the second group, and of the warp that loads."""
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
 _MATRIX = gl.NVMMASharedLayout(128, 8, rank=2)
 _HALVES = gl.NVMMASharedLayout(128, 8, rank=3)
-
-
-@gluon.jit
-def _place(tile, counts):
-    """Returns a tile's row and column among the tiles of rows and of tokens."""
-    num_row_tiles, num_token_tiles, _ = counts
-    first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
-    width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
-    within = tile - num_row_tiles * first
-    return within // width, first + within % width
 
 
 @gluon.jit
@@ -80,7 +67,7 @@ def _load(
     phase = 1
     is_first = True
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
-        row_tile, token_tile = _place(tile, counts)
+        row_tile, token_tile = place_of(tile, counts)
         for step in range(STEPS):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
@@ -100,79 +87,6 @@ def _load(
             if slot == SLOTS:
                 slot = 0
                 phase ^= 1
-
-
-@gluon.jit
-def _store(values, output_ptr, first_token, first_output, num_tokens, NUM_OUTPUTS: gl.constexpr):
-    """Stores [tokens, outputs] to an output [T, N]."""
-    WIDTH: gl.constexpr = values.shape[1]
-    THREADS: gl.constexpr = min(32, WIDTH // 8)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
-    values = gl.convert_layout(values, layout)
-    tokens = first_token + gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
-    outputs = first_output + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
-    is_stored = (tokens < num_tokens)[:, None] & (outputs < NUM_OUTPUTS)[None, :]
-    at = tokens.to(gl.int64)[:, None] * NUM_OUTPUTS + outputs[None, :]
-    gl.store(output_ptr + at, values, mask=is_stored)
-
-
-@gluon.jit
-def _finish(
-    sums, operands, token, output, num_tokens,
-    NUM_OUTPUTS: gl.constexpr, BLOCKED: gl.constexpr, SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Scales sums by row, if blocks were not scaled before, and adds the bias; then stores them."""
-    x_scale_ptr, weight_scale_ptr, bias_ptr, output_ptr, _ = operands
-    layout: gl.constexpr = sums.type.layout
-    outputs = output + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
-    is_output = outputs < NUM_OUTPUTS
-    if not BLOCKED:
-        tokens = token + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
-        token_scale = gl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)
-        row_scale = gl.load(weight_scale_ptr + outputs, mask=is_output, other=0.0)
-        sums = sums * token_scale[:, None] * row_scale[None, :]
-    if bias_ptr is not None:
-        # Only one part of the sum includes the bias.
-        is_added = is_output & (gl.program_id(1) == 0)
-        sums += gl.load(bias_ptr + outputs, mask=is_added, other=0.0).to(gl.float32)[None, :]
-    if SPLITS > 1:
-        output_ptr += gl.program_id(1).to(gl.int64) * num_tokens * NUM_OUTPUTS
-    values = sums.to(output_ptr.dtype.element_ty)
-    _store(values, output_ptr, token, output, num_tokens, NUM_OUTPUTS)
-
-
-@gluon.jit
-def _finish_gated(
-    gate, up, operands, token, output, num_tokens,
-    NUM_OUTPUTS: gl.constexpr, BLOCKED: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
-    """Stores silu(gate) * up, with the roundings to DTYPE of a launch of its own, then to FP8.
-
-    FP8 numbers would enlarge the difference that a rounding less makes.
-    """
-    x_scale_ptr, weight_scale_ptr, _, output_ptr, output_scale_ptr = operands
-    layout: gl.constexpr = gate.type.layout
-    tokens = token + gl.arange(0, gate.shape[0], gl.SliceLayout(1, layout))
-    is_token = tokens < num_tokens
-    if not BLOCKED:
-        outputs = output + gl.arange(0, gate.shape[1], gl.SliceLayout(0, layout))
-        is_output = outputs < NUM_OUTPUTS
-        token_scale = gl.load(x_scale_ptr + tokens, mask=is_token, other=0.0)[:, None]
-        row_scales = weight_scale_ptr + outputs
-        gate *= token_scale * gl.load(row_scales, mask=is_output, other=0.0)[None, :]
-        up *= token_scale * gl.load(row_scales + NUM_OUTPUTS, mask=is_output, other=0.0)[None, :]
-    gate = gate.to(DTYPE).to(gl.float32)
-    up = up.to(DTYPE).to(gl.float32)
-    values = (gate * (1.0 / (1.0 + gl.exp(-gate))) * up).to(DTYPE)
-    if output_scale_ptr is not None:
-        exact = values.to(gl.float32)
-        amax = gl.max(gl.abs(exact), axis=1)
-        scale = gl.maximum(amax, _SMALLEST_AMAX) / _FP8_MAX
-        scaled = gl.minimum(gl.maximum(exact / scale[:, None], -_FP8_MAX), _FP8_MAX)
-        values = scaled.to(output_ptr.dtype.element_ty)
-        stride = (num_tokens + _TOKEN_ALIGNMENT - 1) // _TOKEN_ALIGNMENT * _TOKEN_ALIGNMENT
-        gl.store(output_scale_ptr + output // _DEPTH * stride + tokens, scale, mask=is_token)
-    _store(values, output_ptr, token, output, num_tokens, NUM_OUTPUTS)
 
 
 @gluon.jit
@@ -228,7 +142,7 @@ def _multiply(
     slot = 0
     phase = 0
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
-        row_tile, token_tile = _place(tile, counts)
+        row_tile, token_tile = place_of(tile, counts)
         token = token_tile * _TOKENS + GROUP * _GROUP_TOKENS
         output = row_tile * WIDTH
         if BLOCKED:
@@ -259,14 +173,16 @@ def _multiply(
                 slot = 0
                 phase ^= 1
         if GATED:
-            _finish_gated(
+            store_gated(
                 first, second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, DTYPE
             )
         else:
-            _finish(first, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+            store_sums(first, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
             if PRODUCTS == 2:
                 output += ROWS
-                _finish(second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+                store_sums(
+                    second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS
+                )
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])

@@ -25,26 +25,15 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
 _DEPTH = gl.constexpr(64)
 """Inputs of a tile: 128 bytes, the widest pattern that tensor cores read without conflicts."""
-_NEIGHBOURS = gl.constexpr(8)
-"""Tiles of tokens that are multiplied with the same weights at the same time."""
 _REGISTERS = {1: 0, 2: 248, 3: 168}
 """Registers of a thread by warp groups of a program; one group is not specialised."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
 _PAIRS = gl.NVMMASharedLayout(128, 16, rank=4)
-
-
-@gluon.jit
-def _place(tile, counts):
-    """Returns a tile's row and column among the tiles of rows and of tokens."""
-    num_row_tiles, num_token_tiles, _ = counts
-    first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
-    width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
-    within = tile - num_row_tiles * first
-    return within // width, first + within % width
 
 
 @gluon.jit
@@ -75,7 +64,7 @@ def _load_tokens(x, ring, slot, token_tile, depth):
 def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
     """Starts loading the first slots; weights come before the wait, as no kernel writes them."""
     weight, x, ring, _, _, counts, first_depth = work
-    row_tile, token_tile = _place(gl.program_id(0), counts)
+    row_tile, token_tile = place_of(gl.program_id(0), counts)
     for slot in gl.static_range(SLOTS):
         _load_weight(weight, ring, slot, row_tile, first_depth + slot * _DEPTH)
     wait_for_previous(DEPENDENT)
@@ -89,7 +78,7 @@ def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
     weight, x, ring, _, _, counts, first_depth = work
     mbarrier.wait(ring[3].index(slot), phase)
     if tile < counts[2]:
-        row_tile, token_tile = _place(tile, counts)
+        row_tile, token_tile = place_of(tile, counts)
         depth = first_depth + step * _DEPTH
         _load_weight(weight, ring, slot, row_tile, depth)
         _load_tokens(x, ring, slot, token_tile, depth)
@@ -183,7 +172,7 @@ def _multiply(
         mbarrier.arrive(empty.index(last))
         if GROUP == 0:
             next_tile, next_step = _refill(work, last, last_phase, next_tile, next_step, STEPS)
-        row_tile, token_tile = _place(tile, counts)
+        row_tile, token_tile = place_of(tile, counts)
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
         if GATED:

@@ -1,0 +1,17 @@
+"""The order of the tiles of products of many tokens."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+_NEIGHBOURS = gl.constexpr(8)
+"""Tiles of tokens that are multiplied with the same weights at the same time."""
+
+
+@gluon.jit
+def place_of(tile, counts):
+    """Returns a tile's row and column among the tiles of rows and of tokens."""
+    num_row_tiles, num_token_tiles, _ = counts
+    first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
+    width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
+    within = tile - num_row_tiles * first
+    return within // width, first + within % width
