@@ -153,9 +153,7 @@ def wide_fp8_tiles(
 
     may_split: the caller takes addends.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
-        return None
-    if num_inputs % COPY_ALIGNMENT:
+    if torch.cuda.get_device_capability(device) != HOPPER or num_inputs % COPY_ALIGNMENT:
         return None
     if is_gated:
         return _FP8_TWO_PRODUCTS

@@ -21,10 +21,13 @@ import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.number_formats import FP8
 from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.ops.triton.communication.exchange import launcher
+from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.linear.packed_linear import packed_linear
+from models.ops.triton.linear.fp8_linear import fp8_block_linear
 from models.ops.operands.packed_weights import quantize_packed
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
@@ -50,8 +53,13 @@ def summed():
 def packed_products():
     for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
         weight = quantize_packed(torch.zeros(256, 1024), group, **options)
-        for num_tokens in (1, 64, 200):
+        for num_tokens in (1, 64, 200, 700):
             packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
+
+def on_other_gpus():
+    rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
+    weight = torch.zeros(200, 96).to(FP8)
+    fp8_block_linear(*rounded, weight, torch.zeros(2, 1), None, torch.bfloat16)
 
 load_kernel_functions()
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
@@ -101,7 +109,7 @@ with absent_gpu():
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, summed, packed_products])
+        | found_in([fused, summed, packed_products, on_other_gpus])
     )
     use_batch_invariance(is_on=True)
     builds |= (
