@@ -152,7 +152,9 @@ async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expecte
 
 
 def test_the_command_reports_how_many_drafts_are_accepted(folder):
-    with start_engine(model=folder, **LIMITS, num_speculative_tokens=2) as engine:
+    with start_engine(
+        model=folder, **LIMITS, num_speculative_tokens=2, min_speculative_tokens=2
+    ) as engine:
 
         async def some():
             async with engine_stub(engine.address) as stub:
