@@ -50,9 +50,7 @@ def rounded_product(
     is_blocked = is_by_block(weight, weight_scale)
     if not has_kernels(x.device):
         return _reference(x, weight, weight_scale, bias, is_blocked=is_blocked)
-    from models.ops.triton.linear import fp8_linear as kernel
-
-    rounded = kernel.quantize(x, BLOCK if is_blocked else x.shape[-1], is_transposed=True)
+    rounded = rounded_for(x, weight, weight_scale)
     return product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype, may_split=may_split)
 
 
@@ -63,12 +61,23 @@ def gated_rounded_product(
     weight_scale: torch.Tensor,
 ) -> torch.Tensor:
     """Returns silu_and_mul(rounded_product), [T, N / 2], on a GPU."""
+    rounded = rounded_for(x, weight, weight_scale)
+    return gated_product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype)
+
+
+def rounded_for(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds x [T, K] for the product with an FP8 weight, on a GPU.
+
+    Returns:
+        [T, K] FP8 and its scales, as empty_token_scales lays them out.
+    """
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear import fp8_linear as kernel
 
     group_size = BLOCK if is_by_block(weight, weight_scale) else x.shape[-1]
-    rounded = kernel.quantize(x, group_size, is_transposed=True)
-    return gated_product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype)
+    return kernel.quantize(x, group_size, is_transposed=True)
 
 
 def product_of_rounded(

@@ -7,12 +7,15 @@ import functools
 
 import torch
 
-from models.number_formats import BLOCK
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
-from models.ops.linear.fp8_linear import product_of_rounded, rounded_gated_product
+from models.ops.linear.fp8_linear import (
+    product_of_rounded,
+    rounded_for,
+    rounded_gated_product,
+)
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
 from models.ops.moe.moe import fused_moe
@@ -91,12 +94,7 @@ def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor
     if scale is None or down_scale is None or not rounds:
         inner = gated_linear(hidden, weight, bias, scale)
         return linear(inner, down_weight, down_bias, down_scale)
-    # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear.fp8_linear import quantize
-
-    group_size = BLOCK if is_by_block(weight, scale) else hidden.shape[1]
-    rounded = quantize(hidden, group_size, is_transposed=True)
-    operands = (*rounded, weight, scale, bias, hidden.dtype)
+    operands = (*rounded_for(hidden, weight, scale), weight, scale, bias, hidden.dtype)
     gated = rounded_gated_product(*operands, is_blocked=is_by_block(down_weight, down_scale))
     return product_of_rounded(*gated, down_weight, down_scale, down_bias, hidden.dtype)
 

@@ -110,9 +110,13 @@ def invariant_wide_tiles(num_tokens: int, splits: int) -> WideTiles:
     return replace(tiles, splits=splits)
 
 
+FP8_TOKENS = 128
+"""Tokens of a tile of FP8 activations, for two warp groups."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FP8Tiles:
-    """Tiles of a product of activations and weights that are both FP8, of 128 tokens.
+    """Tiles of a product of activations and weights that are both FP8, of FP8_TOKENS tokens.
 
     rows: of the weight in one product of the tensor cores, 64 or 128.
     products: products of a tile, 1 or 2, each with as many rows.
@@ -133,7 +137,6 @@ _FP8_WAVE_COST = {
 }
 """Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
 more with those by block, whose sums leave too few registers."""
-_FP8_TOKENS = 128
 
 
 @lru_cache(maxsize=1024)
@@ -157,7 +160,7 @@ def wide_fp8_tiles(
         return None
     if is_gated:
         return _FP8_TWO_PRODUCTS
-    num_token_tiles = -(-num_tokens // _FP8_TOKENS)
+    num_token_tiles = -(-num_tokens // FP8_TOKENS)
 
     def count(tiles: FP8Tiles) -> int:
         return num_token_tiles * -(-num_outputs // (tiles.rows * tiles.products))

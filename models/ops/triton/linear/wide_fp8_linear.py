@@ -33,14 +33,13 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.tile_order import place_of
-from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS, FP8Tiles
+from models.ops.triton.linear.wide_configurations import FP8_TOKENS, MULTIPROCESSORS, FP8Tiles
 from models.ops.triton.linear.wide_fp8_results import store_gated, store_sums
 
 _DEPTH = gl.constexpr(BLOCK)
 """Inputs of a tile: those of one scale, and 128 bytes."""
 _GROUP_TOKENS = gl.constexpr(64)
-_TOKENS = gl.constexpr(128)
-"""Tokens of a tile, for two warp groups."""
+_TOKENS = gl.constexpr(FP8_TOKENS)
 _REGISTERS = (232, 40)
 """Of a thread of the second group, and of the warp that loads."""
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
@@ -312,13 +311,13 @@ def _launch(
     rows = tiles.rows * tiles.products // halves
     is_blocked = is_by_block(weight, weight_scale)
     launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
-    num_tiles = -(-num_outputs // rows) * -(-num_tokens // _TOKENS.value)
+    num_tiles = -(-num_outputs // rows) * -(-num_tokens // FP8_TOKENS)
     shape, strides = [halves, num_outputs, num_inputs], [num_outputs * num_inputs, num_inputs, 1]
-    tile = [halves, rows, _DEPTH.value]
+    tile = [halves, rows, BLOCK]
     launch(
         (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
         TensorDescriptor(
-            rounded, [*rounded.shape], [num_inputs, 1], [_TOKENS.value, _DEPTH.value], _MATRIX
+            rounded, [*rounded.shape], [num_inputs, 1], [FP8_TOKENS, BLOCK], _MATRIX
         ),
         TensorDescriptor(weight, shape, strides, tile, _HALVES),
         _described(scale) if is_blocked else scale,
@@ -329,7 +328,7 @@ def _launch(
 def _described(scale: torch.Tensor) -> TensorDescriptor:
     """Describes the scales of empty_token_scales to the copy engine, a block's of 128 tokens."""
     (num_tokens, num_blocks), stride = scale.shape, scale.stride(1)
-    tile = [1, _TOKENS.value]
+    tile = [1, FP8_TOKENS]
     return TensorDescriptor(scale.t(), [num_blocks, num_tokens], [stride, 1], tile, _SCALES.value)
 
 
