@@ -96,7 +96,7 @@ class DecoderLayer(nn.Module):
         is_scaled = self._scale != 1.0
         o_proj = cast("RowParallelLinear", self.self_attn.o_proj)
         if o_proj.is_summed and not is_scaled:
-            return {"all_reduce_norm"}
+            return {"all_reduce_norm", "sequence_parallel"}
         if is_scaled or not o_proj.is_one_product:
             return {"residual_norm"}
         is_dense = isinstance(self.mlp, GatedMLP) and not self.mlp.has_packed_weights

@@ -10,9 +10,11 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""torch 2.13 has given it another name."""
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""torch 2.13 has given both other names."""
 
 _handles: dict[str, dist.ProcessGroup] = {}
 
@@ -84,9 +86,21 @@ def num_ranks(group: str) -> int:
     return dist.get_world_size(_handles.get(group))
 
 
+def own_rows(num_rows: int, group: str) -> slice:
+    """Returns this rank's share of rows; all shares but the last ones are equally large."""
+    size = -(-num_rows // num_ranks(group))
+    rank = dist.get_rank(_handles.get(group))
+    return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
+
+
 def num_issued() -> int:
     """Returns how many collectives this process has begun."""
     return _counts["issued"]
+
+
+def reaches_other_ranks() -> bool:
+    """Returns whether this thread's collectives include the other ranks."""
+    return not _silence.is_on
 
 
 @contextlib.contextmanager
@@ -121,6 +135,31 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
         return
     with begun():
         _gather(stacked.flatten(0, 1), tensor, group=_handles.get(group))
+
+
+def reduce_scatter_rows(x: torch.Tensor, group: str) -> torch.Tensor:
+    """Returns this rank's rows, those of `own_rows`, of the sum of all ranks' x [T, H]."""
+    own = own_rows(x.shape[0], group)
+    padded = _padded(x, -(-x.shape[0] // num_ranks(group)) * num_ranks(group))
+    share = x.new_empty((padded.shape[0] // num_ranks(group), *x.shape[1:]))
+    with begun():
+        _reduce_scatter(share, padded.contiguous(), group=_handles.get(group))
+    return share[: own.stop - own.start]
+
+
+def all_gather_rows(rows: torch.Tensor, num_rows: int, group: str) -> torch.Tensor:
+    """Returns all [num_rows, H] rows, of which each rank has those of `own_rows`."""
+    size = num_ranks(group)
+    share = _padded(rows, -(-num_rows // size)).contiguous()
+    stacked = share.new_empty((size, *share.shape))
+    gather_into(stacked, share, group)
+    return stacked.flatten(0, 1)[:num_rows]
+
+
+def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Returns x [T, H] with zeros after it, if it has fewer rows."""
+    missing = num_rows - x.shape[0]
+    return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def begin_send(tensor: torch.Tensor, group: str) -> dist.Work | None:

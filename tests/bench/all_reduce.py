@@ -1,4 +1,7 @@
-"""Times the fused all-reduce with residual and norm against NCCL and add_rms_norm.
+"""Times the fused all-reduce with residual and norm against NCCL's sums.
+
+NCCL's sum of all rows on each rank comes with add_rms_norm; its sum of a share of them with the
+norm of the share and a gather, as the pass sequence_parallel has it.
 
     python -m tests.bench.all_reduce [--ranks 2] [--json out.json]
 
@@ -23,11 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from models.ops.communication import sequence_parallel_norm
 from models.ops.communication.all_reduce_norm import ordered_sum_norm
 from models.ops.elementwise.rms_norm import add_rms_norm
 
 HIDDEN_SIZES = (2048, 4096, 8192)
-ROWS = (1, 8, 32, 64, 128, 256, 1024, 2048)
+ROWS = (1, 8, 32, 64, 128, 256, 1024, 2048, 8192)
 CALLS = 50
 EPS = 1e-6
 
@@ -75,9 +79,13 @@ def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
         dist.all_reduce(summed)
         add_rms_norm(summed, residual, weight, EPS)
 
+    def shared() -> None:
+        sequence_parallel_norm.sequence_parallel_norm(summed, residual, weight, EPS, "all")
+
     figures = {
         "fused_us": microseconds(lambda: fused.add_norm(x, residual, weight, EPS)),
         "nccl_us": microseconds(nccl),
+        "shared_us": microseconds(shared),
         "is_exact": is_exact,
         "is_two_shot": fused.is_two_shot(num_rows),
     }
@@ -94,6 +102,7 @@ def run(rank: int, size: int, meeting: str, output: Path | None) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{meeting}", rank=rank, world_size=size, device_id=device
     )
+    sequence_parallel_norm.SHARE_BYTES = 1
     results, fused, width = [], None, 0
     for hidden, num_rows in product(HIDDEN_SIZES, ROWS):
         if width != hidden:
@@ -111,8 +120,8 @@ def run(rank: int, size: int, meeting: str, output: Path | None) -> None:
             ways = "two-shot" if figures["is_two_shot"] else "one-shot"
             print(
                 f"{num_rows:5} x {hidden:5}  fused {figures['fused_us']:8.2f} us ({ways})  "
-                f"NCCL and norm {figures['nccl_us']:8.2f} us"
-                + ("" if figures["is_exact"] else "  WRONG"),
+                f"NCCL and norm {figures['nccl_us']:8.2f} us, of shares "
+                f"{figures['shared_us']:8.2f} us" + ("" if figures["is_exact"] else "  WRONG"),
                 flush=True,
             )
     if rank == 0 and output is not None:

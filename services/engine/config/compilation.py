@@ -136,6 +136,8 @@ class CompilationConfig(ConfigSection):
         names = set(self.passes) - set(self.disable_pass)
         if self.max_num_streams == 1:
             names.discard("multi_stream")
+        if "all_reduce_norm" not in names:
+            names.discard("sequence_parallel")
         return tuple(name for name in PASS_NAMES if name in names)
 
     def graph_mode(self, device_type: str) -> CUDAGraphMode:

@@ -11,6 +11,7 @@ PassName = Literal[
     "residual_norm",
     "norm_linear",
     "norm_quant",
+    "sequence_parallel",
     "activation_quant",
     "qk_norm_rope_cache",
     "clean_up",

@@ -12,6 +12,7 @@ from services.engine.compilation.passes.norm_linear import NormLinearPass
 from services.engine.compilation.passes.norm_quant import NormQuantPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
+from services.engine.compilation.passes.sequence_parallel import SequenceParallelPass
 from services.engine.config.compilation import CompilationConfig
 
 
@@ -26,6 +27,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         ResidualNormPass(),
         NormLinearPass(),
         NormQuantPass(),
+        SequenceParallelPass(),
         ActivationQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),

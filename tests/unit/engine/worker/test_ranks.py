@@ -132,6 +132,28 @@ async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
         assert stats.graphs.pass_matches["all_reduce_norm"] > 0
 
 
+@pytest.mark.parametrize(
+    ("level", "layout"),
+    [
+        (2, {"tensor_parallel_size": 2, "cudagraph_mode": "full"}),
+        (3, {"tensor_parallel_size": 2}),
+        (3, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "cudagraph_mode": "none"}),
+    ],
+    ids=["whole", "pieces", "stages"],
+)
+async def test_ranks_that_share_rows_give_the_tokens_of_one(tmp_path, monkeypatch, level, layout):
+    reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=4)
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    use_odd_ranks(monkeypatch, odd_rank.shares_rows, *range(4))
+    flags = GRAPHS | {"compilation_level": level, "use_inductor": False} | layout
+    async with ranks_core(ranks_config(tmp_path, max_num_batched_tokens=11, **flags)) as ranks:
+        for _ in range(2):
+            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        stats = ranks.core.stats()
+    assert not any(figures.fault for figures in stats.graphs.figures)
+    assert stats.graphs.pass_matches["sequence_parallel"] > 0
+
+
 async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):
     write_checkpoint(tmp_path, "gpt_oss")
     sampling = [

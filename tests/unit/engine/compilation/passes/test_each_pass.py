@@ -35,7 +35,9 @@ FOUND = {
     "qk_norm_rope_cache": 0,
     "clean_up": 0,
 }
-"""Matches of each pass alone in a Block."""
+"""Matches of each pass alone in a Block; sequence_parallel never runs alone."""
+
+assert FOUND.keys() | {"sequence_parallel"} == {*PASS_NAMES}
 
 
 @support_torch_compile()
@@ -78,7 +80,7 @@ class Block(nn.Module):
         return functional.rms_norm(x, self.norms[3].shape, self.norms[3], EPS)
 
 
-@pytest.mark.parametrize("name", PASS_NAMES)
+@pytest.mark.parametrize("name", FOUND)
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_a_pass_alone_changes_no_result(name, data):

@@ -42,6 +42,11 @@ def test_one_stream_leaves_multi_stream_out():
     assert "multi_stream" not in selected(max_num_streams=1)
 
 
+def test_without_fused_sums_there_is_no_sequence_parallel():
+    names = selected(disable_pass=["all_reduce_norm"])
+    assert not {"all_reduce_norm", "sequence_parallel"} & {*names}
+
+
 def test_an_unknown_pass_is_refused():
     with pytest.raises(ValueError, match="norm_linear"):
         EngineConfig.from_flags(disable_pass=["nothing"])

@@ -13,7 +13,6 @@ from tests.support.random_checkpoints import write_checkpoint
 
 TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
 OF_TWO = ParallelGroup(rank=0, size=2)
-PASSES = ("all_reduce_norm", "norm_quant", "residual_norm", "linear_residual")
 # Every layer has two sums over ranks; a norm after the sum itself or a scaled sum is not matched.
 MATCHES = {
     "llama": 4,
@@ -45,11 +44,13 @@ def test_sums_over_ranks_are_fused_in_every_family(variant, tmp_path):
     model = half_of(tmp_path)
     with without_other_ranks():
         matches = compile_at(3)(model).pass_matches
-    assert matches["all_reduce_norm"] == MATCHES[variant]
+    assert matches["all_reduce_norm"] == matches["sequence_parallel"] == MATCHES[variant]
     assert model.expected_passes() <= {name for name, count in matches.items() if count}
 
 
-@pytest.mark.parametrize("disabled", [(), ("norm_quant",), ("all_reduce_norm",)])
+@pytest.mark.parametrize(
+    "disabled", [(), ("norm_quant",), ("all_reduce_norm",), ("sequence_parallel",)]
+)
 def test_norms_of_sums_over_ranks_take_part_in_products_of_8_bits(disabled, tmp_path):
     plain, folder = tmp_path / "plain", tmp_path / "quantized"
     write_checkpoint(plain, "llama", **WIDE | {"intermediate_size": 512, "num_key_value_heads": 4})
@@ -66,4 +67,6 @@ def test_norms_of_sums_over_ranks_take_part_in_products_of_8_bits(disabled, tmp_
     # Two layers have four sums; the last norm comes before the head, which has no FP8 weight.
     assert matches.get("norm_quant", 0) == (0 if "norm_quant" in disabled else 3)
     assert matches.get("all_reduce_norm", 0) == (0 if "all_reduce_norm" in disabled else 4)
+    has_shares = not {"all_reduce_norm", "sequence_parallel"} & {*disabled}
+    assert matches.get("sequence_parallel", 0) == (4 if has_shares else 0)
     assert (logits[0] - logits[1]).norm() <= 0.02 * logits[1].norm()

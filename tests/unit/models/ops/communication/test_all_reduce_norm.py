@@ -1,9 +1,6 @@
 """The sum over ranks with residual and norm: its bits, its fallbacks, and no multicast anywhere."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,11 @@ from models.parallel import collectives
 from models.parallel.collectives import LostPeerError, check_arrivals, without_other_ranks
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import _environment
+from tests.support.gloo_ranks import run_ranks
 
 ROOT = Path(__file__).parents[5]
 EPS = 1e-6
-RANK = """
-import sys
-import torch
-import torch.distributed as dist
+SUMS = """
 from models.ops.communication.all_reduce import all_reduce
 from models.number_formats import FP8
 from models.ops.communication.all_reduce_norm import all_reduce_norm
@@ -31,8 +26,6 @@ from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear.linear import linear
 
-rank, size, meeting, output = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
 weight = torch.linspace(0.5, 2, 24)
 product = torch.linspace(-2, 2, 16 * 24).view(16, 24).to(FP8)
 scale = torch.linspace(0.5, 1, 16).view(16, 1)
@@ -54,8 +47,6 @@ for num_rows in (1, 5, 300):
         expected = linear(rms_norm(total, weight, 1e-6), product, None, scale)
         assert torch.equal(stream, total)
         assert torch.equal(fused, silu_and_mul(expected) if is_gated else expected)
-torch.save(results, output)
-dist.destroy_process_group()
 """
 
 
@@ -77,21 +68,7 @@ class Late:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_ranks_get_the_bits_of_the_separate_operators(tmp_path, size):
-    outputs = [tmp_path / f"{rank}.pt" for rank in range(size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(size), str(tmp_path / "meeting"), output],
-            cwd=ROOT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    try:
-        assert [each.wait(timeout=120) for each in ranks] == [0] * size
-    finally:
-        for each in ranks:
-            each.kill()
-    first, *others = (torch.load(output) for output in outputs)
+    first, *others = run_ranks(SUMS, size, tmp_path)
     for other in others:
         for pairs in zip(first, other, strict=True):
             assert all(map(torch.equal, *pairs))
