@@ -140,11 +140,30 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
 def reduce_scatter_rows(x: torch.Tensor, group: str) -> torch.Tensor:
     """Returns this rank's rows, those of `own_rows`, of the sum of all ranks' x [T, H]."""
     own = own_rows(x.shape[0], group)
-    padded = _padded(x, -(-x.shape[0] // num_ranks(group)) * num_ranks(group))
+    padded = in_shares(x, group).flatten(0, 1)
     share = x.new_empty((padded.shape[0] // num_ranks(group), *x.shape[1:]))
     with begun():
-        _reduce_scatter(share, padded.contiguous(), group=_handles.get(group))
+        _reduce_scatter(share, padded, group=_handles.get(group))
     return share[: own.stop - own.start]
+
+
+def begin_reduce_scatter(share: torch.Tensor, x: torch.Tensor, group: str) -> dist.Work:
+    """Begins to fill this rank's share [S, H] of the sum of all ranks' x [ranks * S, H].
+
+    Returns:
+        The collective; `finish` it before either tensor is used again.
+    """
+    with begun():
+        work: dist.Work | None = _reduce_scatter(share, x, group=_handles.get(group), async_op=True)
+        assert work is not None, "this rank is of the group"
+        return work
+
+
+def in_shares(x: torch.Tensor, group: str) -> torch.Tensor:
+    """Returns rows x [T, H] by rank, [ranks, S, H], contiguous, with zeros after the last row."""
+    size = num_ranks(group)
+    num_rows = -(-x.shape[0] // size) * size
+    return _padded(x, num_rows).contiguous().view(size, -1, *x.shape[1:])
 
 
 def all_gather_rows(rows: torch.Tensor, num_rows: int, group: str) -> torch.Tensor:

@@ -80,7 +80,7 @@ def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
         add_rms_norm(summed, residual, weight, EPS)
 
     def shared() -> None:
-        sequence_parallel_norm.sequence_parallel_norm(summed, residual, weight, EPS, "all")
+        sequence_parallel_norm.sequence_parallel_norm(summed, residual, weight, EPS, "all", False)
 
     figures = {
         "fused_us": microseconds(lambda: fused.add_norm(x, residual, weight, EPS)),

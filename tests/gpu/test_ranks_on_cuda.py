@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.engine.config.passes import PASS_NAMES
 from tests.support import odd_rank
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
@@ -56,26 +57,33 @@ async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level):
     assert rounds[0] == rounds[1] == rounds[2]
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "fp8"},
+        # Products of other sizes may round otherwise.
+        {"dtype": "float32", "passes": PASS_NAMES},
+    ],
+    ids=["bf16", "fp8", "overlapped"],
+)
 @pytest.mark.parametrize("level", [2, 3])
-async def test_ranks_that_share_rows_give_the_same_tokens(
-    tmp_path, monkeypatch, level, quantization
-):
+async def test_ranks_that_share_rows_give_the_same_tokens(tmp_path, monkeypatch, level, flags):
     write_checkpoint(tmp_path, "qwen3", **SHAPE)
     use_odd_ranks(monkeypatch, odd_rank.shares_rows, 0, 1)
     # More than 64 tokens of a step are rounded before they travel; these 119 do not divide evenly.
     prompts = [*PROMPTS, [(7 * token) % 90 for token in range(102)]]
-    flags = {"compilation_level": level, "tensor_parallel_size": 2, "all_reduce": "nccl"}
-    flags |= {"dtype": "bfloat16", "max_model_len": 128, "max_num_batched_tokens": 128}
+    flags = flags | {"compilation_level": level, "tensor_parallel_size": 2, "all_reduce": "nccl"}
+    flags |= {"max_model_len": 128, "max_num_batched_tokens": 128}
     flags |= {"capture_while_serving": False, "enable_prefix_caching": False}
-    if quantization is not None:
-        flags["quantization"] = quantization
     # The sum of two ranks is the same in any order.
     whole, _, _ = await generated(
         tmp_path, prompts=prompts, num_rounds=1, disable_pass=["sequence_parallel"], **flags
     )
     shared, stats, _ = await generated(tmp_path, prompts=prompts, num_rounds=1, **flags)
-    assert stats.graphs.pass_matches["sequence_parallel"] > 0
+    matches = stats.graphs.pass_matches
+    assert matches["sequence_parallel"] > 0
+    assert ("async_tp" in matches) == ("passes" in flags)
     assert shared == whole
 
 

@@ -32,7 +32,12 @@ Source: SP_MIN_PER_GPU_SIZE_MB for Hopper in vLLM's compilation/passes/fusion.
 
 
 def _sequence_parallel_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: str,
+    is_summed: bool,
 ) -> torch.Tensor:
     """Runs all_reduce_norm; where ranks share the rows, only theirs of the residual are the sum.
 
@@ -42,6 +47,7 @@ def _sequence_parallel_norm(
         weight: [H].
         eps: added to the mean square.
         group: the group's name.
+        is_summed: whether x is of linear_reduce_scatter.
 
     Returns:
         [T, H], the same bits on all ranks.
@@ -49,14 +55,19 @@ def _sequence_parallel_norm(
     if not shares_rows(residual, group):
         return all_reduce_norm(x, residual, weight, eps, group)
     own = residual[current_rows(residual, group)]
-    normed = add_rms_norm(reduce_scatter_rows(x, group), own, weight, eps)
+    normed = add_rms_norm(own_sum(x, group, is_summed=is_summed), own, weight, eps)
     return all_gather_rows(normed, residual.shape[0], group)
 
 
 def _fake_sequence_parallel_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: str,
+    is_summed: bool,
 ) -> torch.Tensor:
-    del x, weight, eps, group
+    del x, weight, eps, group, is_summed
     return residual.new_empty(residual.shape)
 
 
@@ -67,10 +78,16 @@ def _gather_residual(residual: torch.Tensor, group: str) -> None:
         residual.copy_(all_gather_rows(own, residual.shape[0], group))
 
 
+def own_sum(x: torch.Tensor, group: str, *, is_summed: bool) -> torch.Tensor:
+    """Returns this rank's rows of the sum of all ranks' x [T, H], where ranks share them."""
+    return x[current_rows(x, group)] if is_summed else reduce_scatter_rows(x, group)
+
+
 def shares_rows(residual: torch.Tensor, group: str) -> bool:
     """Returns whether each rank computes its share of the rows of a residual stream [T, H].
 
-    The fused kernel needs no library's sum. Batch-invariant sums are added in rank order.
+    The answer is the same for each tensor of the stream's shape and dtype. The fused kernel needs
+    no library's sum, and batch-invariant sums are added in rank order.
     """
     if is_batch_invariant() or not reaches_other_ranks() or fused_sum(group) is not None:
         return False

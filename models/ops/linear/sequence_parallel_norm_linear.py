@@ -8,6 +8,7 @@ import torch
 from models.number_formats import FP8
 from models.ops.communication.sequence_parallel_norm import (
     current_rows,
+    own_sum,
     sequence_parallel_norm,
     shares_rows,
 )
@@ -21,7 +22,7 @@ from models.ops.linear.norm_linear import (
     rounds_in_norm,
 )
 from models.ops.operands.token_scales import empty_token_scales
-from models.parallel.collectives import all_gather_rows, reduce_scatter_rows
+from models.parallel.collectives import all_gather_rows
 
 
 def _sequence_parallel_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -30,6 +31,7 @@ def _sequence_parallel_norm_linear(  # noqa: PLR0913  # an operator takes no dat
     norm_weight: torch.Tensor,
     eps: float,
     group: str,
+    is_summed: bool,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
@@ -37,17 +39,17 @@ def _sequence_parallel_norm_linear(  # noqa: PLR0913  # an operator takes no dat
 ) -> torch.Tensor:
     """Runs sequence_parallel_norm; returns gated_linear if is_gated, else linear, of its result.
 
-    Where ranks share the rows and the norm's kernel rounds, rows travel in FP8. The arguments and
-    the result are those of all_reduce_norm_linear.
+    Where ranks share the rows and the norm's kernel rounds, rows travel in FP8. The arguments are
+    those of both operators, the result is that of all_reduce_norm_linear.
     """
     product = (weight, bias, is_gated, weight_scale)
     if not shares_rows(residual, group):
         return all_reduce_norm_linear(x, residual, norm_weight, eps, group, *product)
     if not rounds_in_norm(residual, weight_scale):
-        normed = sequence_parallel_norm(x, residual, norm_weight, eps, group)
+        normed = sequence_parallel_norm(x, residual, norm_weight, eps, group, is_summed)
         return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
     own = residual[current_rows(residual, group)]
-    summed = reduce_scatter_rows(x, group)
+    summed = own_sum(x, group, is_summed=is_summed)
     rounded = rounded_norm(summed, own, norm_weight, eps, weight, weight_scale)
     gathered = gather_rounded(*rounded, residual.shape[0], group)
     return gated_or_not(*gathered, weight, bias, weight_scale, residual.dtype, is_gated=is_gated)
@@ -74,12 +76,13 @@ def _fake_sequence_parallel_norm_linear(  # noqa: PLR0913  # as the operator
     norm_weight: torch.Tensor,
     eps: float,
     group: str,
+    is_summed: bool,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
     weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del x, norm_weight, eps, group, bias, weight_scale
+    del x, norm_weight, eps, group, is_summed, bias, weight_scale
     return residual.new_empty((*residual.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 

@@ -7,6 +7,7 @@ import models.ops.elementwise.rotary
 import models.ops.elementwise.silu_and_mul
 import models.ops.linear.all_reduce_norm_linear
 import models.ops.linear.feed_forward
+import models.ops.linear.linear_reduce_scatter
 import models.ops.linear.linear_residual
 import models.ops.linear.norm_linear
 import models.ops.linear.sequence_parallel_norm_linear

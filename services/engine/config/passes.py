@@ -12,8 +12,11 @@ PassName = Literal[
     "norm_linear",
     "norm_quant",
     "sequence_parallel",
+    "async_tp",
     "activation_quant",
     "qk_norm_rope_cache",
     "clean_up",
 ]
 PASS_NAMES: tuple[PassName, ...] = get_args(PassName)
+DEFAULT_PASSES = tuple(name for name in PASS_NAMES if name != "async_tp")
+"""Passes that run unless others are named; async_tp has not been measured."""

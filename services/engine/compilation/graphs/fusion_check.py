@@ -10,7 +10,11 @@ from models.forward_context import get_forward_context
 from models.ops.attention.attention import unified_attention_with_output
 from models.ops.attention.head_transform import transform_heads
 from models.ops.communication.all_reduce import all_reduce
-from models.ops.communication.sequence_parallel_norm import current_rows, gather_residual
+from models.ops.communication.sequence_parallel_norm import (
+    current_rows,
+    gather_residual,
+    shares_rows,
+)
 from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -221,15 +225,31 @@ def _all_reduce_norm_linear(
     return _add_norm_linear(all_reduce(x, group), residual, norm_weight, eps, *product)
 
 
-def _sequence_parallel(unfused: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns what computes the same where this rank keeps some rows of the stream up to date."""
+def _sequence_parallel(
+    unfused: Callable[..., Tensor], after_sum: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Returns what computes the same where this rank keeps some rows of the stream up to date.
 
-    def run(
-        x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, group: str, *product: Any
+    after_sum: computes the rest of `unfused`, of the sum over ranks.
+    """
+
+    def run(  # as the operators
+        x: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        group: str,
+        is_summed: bool,
+        *product: Any,
     ) -> Tensor:
         whole, rows = residual.clone(), current_rows(residual, group)
         gather_residual(whole, group)
-        result = unfused(x, whole, norm_weight, eps, group, *product)
+        if is_summed and shares_rows(x, group):
+            total = x.clone()
+            gather_residual(total, group)
+            result = after_sum(total, whole, norm_weight, eps, *product)
+        else:
+            result = unfused(x, whole, norm_weight, eps, group, *product)
         residual[rows] = whole[rows]
         return result
 
@@ -280,8 +300,11 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("add_rms_norm", _add_rms_norm),
         ("all_reduce_norm", _all_reduce_norm),
         ("all_reduce_norm_linear", _all_reduce_norm_linear),
-        ("sequence_parallel_norm", _sequence_parallel(_all_reduce_norm)),
-        ("sequence_parallel_norm_linear", _sequence_parallel(_all_reduce_norm_linear)),
+        ("sequence_parallel_norm", _sequence_parallel(_all_reduce_norm, _add_rms_norm)),
+        (
+            "sequence_parallel_norm_linear",
+            _sequence_parallel(_all_reduce_norm_linear, _add_norm_linear),
+        ),
         ("fused_moe_with_shared", _fused_moe_with_shared),
         ("unified_attention_with_output", _attention),
     )

@@ -15,8 +15,10 @@ _NORMS = {
     "octavo::all_reduce_norm_linear": torch.ops.octavo.sequence_parallel_norm_linear.default,
 }
 _SUM = "octavo::all_reduce"
-_GROUP = 4
-"""Position of the argument in both operators."""
+GROUP = 4
+"""Position of the group in all these operators."""
+IS_SUMMED = 5
+"""Position of an argument in the operators that the pass inserts."""
 
 
 class SequenceParallelPass(GraphPass):
@@ -31,11 +33,12 @@ class SequenceParallelPass(GraphPass):
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
         norms = [node for node in graph.nodes if operator_name(node) in _NORMS]
-        groups = {node.args[_GROUP] for node in norms}
+        groups = {node.args[GROUP] for node in norms}
         if len(groups) != 1 or not _follow_each_other(graph, norms):
             return 0
         for node in norms:
             node.target = _NORMS[str(operator_name(node))]
+            node.args = (*node.args[:IS_SUMMED], False, *node.args[IS_SUMMED:])
         streams = {storages(_residual(node)): _residual(node) for node in norms}
         for residual in streams.values():
             _gather_for_readers(residual, norms)
@@ -62,7 +65,7 @@ def _gather_for_readers(residual: Node, norms: Sequence[Node]) -> None:
     own = [node for node in norms if share_memory(_residual(node), residual)]
     for node in sorted({user for alias in aliases(residual) for user in alias.users}):
         if own[0] < node and node not in own and not _is_view(node, residual):
-            group = own[0].args[_GROUP]
+            group = own[0].args[GROUP]
             insert(node, torch.ops.octavo.gather_residual.default, residual, group)
 
 

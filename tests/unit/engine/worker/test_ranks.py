@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.engine.batch import GraphKind
+from services.engine.config.passes import PASS_NAMES
 from tests.support import odd_rank
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.odd_rank import use_odd_ranks
@@ -136,7 +137,7 @@ async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
     ("level", "layout"),
     [
         (2, {"tensor_parallel_size": 2, "cudagraph_mode": "full"}),
-        (3, {"tensor_parallel_size": 2}),
+        (3, {"tensor_parallel_size": 2, "passes": PASS_NAMES}),
         (3, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "cudagraph_mode": "none"}),
     ],
     ids=["whole", "pieces", "stages"],
@@ -151,7 +152,9 @@ async def test_ranks_that_share_rows_give_the_tokens_of_one(tmp_path, monkeypatc
             assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
         stats = ranks.core.stats()
     assert not any(figures.fault for figures in stats.graphs.figures)
-    assert stats.graphs.pass_matches["sequence_parallel"] > 0
+    matches = stats.graphs.pass_matches
+    assert matches["sequence_parallel"] > 0
+    assert matches.get("async_tp", 0) == (matches["sequence_parallel"] if "passes" in layout else 0)
 
 
 async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):

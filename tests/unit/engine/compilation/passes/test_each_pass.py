@@ -35,9 +35,9 @@ FOUND = {
     "qk_norm_rope_cache": 0,
     "clean_up": 0,
 }
-"""Matches of each pass alone in a Block; sequence_parallel never runs alone."""
+"""Matches of each pass alone in a Block; sequence_parallel and async_tp never run alone."""
 
-assert FOUND.keys() | {"sequence_parallel"} == {*PASS_NAMES}
+assert FOUND.keys() | {"sequence_parallel", "async_tp"} == {*PASS_NAMES}
 
 
 @support_torch_compile()

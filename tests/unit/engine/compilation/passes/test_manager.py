@@ -17,7 +17,7 @@ from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.passes import PASS_NAMES
+from services.engine.config.passes import DEFAULT_PASSES, PASS_NAMES
 from tests.support.compilation import compilation_config
 from tests.support.compiled_models import Toy, compile_at, compile_toy
 from tests.support.plain_model import PlainModel
@@ -29,8 +29,9 @@ def selected(**flags):
     return [each.name for each in selected_passes(compilation_config(**flags))]
 
 
-def test_all_passes_run_by_default_in_the_order_of_their_names():
-    assert selected() == list(PASS_NAMES)
+def test_all_passes_but_one_run_by_default_in_the_order_of_their_names():
+    assert selected() == [name for name in PASS_NAMES if name != "async_tp"]
+    assert selected(passes=[*reversed(PASS_NAMES)]) == list(PASS_NAMES)
 
 
 def test_passes_are_chosen_and_left_out_by_name():
@@ -43,8 +44,8 @@ def test_one_stream_leaves_multi_stream_out():
 
 
 def test_without_fused_sums_there_is_no_sequence_parallel():
-    names = selected(disable_pass=["all_reduce_norm"])
-    assert not {"all_reduce_norm", "sequence_parallel"} & {*names}
+    names = selected(passes=PASS_NAMES, disable_pass=["all_reduce_norm"])
+    assert not {"all_reduce_norm", "sequence_parallel", "async_tp"} & {*names}
 
 
 def test_an_unknown_pass_is_refused():
@@ -82,7 +83,7 @@ def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
     model = ModelConfig.from_folder(config.checkpoint.model)
     factors = cache_key.compute_factors(config, model, CPU)
     assert {name for name in factors.values if name.startswith("pass.")} == {
-        f"pass.{name}" for name in PASS_NAMES
+        f"pass.{name}" for name in DEFAULT_PASSES
     }
     changed = changed_pass(tmp_path)
     monkeypatch.setattr(
@@ -131,8 +132,8 @@ def test_a_dump_holds_the_graph_before_and_after_each_pass(tmp_path):
     texts = [(folder / "traced_graph.py").read_text()]
     texts += [
         (folder / f"pass_{number}_{name}.py").read_text()
-        for number, name in enumerate(PASS_NAMES, start=1)
+        for number, name in enumerate(DEFAULT_PASSES, start=1)
     ]
     found = ["norm_linear.default" in text for text in texts]
-    after = 1 + PASS_NAMES.index("norm_linear")
+    after = 1 + DEFAULT_PASSES.index("norm_linear")
     assert found == [False] * after + [True] * (len(texts) - after)

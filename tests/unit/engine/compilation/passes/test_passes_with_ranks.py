@@ -6,6 +6,7 @@ import torch
 from models.loading.loader import load_model
 from models.parallel.collectives import without_other_ranks
 from models.parallel.group import ParallelGroup
+from services.engine.config.passes import PASS_NAMES
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
@@ -31,6 +32,16 @@ MATCHES = {
     "olmo2": 0,
 }
 
+PRODUCTS = {
+    "qwen3_moe": 2,
+    "mixtral": 2,
+    "gpt_oss": 3,
+    "glm4_moe": 4,
+    "deepseek_v2": 4,
+    "deepseek_v3": 4,
+}
+"""Sums over ranks of a single product, where others are of experts."""
+
 
 def half_of(folder, **options):
     """The first of two ranks' model."""
@@ -43,8 +54,9 @@ def test_sums_over_ranks_are_fused_in_every_family(variant, tmp_path):
     write_checkpoint(tmp_path, variant)
     model = half_of(tmp_path)
     with without_other_ranks():
-        matches = compile_at(3)(model).pass_matches
+        matches = compile_at(3, passes=PASS_NAMES)(model).pass_matches
     assert matches["all_reduce_norm"] == matches["sequence_parallel"] == MATCHES[variant]
+    assert matches["async_tp"] == PRODUCTS.get(variant, MATCHES[variant])
     assert model.expected_passes() <= {name for name, count in matches.items() if count}
 
 

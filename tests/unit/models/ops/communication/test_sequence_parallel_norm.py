@@ -5,7 +5,10 @@ import torch
 
 from models.ops.batch_invariance import use_batch_invariance
 from models.ops.communication import sequence_parallel_norm as operators
-from models.ops.linear import sequence_parallel_norm_linear  # noqa: F401  # registers it
+from models.ops.linear import (  # noqa: F401  # registers them
+    linear_reduce_scatter,
+    sequence_parallel_norm_linear,
+)
 from models.parallel import collectives
 from models.parallel.collectives import without_other_ranks
 from tests.support.gloo_ranks import run_ranks
@@ -16,6 +19,8 @@ from models.ops.communication import sequence_parallel_norm as operators
 from models.ops.communication.all_reduce_norm import all_reduce_norm
 from models.ops.linear.all_reduce_norm_linear import all_reduce_norm_linear
 from models.ops.linear.fp8_linear import quantize
+from models.ops.linear.linear import linear
+from models.ops.linear.linear_reduce_scatter import linear_reduce_scatter
 from models.ops.linear.sequence_parallel_norm_linear import (
     gather_rounded, sequence_parallel_norm_linear,
 )
@@ -24,6 +29,7 @@ from models.parallel.collectives import own_rows, reduce_scatter_rows
 operators.SHARE_BYTES = 1
 GROUP = "tensor_parallel"
 weight = torch.linspace(0.5, 2, 256)
+common = (weight, 1e-6, GROUP, False)
 product = torch.linspace(-2, 2, 16 * 256).view(16, 256).to(FP8)
 scale = torch.linspace(0.5, 1, 16).view(16, 1)
 results = []
@@ -35,7 +41,7 @@ for num_rows in (1, 2, 3, 7, 127):
     outputs = []
     # Later norms read rows that earlier ones of other ranks have changed.
     for added in (x, second):
-        outputs.append(operators.sequence_parallel_norm(added, residual, weight, 1e-6, GROUP))
+        outputs.append(operators.sequence_parallel_norm(added, residual, *common))
         torch.testing.assert_close(
             outputs[-1], all_reduce_norm(added, whole, weight, 1e-6, GROUP), rtol=1e-5, atol=1e-5
         )
@@ -48,12 +54,21 @@ for num_rows in (1, 2, 3, 7, 127):
         others = [row for row in range(num_rows) if not own.start <= row < own.stop]
         assert torch.equal(residual[others], before[others])
     for is_gated in (False, True):
-        arguments = (weight, 1e-6, GROUP, product, None, is_gated, scale)
-        outputs.append(sequence_parallel_norm_linear(x, residual, *arguments))
-        expected = all_reduce_norm_linear(x, whole, *arguments)
+        following = (product, None, is_gated, scale)
+        outputs.append(sequence_parallel_norm_linear(x, residual, *common, *following))
+        expected = all_reduce_norm_linear(x, whole, weight, 1e-6, GROUP, *following)
         torch.testing.assert_close(outputs[-1], expected, rtol=1e-4, atol=1e-4)
+    # A product whose sum begins before its end, with a bias on one rank.
+    inner = (first[:, :40].roll(rank, 0), torch.randn(256, 40, generator=draws))
+    inner = (*inner, None if rank else weight, None)
+    summed = linear_reduce_scatter(*inner, GROUP)
+    outputs.append(
+        operators.sequence_parallel_norm(summed, residual, weight, 1e-6, GROUP, True)
+    )
+    expected = all_reduce_norm(linear(*inner), whole, weight, 1e-6, GROUP)
+    torch.testing.assert_close(outputs[-1], expected, rtol=1e-4, atol=1e-4)
     operators.gather_residual(residual, GROUP)
-    torch.testing.assert_close(residual, whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(residual, whole, rtol=1e-4, atol=1e-4)
     for group_size in (128, 256):
         rounded = quantize(first, group_size)
         share = own_rows(num_rows, GROUP)
@@ -156,11 +171,12 @@ def test_no_rows_are_shared_beside_a_fused_sum_or_alone_or_invariantly(two_ranks
 
 def test_the_operators_have_the_schemas_of_what_they_do():
     x, weight = torch.randn(3, 8), torch.randn(6, 8)
-    norm = (x, x.clone(), x[0], 1e-6, "absent")
+    norm = (x, x.clone(), x[0], 1e-6, "absent", False)
     with without_other_ranks():
         for operator, arguments in (
             (torch.ops.octavo.sequence_parallel_norm, norm),
             (torch.ops.octavo.gather_residual, (x.clone(), "absent")),
             (torch.ops.octavo.sequence_parallel_norm_linear, (*norm, weight, None, True)),
+            (torch.ops.octavo.linear_reduce_scatter, (x, weight, None, None, "absent")),
         ):
             torch.library.opcheck(operator.default, arguments)
