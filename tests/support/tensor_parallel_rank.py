@@ -1,7 +1,7 @@
 """One rank of a tensor-parallel forward pass on the CPU.
 
 python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE
-    [keep_quantized] [invariant] [compiled]
+    [keep_quantized] [invariant] [compiled] [shares_rows]
 
 With `invariant` it writes the logits of several chunk sizes and of a batch, stacked.
 """
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from models.loading.loader import load_model
 from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.group import ParallelGroup
+from tests.support import odd_rank
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 
@@ -46,6 +47,8 @@ def main() -> None:
         group=group,
         keep_quantized="keep_quantized" in options,
     )
+    if "shares_rows" in options:
+        odd_rank.shares_rows()
     if "compiled" in options:
         compile_at(3)(model)
     if "invariant" in options:
