@@ -61,12 +61,17 @@ def _follow_each_other(graph: Graph, norms: Sequence[Node]) -> bool:
 
 
 def _gather_for_readers(residual: Node, norms: Sequence[Node]) -> None:
-    """Inserts a gather_residual before each other node that reads a stream after a norm of it."""
+    """Inserts a gather_residual before other nodes that read a stream after a norm of it.
+
+    After the stream's last norm one is enough.
+    """
     own = [node for node in norms if share_memory(_residual(node), residual)]
+    is_whole = False
     for node in sorted({user for alias in aliases(residual) for user in alias.users}):
-        if own[0] < node and node not in own and not _is_view(node, residual):
+        if own[0] < node and not is_whole and node not in own and not _is_view(node, residual):
             group = own[0].args[GROUP]
             insert(node, torch.ops.octavo.gather_residual.default, residual, group)
+            is_whole = own[-1] < node
 
 
 def _is_view(node: Node, residual: Node) -> bool:
