@@ -13,6 +13,7 @@ from models.ops.linear.feed_forward import feed_forward
 from models.ops.linear.linear import linear
 from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
 from models.ops.linear.norm_linear import gated_linear, norm_linear
+from models.ops.triton.linear.fp8_configurations import NarrowFP8Tiles, WideFP8Tiles
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -212,8 +213,9 @@ def test_a_gate_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked):
 
 @pytest.mark.parametrize("is_blocked", [True, False])
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_fused_operators_of_many_tokens_are_the_unfused(is_blocked, is_gated):
-    x, weight, scale = case(200, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
+@pytest.mark.parametrize("num_tokens", [2, 9, 32, 64, 200])
+def test_fused_operators_are_the_unfused(num_tokens, is_blocked, is_gated):
+    x, weight, scale = case(num_tokens, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
     norm_weight = torch.randn(1024, device=CUDA).bfloat16()
     normed = rms_norm(x, norm_weight, 1e-6)
     expected = (gated_linear if is_gated else linear)(normed, weight, None, scale)
@@ -230,25 +232,72 @@ MANY += [(1000, 2048, 1152)]
 @pytest.mark.parametrize(("rows", "products"), [(64, 1), (128, 1), (128, 2)])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_every_tile_of_many_tokens_gives_the_product(shape, is_blocked, rows, products, splits):
-    from models.ops.triton.linear.fp8_linear import quantize
-    from models.ops.triton.linear.wide_configurations import FP8Tiles
-    from models.ops.triton.linear.wide_fp8_linear import wide_fp8_linear
+    tiles = WideFP8Tiles(rows=rows, products=products, slots=4, splits=splits)
+    assert_tiles_give_the_product(shape, tiles, is_blocked=is_blocked)
+
+
+FEW = [(2, 4096, 256), (8, 528, 384), (13, 12288, 640), (32, 1024, 200), (64, 128, 1024)]
+
+
+@pytest.mark.parametrize("shape", FEW, ids=str)
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize(("groups", "programs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_every_tile_of_few_tokens_gives_the_product(shape, is_blocked, groups, programs, splits):
+    tokens = max(8, 1 << (shape[0] - 1).bit_length())
+    tiles = NarrowFP8Tiles(
+        tokens=tokens, groups=groups, programs=programs, slots=3, splits=splits
+    )  # fmt: skip
+    assert_tiles_give_the_product(shape, tiles, is_blocked=is_blocked)
+
+
+def assert_tiles_give_the_product(shape, tiles, *, is_blocked):
+    from models.ops.triton.linear.rounded_linear import rounded_linear
 
     x, weight, scale = case(*shape, torch.bfloat16, is_blocked=is_blocked)
     bias = torch.randn(shape[2], device=CUDA).bfloat16()
+    rounded = fp8_linear.rounded_for(x, weight, scale)
+    output = rounded_linear(*rounded, weight, scale, bias, tiles, torch.bfloat16)
+    output = output.double().sum(0) if tiles.splits > 1 else output
     group_size = BLOCK if is_blocked else shape[1]
-    rounded = quantize(x, group_size, is_transposed=True)
-    tiles = FP8Tiles(rows=rows, products=products, slots=4, splits=splits)
-    output = wide_fp8_linear(*rounded, weight, scale, bias, tiles, torch.bfloat16)
-    output = output.double().sum(0) if splits > 1 else output
     expected = exact_x(x, group_size) @ exact_weight(weight, scale).t() + bias.double()
     assert ((output - expected).norm() / expected.norm()) < 3e-3
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [(65, 4096, 512), (129, 1024, 256), (700, 528, 1408)], ids=str)
 @pytest.mark.parametrize("is_blocked", [True, False])
-def test_a_gated_product_of_many_tokens_is_its_halves(shape, dtype, is_blocked):
+@pytest.mark.parametrize("size", [(4096, 1024), (528, 384)], ids=str)
+def test_a_tokens_unsplit_product_is_the_same_bits_for_any_number_of_tokens(size, is_blocked):
+    x, weight, scale = case(700, *size, torch.bfloat16, is_blocked=is_blocked)
+    expected = fp8_linear.rounded_product(x, weight, None, scale)
+    for num_tokens in (1, 2, 8, 9, 31, 64, 65, 128, 129, 513):
+        output = fp8_linear.rounded_product(x[:num_tokens], weight, None, scale)
+        assert torch.equal(output, expected[:num_tokens]), num_tokens
+
+
+@pytest.mark.parametrize("num_tokens", [2, 8, 30, 64, 65, 130, 1001])
+@pytest.mark.parametrize("size", [(4096, 256), (528, 1408)], ids=str)
+def test_a_gated_product_rounds_to_the_bits_of_a_launch_of_its_own(num_tokens, size):
+    from models.ops.triton.linear.fp8_linear import quantize
+
+    num_inputs, num_outputs = size
+    x, weight, scale = case(
+        num_tokens, num_inputs, 2 * num_outputs, torch.bfloat16, is_blocked=True
+    )
+    operands = (*fp8_linear.rounded_for(x / num_inputs, weight, scale), weight, scale)
+    rounded = fp8_linear.rounded_gated_product(*operands, None, x.dtype, is_blocked=True)
+    gated = fp8_linear.gated_product_of_rounded(*operands, None, x.dtype)
+    expected = quantize(gated, BLOCK)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 4096, 512), (20, 528, 1408), (65, 4096, 512), (129, 1024, 256), (700, 528, 1408)],
+    ids=str,
+)
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_a_gated_product_is_its_halves(shape, dtype, is_blocked):
     x, weight, scale = case(*shape, dtype, is_blocked=is_blocked)
     output = gated_linear(x / shape[1], weight, None, scale)
     product = exact_x(x / shape[1], BLOCK if is_blocked else shape[1])
@@ -258,20 +307,9 @@ def test_a_gated_product_of_many_tokens_is_its_halves(shape, dtype, is_blocked):
     assert ((output - expected).norm() / expected.norm()) < 4e-3
 
 
-@pytest.mark.parametrize("num_tokens", [65, 130, 1001])
-def test_a_gated_product_rounds_to_the_bits_of_a_launch_of_its_own(num_tokens):
-    from models.ops.triton.linear.fp8_linear import quantize
-
-    x, weight, scale = case(num_tokens, 1024, 768, torch.bfloat16, is_blocked=True)
-    operands = (*quantize(x, BLOCK, is_transposed=True), weight, scale, None, torch.bfloat16)
-    rounded = fp8_linear.rounded_gated_product(*operands, is_blocked=True)
-    expected = quantize(fp8_linear.gated_product_of_rounded(*operands), BLOCK)
-    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
-
-
 @pytest.mark.parametrize("is_blocked", [True, False])
 @pytest.mark.parametrize("has_next", [True, False])
-@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 40, 200])
 def test_a_feed_forward_layer_is_its_products(num_tokens, has_next, is_blocked):
     dtype = torch.bfloat16
     x, out, out_scale = case(num_tokens, 512, 1024, dtype, is_blocked=is_blocked)

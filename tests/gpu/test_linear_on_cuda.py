@@ -25,6 +25,8 @@ SIZES = [
     (5120, 5120), (1600, 1600), (99, 200), (7, 40),
 ]  # fmt: skip
 ODD_SIZES = pytest.mark.parametrize("size", SIZES[-3:], ids=str)
+ROUNDING_ERROR = 0.06
+"""Of activations with four significant bits, relative to the norm; a gate adds to it."""
 VECTOR = VectorTiles(rows=4, columns=256, num_warps=2)
 WIDE = [
     WideTiles(groups=groups, tokens=tokens, slots=slots, splits=splits)
@@ -50,12 +52,23 @@ def test_products_are_the_references(size, options):
 @WAYS
 @pytest.mark.parametrize("scales", ["row", "block"])
 @pytest.mark.parametrize("size", [*SIZES, (384, 416)], ids=str)
-def test_fp8_weights_meet_unrounded_activations_of_few_tokens(size, scales, options):
+def test_fp8_weights_meet_unrounded_activations_of_one_token(size, scales, options):
     if not can_run_fp8(torch.device("cuda")):
         pytest.skip("this GPU has no FP8 products")
-    for num_tokens in (1, 2, 3, 7, 8, 9, 16, 31, 33, 64):
+    case = make_linear_case(1, *size, **options, scales=scales, device="cuda")
+    assert_rows_close(case.run(), case.exact())
+
+
+@WAYS
+@pytest.mark.parametrize("scales", ["row", "block"])
+@pytest.mark.parametrize("size", [(6144, 2560), (1600, 1600), (384, 416), (1024, 3072)], ids=str)
+def test_fp8_weights_meet_rounded_activations_of_more_tokens(size, scales, options):
+    if not can_run_fp8(torch.device("cuda")):
+        pytest.skip("this GPU has no FP8 products")
+    for num_tokens in (2, 3, 8, 9, 31, 64, 65):
         case = make_linear_case(num_tokens, *size, **options, scales=scales, device="cuda")
-        assert_rows_close(case.run(), case.exact())
+        exact = case.exact()
+        assert (case.run() - exact).norm() < ROUNDING_ERROR * exact.norm()
 
 
 @DTYPES

@@ -12,7 +12,12 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
 from models.ops.operands.weight_scales import is_by_block
-from models.ops.triton.linear.wide_configurations import FP8Tiles, wide_fp8_tiles
+from models.ops.triton.linear.fp8_configurations import (
+    NarrowFP8Tiles,
+    WideFP8Tiles,
+    fp8_tiles,
+    gated_fp8_tiles,
+)
 
 
 def plain_product(
@@ -96,15 +101,15 @@ def product_of_rounded(
     may_split: the result may be its addends, [splits, T, N] float32.
     """
     is_blocked = is_by_block(weight, weight_scale)
-    tiles = wide_fp8_tiles(
-        len(rounded), *weight.shape, is_gated=False, is_blocked=is_blocked, may_split=may_split,
+    tiles = fp8_tiles(
+        len(rounded), *weight.shape, is_blocked=is_blocked, may_split=may_split,
         device=rounded.device,
     )  # fmt: skip
     if tiles is not None:
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.linear.wide_fp8_linear import wide_fp8_linear
+        from models.ops.triton.linear.rounded_linear import rounded_linear
 
-        return wide_fp8_linear(rounded, scale, weight, weight_scale, bias, tiles, dtype)
+        return rounded_linear(rounded, scale, weight, weight_scale, bias, tiles, dtype)
     if is_blocked:
         from models.ops.triton.linear.fp8_linear import fp8_block_linear
 
@@ -125,13 +130,13 @@ def gated_product_of_rounded(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Returns silu_and_mul(product_of_rounded), [T, N / 2]."""
-    tiles = _gated_tiles(rounded, weight, weight_scale, bias)
+    tiles = _gated_tiles(rounded, weight, weight_scale, bias, is_rounded=False)
     if tiles is None:
         return silu_and_mul(product_of_rounded(rounded, scale, weight, weight_scale, bias, dtype))
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear.wide_fp8_linear import gated_fp8_linear
+    from models.ops.triton.linear.rounded_linear import gated_rounded_linear
 
-    return gated_fp8_linear(rounded, scale, weight, weight_scale, tiles, dtype)
+    return gated_rounded_linear(rounded, scale, weight, weight_scale, tiles, dtype)
 
 
 def rounded_gated_product(
@@ -149,12 +154,12 @@ def rounded_gated_product(
     is_blocked: whether each 128 of the results have a scale, or the token has one.
     """
     operands = (rounded, scale, weight, weight_scale)
-    tiles = _gated_tiles(rounded, weight, weight_scale, bias)
+    tiles = _gated_tiles(rounded, weight, weight_scale, bias, is_rounded=is_blocked)
     # Imported on first use: a CPU installation has no Triton.
     if tiles is not None and is_blocked:
-        from models.ops.triton.linear.wide_fp8_linear import rounded_gated_fp8_linear
+        from models.ops.triton.linear.rounded_linear import twice_rounded_gated_linear
 
-        return rounded_gated_fp8_linear(*operands, tiles, dtype)
+        return twice_rounded_gated_linear(*operands, tiles, dtype)
     if tiles is not None:
         from models.ops.triton.linear.fp8_linear import quantize as quantize_on_gpu
 
@@ -170,16 +175,16 @@ def _gated_tiles(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
-) -> FP8Tiles | None:
+    *,
+    is_rounded: bool,
+) -> NarrowFP8Tiles | WideFP8Tiles | None:
     num_outputs, num_inputs = weight.shape[0] // 2, weight.shape[1]
-    is_blocked = is_by_block(weight, weight_scale)
-    if bias is not None or (is_blocked and num_outputs % BLOCK):
+    if bias is not None or (is_by_block(weight, weight_scale) and num_outputs % BLOCK):
         # The rows of up would begin within a block.
         return None
-    return wide_fp8_tiles(
-        len(rounded), num_outputs, num_inputs, is_gated=True, is_blocked=is_blocked,
-        may_split=False, device=rounded.device,
-    )  # fmt: skip
+    return gated_fp8_tiles(
+        len(rounded), num_outputs, num_inputs, is_rounded=is_rounded, device=rounded.device
+    )
 
 
 def dequantized(

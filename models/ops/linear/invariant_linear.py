@@ -5,9 +5,10 @@ import torch
 from models.number_formats import BLOCK
 from models.ops.batch_invariance import row_wise
 from models.ops.kernel_choice import HOPPER, has_kernels
-from models.ops.linear.fp8_linear import plain_product
+from models.ops.linear.fp8_linear import plain_product, product_of_rounded, rounded_for
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+from models.ops.triton.linear.fp8_configurations import fp8_tiles
 from models.ops.triton.linear.linear_configurations import (
     MOST_TOKENS,
     invariant_matrix_tiles,
@@ -41,12 +42,17 @@ def invariant_linear(
 
 
 def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
+    """Multiplies the rounded tokens; unsplit sums are the same bits in all of Hopper's tiles."""
+    x = x.contiguous()
+    is_blocked = is_by_block(weight, weight_scale)
+    if fp8_tiles(len(x), *weight.shape, is_blocked=is_blocked, may_split=False, device=x.device):
+        operands = (*rounded_for(x, weight, weight_scale), weight, weight_scale)
+        return product_of_rounded(*operands, None, x.dtype)
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.fixed_linear import fixed_linear
     from models.ops.triton.linear.fp8_linear import quantize
 
-    is_blocked = is_by_block(weight, weight_scale)
-    rounded, scale = quantize(x.contiguous(), BLOCK if is_blocked else x.shape[-1])
+    rounded, scale = quantize(x, BLOCK if is_blocked else x.shape[-1])
     return fixed_linear(
         rounded, weight, x_scale=scale, weight_scale=weight_scale, is_blocked=is_blocked,
         dtype=x.dtype,

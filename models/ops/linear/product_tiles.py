@@ -13,7 +13,7 @@ from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.linear.linear_configurations import (
     MOST_TOKENS,
     Tiles,
-    fp8_tiles,
+    fp8_vector_tiles,
     skinny_tiles,
 )
 from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
@@ -39,10 +39,11 @@ def tiles_of_few_tokens(
     size = _size(x, weight, is_gated=is_gated)
     if weight_scale is None:
         return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
-    if is_gated and is_by_block(weight, weight_scale) and size[1] % BLOCK:
-        # The rows of up would begin within a block.
+    is_shared = is_gated and is_by_block(weight, weight_scale) and size[1] % BLOCK
+    if x.shape[0] > 1 or is_shared:
+        # It is rounded, or the rows of up would begin within a block.
         return None
-    return fp8_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+    return fp8_vector_tiles(*size[1:], is_gated=is_gated, dtype=x.dtype, device=x.device)
 
 
 def tiles_of_many_tokens(

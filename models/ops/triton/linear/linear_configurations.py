@@ -90,39 +90,23 @@ def skinny_tiles(
 
 
 @lru_cache(maxsize=1024)
-def fp8_tiles(
-    num_tokens: int,
-    num_outputs: int,
-    num_inputs: int,
-    *,
-    is_gated: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tiles | None:
-    """Returns the tiles of a product with an FP8 weight; None where activations are rounded.
-
-    One warp group cannot convert FP8 numbers as fast as they arrive. A gated product has three
-    programs on a multiprocessor, others have more warp groups in a program.
-    """
-    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
+def fp8_vector_tiles(
+    num_outputs: int, num_inputs: int, *, is_gated: bool, dtype: torch.dtype, device: torch.device
+) -> VectorTiles | None:
+    """Returns the tiles of one token's product with an FP8 weight; None where it is rounded."""
+    if dtype is not torch.bfloat16 or _capability(device) != HOPPER:
         return None
-    can_copy = num_inputs % COPY_ALIGNMENT == 0
-    if num_tokens == 1 or (num_tokens == 2 and not (is_gated and can_copy)):
-        return _fp8_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
-    if not can_copy:
-        return None
-    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    is_large = num_outputs > 5120 or num_inputs >= 8192
+    if num_inputs < 2048 or (is_gated and num_inputs < 4096):
+        rows = 8 if is_large and not is_gated else 4
+        return VectorTiles(rows=rows, columns=1024, num_warps=4)
     if is_gated:
-        stages = {8: 3, 16: 3, 32: 2, 64: 2}[tokens]
-        return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages)
-    return MatrixTiles(
-        tokens=tokens,
-        rows=64,
-        columns=_COLUMNS,
-        num_stages=2,
-        groups=3 if tokens == 8 else 2,
-        splits=_num_splits(num_outputs, num_inputs),
-    )
+        return VectorTiles(rows=4, columns=4096, num_warps=8)
+    if num_outputs > 5120:
+        return VectorTiles(rows=16, columns=2048, num_warps=8)
+    if num_inputs >= 8192:
+        return VectorTiles(rows=4, columns=4096, num_warps=16)
+    return VectorTiles(rows=4, columns=2048, num_warps=8)
 
 
 @lru_cache(maxsize=1024)
@@ -178,23 +162,6 @@ def _hopper_vector_tiles(
     if is_gated:
         return VectorTiles(rows=4, columns=512, num_warps=2)
     return VectorTiles(rows=4, columns=1024, num_warps=2 * num_tokens)
-
-
-def _fp8_vector_tiles(
-    num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
-) -> VectorTiles:
-    """Returns the tiles of one or two tokens with an FP8 weight."""
-    is_large = num_outputs > 5120 or num_inputs >= 8192
-    if num_tokens == 2 or num_inputs < 2048 or (is_gated and num_inputs < 4096):
-        rows = 8 if is_large and not is_gated else 4
-        return VectorTiles(rows=rows, columns=1024, num_warps=4)
-    if is_gated:
-        return VectorTiles(rows=4, columns=4096, num_warps=8)
-    if num_outputs > 5120:
-        return VectorTiles(rows=16, columns=2048, num_warps=8)
-    if num_inputs >= 8192:
-        return VectorTiles(rows=4, columns=4096, num_warps=16)
-    return VectorTiles(rows=4, columns=2048, num_warps=8)
 
 
 def _hopper_matrix_tiles(

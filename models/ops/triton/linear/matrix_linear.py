@@ -2,8 +2,8 @@
 
 Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
 weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
-so all of shared memory can be loading. Weights of 8 and 4 bits become bfloat16 on their way from
-there to the tensor cores, through registers.
+so all of shared memory can be loading. Weights of 4 bits become bfloat16 on their way from there to
+the tensor cores, through registers.
 """
 
 from functools import lru_cache
@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -128,7 +127,7 @@ def _sum_tiles(
         )  # fmt: skip
     if scale_ptr is not None:
         scales = tile_scales(
-            scale_ptr, zero_ptr, row, first, layout, ROWS, COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
+            scale_ptr, zero_ptr, row, first, ROWS, COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
             NUM_INPUTS, HALVES,
         )  # fmt: skip
     wait_for_previous(DEPENDENT)
@@ -154,7 +153,7 @@ def _sum_tiles(
         else:
             # The scales of the next step load during this one's product.
             next_scales = tile_scales(
-                scale_ptr, zero_ptr, row, first + (step + 1) * STRIDE, layout, ROWS, COLUMNS,
+                scale_ptr, zero_ptr, row, first + (step + 1) * STRIDE, ROWS, COLUMNS,
                 SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES,
             )  # fmt: skip
             sums = multiply(tile, inputs.index(slot), scales, sums, layout)
@@ -199,9 +198,8 @@ def _matrix_kernel(
 
     With SPLITS each program sums over its part of the inputs and stores that. With GROUPS each warp
     group of a program sums over its tiles, and their sums are added in order. Loads past the end of
-    a matrix give zeros. An FP8 weight has scales of blocks or of rows. A weight of 4 bits has
-    scales and perhaps zeros of SCALE_COLUMNS columns, and perhaps scales of rows. Pointers to what
-    a weight does not have are None.
+    a matrix give zeros. A weight of 4 bits has scales and perhaps zeros of SCALE_COLUMNS columns,
+    and perhaps scales of rows. Pointers to what a weight does not have are None.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -302,13 +300,9 @@ def matrix_linear(
     """Computes models.ops.linear.linear.linear, reading the weight for each tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
-    has neither bias nor splits. For weights of other formats x is bfloat16, K a multiple of 32, and
-    tiles have 128 or 256 columns, of 4-bit weights 256:
-
-    - FP8 with a weight_scale by row or by block (see models.ops.linear.linear); with blocks N of a
-      gated product is a multiple of 128;
-    - 4 bits in kernel order (see models.ops.operands.packed_weights) with their weight_scale,
-      weight_zero and row_scale.
+    has neither bias nor splits. For a weight of 4 bits in kernel order (see
+    models.ops.operands.packed_weights), with its weight_scale, weight_zero and row_scale, x is
+    bfloat16, K a multiple of 32, and tiles have 256 columns.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -322,10 +316,8 @@ def matrix_linear(
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
     scale_columns, per_byte = 0, num_inputs // weight.shape[1]
-    if per_byte == 2 and weight_scale is not None:
+    if weight_scale is not None:
         scale_columns = num_inputs // weight_scale.shape[1]
-    elif not is_by_block(weight, weight_scale):
-        weight_scale, row_scale = None, weight_scale
     launch = _launcher(
         num_outputs, num_inputs, bias is not None, is_gated, scale_columns, tiles, x.device
     )

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits on their way from shared memory to Hopper's tensor cores.
+"""Weights of 4 bits on their way from shared memory to Hopper's tensor cores.
 
 A tensor core's left factor may come from registers: thread t of 32 holds elements 2 q, 2 q + 1,
 2 q + 8 and 2 q + 9 of every 16 of rows t / 4 and t / 4 + 8, where q is t mod 4. Tiles are
@@ -13,66 +13,12 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-_FOUR_TO_BFLOAT16 = gl.constexpr("""{
-    .reg .b32 pair, magnitude, power;
-    mov.b32 power, 0x7b807b80;
-    prmt.b32 pair, $2, 0, 0x1404;
-    shr.b32 magnitude, pair, 4;
-    and.b32 magnitude, magnitude, 0x07f007f0;
-    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
-    mul.bf16x2 $0, magnitude, power;
-    prmt.b32 pair, $2, 0, 0x3424;
-    shr.b32 magnitude, pair, 4;
-    and.b32 magnitude, magnitude, 0x07f007f0;
-    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
-    mul.bf16x2 $1, magnitude, power;
-}""")
-"""Moves four e4m3 numbers' signs, exponents and significands to their bits of bfloat16.
-
-The product with 2^120 then makes up for the exponents' biases, of subnormal numbers too. NaN
-becomes 480. Conversions by way of float32 take twice as many instructions.
-"""
-
 
 @gluon.jit
 def _halves_of(words):
     """Returns the two bfloat16 of each word, [..., 2]."""
     first = words.to(gl.int16).to(gl.bfloat16, bitcast=True)
     return gl.join(first, (words >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True))
-
-
-@gluon.jit
-def _multiply_fp8(tile, inputs, scales, sums, layout: gl.constexpr):
-    """Adds a tile's product; scales are those of the first and last block of 128 columns, if any.
-
-    Each block's product has a sum of its own.
-    """
-    ROWS: gl.constexpr = sums.shape[0]
-    COLUMNS: gl.constexpr = inputs.shape[1]
-    DEPTH: gl.constexpr = COLUMNS if scales is None else 128
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    pairs = tile._reinterpret(gl.int16, [ROWS, COLUMNS // 2], shared)
-    for start in gl.static_range(0, COLUMNS, DEPTH):
-        left = _as_bfloat16(pairs.slice(start // 2, DEPTH // 2, dim=1), layout)
-        right = inputs.slice(start, DEPTH, dim=1).permute((1, 0))
-        if scales is not None:
-            product = warpgroup_mma(left, right, sums, use_acc=False)
-            sums += product * scales[start // DEPTH][:, None]
-        else:
-            sums = warpgroup_mma(left, right, sums)
-    return sums
-
-
-@gluon.jit
-def _as_bfloat16(pairs, layout: gl.constexpr):
-    """Reads pairs of FP8 numbers from shared memory as the tensor cores' left factor."""
-    of_pairs: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
-    of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    both = gl.inline_asm_elementwise(
-        _FOUR_TO_BFLOAT16, "=r,=r,r", [pairs.load(of_pairs)], dtype=gl.int32, is_pure=True, pack=2
-    )
-    each = _halves_of(both).reshape([both.shape[0], 2 * both.shape[1]])
-    return gl.convert_layout(each, of_each, assert_trivial=True)
 
 
 @gluon.jit
@@ -86,26 +32,6 @@ def row_scales(
     output = row + rows % OUTPUTS
     at = rows // OUTPUTS * NUM_OUTPUTS + output
     return gl.load(scale_ptr + at, mask=output < NUM_OUTPUTS, other=0.0)
-
-
-@gluon.jit
-def _block_scales(
-    scale_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Returns the scales of a tile's first and last block of columns, by row.
-
-    Each half of the rows is in one block.
-    """
-    OUTPUTS: gl.constexpr = ROWS // HALVES
-    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + 127) // 128
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    row_blocks = row // 128 + rows // OUTPUTS * (NUM_OUTPUTS // 128)
-    # The ring runs past the last block, where inputs are zero.
-    first = gl.minimum(column // 128, NUM_BLOCKS - 1)
-    last = gl.minimum(column // 128 + COLUMNS // 128 - 1, NUM_BLOCKS - 1)
-    row_ptrs = scale_ptr + row_blocks * NUM_BLOCKS
-    return gl.load(row_ptrs + first), gl.load(row_ptrs + last)
 
 
 def _unpack(convert: Callable[[int], str]) -> str:
@@ -214,7 +140,7 @@ def _by_words(values, layout: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _group_scales(
+def tile_scales(
     scale_ptr, zero_ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
@@ -237,7 +163,7 @@ def _group_scales(
 
 @gluon.jit
 def _multiply_packed(tile, inputs, scales, sums, layout: gl.constexpr):
-    """Adds a tile's product; scales are those of _group_scales.
+    """Adds a tile's product; scales are those of tile_scales.
 
     Scales of bfloat16 belong to integers, others to floats.
     """
@@ -275,28 +201,9 @@ def _multiply_packed(tile, inputs, scales, sums, layout: gl.constexpr):
 
 
 @gluon.jit
-def tile_scales(
-    scale_ptr, zero_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr, GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
-    NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Loads what `multiply` needs besides a tile."""
-    if GROUP:
-        return _group_scales(
-            scale_ptr, zero_ptr, row, column, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
-        )
-    else:  # noqa: RET505  # one branch is compiled
-        return _block_scales(
-            scale_ptr, row, column, layout, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
-        )
-
-
-@gluon.jit
 def finished(sums, scale_ptr):
     """Makes up for the powers of two of floats of 4 bits, 2^-126 and 2^64."""
-    if scale_ptr is not None and (
-        scale_ptr.dtype.element_ty != gl.bfloat16 and scale_ptr.dtype.element_ty != gl.float32
-    ):
+    if scale_ptr is not None and scale_ptr.dtype.element_ty != gl.bfloat16:
         sums *= 4611686018427387904.0
     return sums
 
@@ -306,7 +213,5 @@ def multiply(tile, inputs, scales, sums, layout: gl.constexpr):
     """Adds the product of a tile of any format with inputs [tokens, columns] to the sums."""
     if tile.dtype == gl.uint8:
         return _multiply_packed(tile, inputs, scales, sums, layout)
-    elif tile.dtype == inputs.dtype:  # noqa: RET505  # one branch is compiled
+    else:  # noqa: RET505  # one branch is compiled
         return warpgroup_mma(tile, inputs.permute((1, 0)), sums)
-    else:
-        return _multiply_fp8(tile, inputs, scales, sums, layout)

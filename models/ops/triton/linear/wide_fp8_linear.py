@@ -23,8 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.number_formats import BLOCK, FP8
-from models.ops.operands.token_scales import empty_token_scales
+from models.number_formats import BLOCK
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -32,8 +31,10 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.fp8_configurations import FP8_TOKENS, WideFP8Tiles
+from models.ops.triton.linear.row_block_scales import keep_row_scales
 from models.ops.triton.linear.tile_order import place_of
-from models.ops.triton.linear.wide_configurations import FP8_TOKENS, MULTIPROCESSORS, FP8Tiles
+from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS
 from models.ops.triton.linear.wide_fp8_results import store_gated, store_sums
 
 _DEPTH = gl.constexpr(BLOCK)
@@ -89,15 +90,6 @@ def _load(
 
 
 @gluon.jit
-def _keep_row_scales(table, scale_ptr, row_block, NUM_BLOCKS: gl.constexpr):
-    """Copies the scales of a block of rows to shared memory."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    blocks = gl.arange(0, table.shape[0], layout)
-    scale_ptr += row_block * NUM_BLOCKS
-    table.store(gl.load(scale_ptr + gl.minimum(blocks, NUM_BLOCKS - 1)))
-
-
-@gluon.jit
 def _multiply_step(
     sums, left, right, token_scales, table, block, GROUP: gl.constexpr, BLOCKED: gl.constexpr
 ):
@@ -146,9 +138,9 @@ def _multiply(
         output = row_tile * WIDTH
         if BLOCKED:
             row_block = output // _DEPTH
-            _keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
+            keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
             row_block = gl.minimum(row_block + SECOND_BLOCK, NUM_ROW_BLOCKS - 1)
-            _keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
+            keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
         first = gl.zeros([_GROUP_TOKENS, ROWS], gl.float32, layout)
         second = first
         for step in range(STEPS):
@@ -236,75 +228,20 @@ def _wide_fp8_kernel(
     )  # fmt: skip
 
 
-def wide_fp8_linear(
+def launch_wide(
     rounded: torch.Tensor,
     scale: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
-    tiles: FP8Tiles,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Computes models.ops.linear.fp8_linear.product_of_rounded.
-
-    K is a multiple of 16.
-
-    Returns:
-        [T, N] of `dtype`; with tiles.splits > 1 its addends, [splits, T, N] float32.
-    """
-    num_tokens, num_outputs = len(rounded), len(weight)
-    shape, parts = (num_tokens, num_outputs), (tiles.splits, num_tokens, num_outputs)
-    if tiles.splits == 1:
-        output = torch.empty(shape, dtype=dtype, device=rounded.device)
-    else:
-        output = torch.empty(parts, dtype=torch.float32, device=rounded.device)
-    _launch(rounded, scale, weight, weight_scale, bias, tiles, output, None, dtype, is_gated=False)
-    return output
-
-
-def gated_fp8_linear(
-    rounded: torch.Tensor,
-    scale: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    tiles: FP8Tiles,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Returns silu_and_mul(wide_fp8_linear), [T, N / 2] of `dtype`; gate and up share no block."""
-    output = torch.empty(len(rounded), len(weight) // 2, dtype=dtype, device=rounded.device)
-    _launch(rounded, scale, weight, weight_scale, None, tiles, output, None, dtype, is_gated=True)
-    return output
-
-
-def rounded_gated_fp8_linear(
-    rounded: torch.Tensor,
-    scale: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    tiles: FP8Tiles,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns gated_fp8_linear rounded to FP8, and its scales [T, ceil(N / 256)] by block."""
-    num_outputs = len(weight) // 2
-    output = torch.empty(len(rounded), num_outputs, dtype=FP8, device=rounded.device)
-    scales = empty_token_scales(len(rounded), -(-num_outputs // BLOCK), rounded.device)
-    _launch(rounded, scale, weight, weight_scale, None, tiles, output, scales, dtype, is_gated=True)
-    return output, scales
-
-
-def _launch(
-    rounded: torch.Tensor,
-    scale: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    tiles: FP8Tiles,
+    tiles: WideFP8Tiles,
     output: torch.Tensor,
     output_scale: torch.Tensor | None,
     dtype: torch.dtype,
     *,
     is_gated: bool,
 ) -> None:
+    """Runs the kernel; see models.ops.triton.linear.rounded_linear."""
     num_tokens, num_inputs = rounded.shape
     halves = 2 if is_gated else 1
     num_outputs = len(weight) // halves
@@ -338,7 +275,7 @@ def _launcher(
     num_inputs: int,
     is_gated: bool,
     is_blocked: bool,
-    tiles: FP8Tiles,
+    tiles: WideFP8Tiles,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Launch:

@@ -82,8 +82,8 @@ def test_zeros_stay_zeros():
 
 @pytest.mark.parametrize("is_blocked", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_few_tokens_of_bfloat16_are_not_rounded(is_blocked, has_bias):
-    x, weight, scale = block_case(64, 200, 96)
+def test_one_token_of_bfloat16_is_not_rounded(is_blocked, has_bias):
+    x, weight, scale = block_case(1, 200, 96)
     if not is_blocked:
         scale = torch.rand(96, 1, generator=generator) + 0.5
     x = x.to(torch.bfloat16)
@@ -92,8 +92,8 @@ def test_few_tokens_of_bfloat16_are_not_rounded(is_blocked, has_bias):
     exact = x.double() @ values.t() + (0 if bias is None else bias.double())
     assert_rows_close(linear(x, weight, bias, scale), exact)
     # One token more is rounded.
-    more = torch.cat((x, x[:1]))
-    error = relative_error(linear(more, weight, bias, scale)[:64], exact)
+    more = torch.cat((x, x))
+    error = relative_error(linear(more, weight, bias, scale)[:1], exact)
     assert 0.01 < error < PRODUCT_ERROR
 
 

@@ -1,0 +1,172 @@
+"""Chooses the tiles of products whose factors are both FP8, from a table.
+
+Measured on an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from models.number_formats import BLOCK
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+
+FP8_TOKENS = 128
+"""Tokens of a wide tile, for two warp groups."""
+LEAST_SCALES = 32
+"""Scales that the copy engine loads at least: it fills shared memory from every 128 bytes on."""
+_MOST_NARROW_TOKENS = 64
+_PART_INPUTS = 512
+"""Least inputs of a part."""
+_LONG_PART_INPUTS = 2048
+"""Least inputs of a part of which a multiprocessor has two."""
+_SHARED_BYTES = 233472
+"""Shared memory of a multiprocessor; each program takes 1 KiB that it cannot use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideFP8Tiles:
+    """Tiles of FP8_TOKENS tokens, of wide_fp8_linear.
+
+    rows: of the weight in one product of the tensor cores, 64 or 128.
+    products: products of a tile, 1 or 2, each with as many rows.
+    slots: for loading inputs.
+    splits: parts of the inputs, each summed by programs of its own.
+    """
+
+    rows: int
+    products: int
+    slots: int
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowFP8Tiles:
+    """Tiles of all of few tokens, of narrow_fp8_linear.
+
+    tokens: at most as many, 8 to 64, a power of two.
+    groups: warp groups of a program, 1 or 2, with 64 outputs each.
+    programs: of a multiprocessor, 1 or 2.
+    slots: for loading inputs.
+    splits: parts of the inputs, each summed by programs of its own.
+    """
+
+    tokens: int
+    groups: int
+    programs: int
+    slots: int
+    splits: int = 1
+
+
+_TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
+_WAVE_COST = {
+    WideFP8Tiles(rows=64, products=1, slots=8): 0.37,
+    WideFP8Tiles(rows=128, products=1, slots=6): 0.53,
+}
+"""Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
+more with those by block, whose sums leave too few registers."""
+
+
+@lru_cache(maxsize=1024)
+def fp8_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_blocked: bool,
+    may_split: bool,
+    device: torch.device,
+) -> NarrowFP8Tiles | WideFP8Tiles | None:
+    """Returns the tiles of the product [T, K] x [N, K]^T; None where ours does not run.
+
+    is_blocked: whether scales are by block.
+    may_split: the caller takes addends.
+    """
+    if not _takes(num_inputs, device):
+        return None
+    if num_tokens <= _MOST_NARROW_TOKENS:
+        splits = _narrow_splits(num_outputs, num_inputs) if may_split else 1
+        return _narrow(num_tokens, num_outputs, num_inputs, splits)
+    num_token_tiles = -(-num_tokens // FP8_TOKENS)
+
+    def count(tiles: WideFP8Tiles) -> int:
+        return num_token_tiles * -(-num_outputs // (tiles.rows * tiles.products))
+
+    def cost(tiles: WideFP8Tiles) -> float:
+        return _WAVE_COST[tiles] * -(-count(tiles) // MULTIPROCESSORS)
+
+    best = min(_WAVE_COST, key=cost)
+    if not is_blocked and -(-count(_TWO_PRODUCTS) // MULTIPROCESSORS) < cost(best):
+        return _TWO_PRODUCTS
+    if not may_split:
+        return best
+    splits = min(4, MULTIPROCESSORS // count(best), num_inputs // _PART_INPUTS)
+    return replace(best, splits=splits) if splits > 1 else best
+
+
+@lru_cache(maxsize=1024)
+def gated_fp8_tiles(
+    num_tokens: int, num_outputs: int, num_inputs: int, *, is_rounded: bool, device: torch.device
+) -> NarrowFP8Tiles | WideFP8Tiles | None:
+    """Returns the tiles of a gated product of 2 * N rows; None where ours does not run.
+
+    is_rounded: whether each 128 results are rounded with a scale of their own.
+    """
+    if not _takes(num_inputs, device):
+        return None
+    if num_tokens > _MOST_NARROW_TOKENS:
+        return _TWO_PRODUCTS
+    tokens = _padded(num_tokens)
+    if not is_rounded:
+        return _with_slots(tokens, num_inputs, groups=1, programs=2, halves=2)
+    programs = 2 if tokens <= 16 else 1
+    return _with_slots(tokens, num_inputs, groups=2, programs=programs, halves=2)
+
+
+def _takes(num_inputs: int, device: torch.device) -> bool:
+    is_hopper = torch.cuda.get_device_capability(device) == HOPPER
+    return is_hopper and num_inputs % COPY_ALIGNMENT == 0
+
+
+def _padded(num_tokens: int) -> int:
+    """Returns the tokens of a narrow tile: 8, 16, 32 or 64."""
+    return max(8, 1 << (num_tokens - 1).bit_length())
+
+
+def _narrow(num_tokens: int, num_outputs: int, num_inputs: int, splits: int) -> NarrowFP8Tiles:
+    tokens = _padded(num_tokens)
+    count = splits * -(-num_outputs // GROUP_ROWS)
+    is_one_wave = tokens == _MOST_NARROW_TOKENS and count <= MULTIPROCESSORS
+    programs = 1 if is_one_wave else 2
+    return _with_slots(tokens, num_inputs, groups=1, programs=programs, splits=splits)
+
+
+def _narrow_splits(num_outputs: int, num_inputs: int) -> int:
+    """Returns the parts of the inputs: few outputs make too few programs, long inputs long ones."""
+    splits = 1
+    num_tiles = -(-num_outputs // GROUP_ROWS)
+    while splits < 4:  # the next norm reads every part
+        part, programs = num_inputs // (2 * splits), 2 * splits * num_tiles
+        fills = programs <= MULTIPROCESSORS and part >= _PART_INPUTS
+        fills_twice = programs <= 2 * MULTIPROCESSORS and part >= _LONG_PART_INPUTS
+        if not fills and not fills_twice:
+            break
+        splits *= 2
+    return splits
+
+
+def _with_slots(
+    tokens: int, num_inputs: int, *, groups: int, programs: int, halves: int = 1, splits: int = 1
+) -> NarrowFP8Tiles:
+    """Returns tiles with as many slots as fit into shared memory beside the rest, or as needed."""
+    num_blocks = -(-num_inputs // BLOCK)
+    tables = 2 * groups * (1 << (num_blocks - 1).bit_length()) * 4
+    results = groups * tokens * (GROUP_ROWS + 1) * 4
+    room = _SHARED_BYTES // programs - 1024 - 512 - 1024 - tables - results
+    slot = (groups * GROUP_ROWS * halves + tokens) * BLOCK + max(LEAST_SCALES, tokens) * 4 + 16
+    slots = max(2, min(-(-num_blocks // splits), room // slot))
+    return NarrowFP8Tiles(
+        tokens=tokens, groups=groups, programs=programs, slots=slots, splits=splits
+    )

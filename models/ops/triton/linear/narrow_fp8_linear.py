@@ -1,0 +1,297 @@
+"""Products of few tokens that are rounded to FP8 with FP8 weights, for Hopper's tensor cores.
+
+Such a product takes as long as reading its weight. Each warp group of a program multiplies 64 rows
+of the weight with all tokens; one more warp has the copy engine load tiles of 128 inputs into a
+ring of slots, of weights as many as fit before the previous kernel has ended. As in
+wide_fp8_linear the sum over each 128 inputs is scaled and added to the others by ordinary
+arithmetic.
+
+A gated product multiplies as many rows of the gate as of up, and may round its result to FP8: its
+tiles are as wide as the blocks that share a scale.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from models.number_formats import BLOCK
+from models.ops.operands.weight_scales import is_by_block
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.fp8_configurations import LEAST_SCALES, NarrowFP8Tiles
+from models.ops.triton.linear.narrow_fp8_results import store_gated, store_sums
+from models.ops.triton.linear.row_block_scales import keep_row_scales
+from models.ops.triton.linear.wide_configurations import GROUP_ROWS
+
+_DEPTH = gl.constexpr(BLOCK)
+"""Inputs of a tile: those of one scale, and 128 bytes."""
+_GROUP_ROWS = gl.constexpr(GROUP_ROWS)
+_LOAD_REGISTERS = 40
+"""Of a thread of the warp that loads."""
+_GROUP_REGISTERS = {1: 232, 2: 104}
+"""Of a thread of the second group, by programs of a multiprocessor."""
+_MOST_REGISTERS = {(1, 1): 255, (1, 2): 128, (2, 1): 168, (2, 2): 80}
+"""Of a thread when a program starts, by its groups and a multiprocessor's programs."""
+_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+_SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
+_MATRIX = gl.NVMMASharedLayout(128, 8, rank=2)
+_HALVES = gl.NVMMASharedLayout(128, 8, rank=3)
+
+
+@gluon.jit
+def _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED: gl.constexpr):
+    """Loads the tokens' inputs of a step, and their scales of blocks."""
+    _, xs, scales, full, _ = ring
+    ready = full.index(slot)
+    tma.async_copy_global_to_shared(x, [0, (first_step + step) * _DEPTH], ready, xs.index(slot))
+    if BLOCKED:
+        place = [first_step + step, 0]
+        tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
+
+
+@gluon.jit
+def _load(
+    x, weight, ring, x_scale, row, first_step, STEPS: gl.constexpr, BLOCKED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Loads all steps; weights need no wait, as no kernel writes them."""
+    weights, xs, scales, full, empty = ring
+    SLOTS: gl.constexpr = xs.shape[0]
+    FIRST: gl.constexpr = min(SLOTS, STEPS)
+    TOKENS: gl.constexpr = xs.shape[1]
+    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * weight.block_shape[1] + TOKENS) * _DEPTH
+    NUM_BYTES: gl.constexpr = FACTOR_BYTES + (scales.shape[2] * 4 if BLOCKED else 0)
+    for step in range(FIRST):
+        mbarrier.expect(full.index(step), NUM_BYTES)
+        place = [0, row, (first_step + step) * _DEPTH]
+        tma.async_copy_global_to_shared(weight, place, full.index(step), weights.index(step))
+    wait_for_previous(DEPENDENT)
+    for step in range(FIRST):
+        _load_inputs(x, x_scale, ring, step, first_step, step, BLOCKED)
+    slot = 0
+    phase = 0
+    for step in range(FIRST, STEPS):
+        mbarrier.wait(empty.index(slot), phase)
+        mbarrier.expect(full.index(slot), NUM_BYTES)
+        place = [0, row, (first_step + step) * _DEPTH]
+        tma.async_copy_global_to_shared(weight, place, full.index(slot), weights.index(slot))
+        _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED)
+        slot += 1
+        if slot == SLOTS:
+            slot = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _multiply_step(sums, left, right, token_scales, table, block, BLOCKED: gl.constexpr):
+    """Adds the product of 128 inputs [rows, tokens], with their scales if BLOCKED."""
+    layout: gl.constexpr = sums.type.layout
+    none = gl.zeros(sums.shape, gl.float32, layout)
+    product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
+    if BLOCKED:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        of_tokens: gl.constexpr = gl.SliceLayout(0, layout)
+        scales = token_scales._reinterpret(gl.float32, [token_scales.shape[1]], plain)
+        scales = scales.slice(0, sums.shape[1]).load(of_tokens)
+        row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
+        product *= (scales * row_scales.index(block).load(of_tokens))[None, :]
+    return sums + product
+
+
+@gluon.jit
+def _multiply(
+    ring, tables, maxima, operands, num_tokens, row, first_step, GROUP: gl.constexpr,
+    STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_BLOCKS: gl.constexpr,
+    GATED: gl.constexpr, BLOCKED: gl.constexpr, SPLITS: gl.constexpr, DTYPE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes one group's rows, of a gated product of both halves."""
+    weights, xs, scales, full, empty = ring
+    SLOTS: gl.constexpr = xs.shape[0]
+    TOKENS: gl.constexpr = xs.shape[1]
+    HALVES: gl.constexpr = weights.shape[1]
+    ROWS: gl.constexpr = weights.shape[2]
+    NUM_ROW_BLOCKS: gl.constexpr = (HALVES * NUM_OUTPUTS + _DEPTH - 1) // _DEPTH
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
+    output = row + GROUP * _GROUP_ROWS
+    first_table = tables.index(GROUP * 2)
+    second_table = tables.index(GROUP * 2 + 1)
+    if BLOCKED:
+        row_block = gl.minimum(output // _DEPTH, NUM_ROW_BLOCKS - 1)
+        keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
+        if GATED:
+            row_block += NUM_OUTPUTS // _DEPTH
+            keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
+    wait_for_previous(DEPENDENT)
+    first = gl.zeros([_GROUP_ROWS, TOKENS], gl.float32, layout)
+    second = first
+    slot = 0
+    phase = 0
+    for step in range(STEPS):
+        mbarrier.wait(full.index(slot), phase)
+        left = weights.index(slot).reshape([HALVES * ROWS, _DEPTH])
+        right = xs.index(slot)
+        token_scales = scales.index(slot)
+        # Past the last block inputs are zeros.
+        block = gl.minimum(first_step + step, NUM_BLOCKS - 1)
+        rows = left.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS)
+        first = _multiply_step(first, rows, right, token_scales, first_table, block, BLOCKED)
+        if GATED:
+            rows = left.slice(ROWS + GROUP * _GROUP_ROWS, _GROUP_ROWS)
+            second = _multiply_step(second, rows, right, token_scales, second_table, block, BLOCKED)
+        mbarrier.arrive(empty.index(slot))
+        slot += 1
+        if slot == SLOTS:
+            slot = 0
+            phase ^= 1
+    if GATED:
+        store_gated(
+            first, second, operands, maxima, output, num_tokens, GROUP, NUM_OUTPUTS, BLOCKED, DTYPE
+        )
+    else:
+        store_sums(first, operands, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+
+
+@gluon.jit(do_not_specialize=["num_tokens"])
+def _narrow_fp8_kernel(
+    x, weight, x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr, num_tokens,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
+    SCALES: gl.constexpr, GROUPS: gl.constexpr, GATED: gl.constexpr, BLOCKED: gl.constexpr,
+    SPLITS: gl.constexpr, SLOTS: gl.constexpr, DTYPE: gl.constexpr, TABLE_BLOCKS: gl.constexpr,
+    GROUP_REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes 64 outputs of each group for all tokens, over the inputs of one split.
+
+    x_scale: of rows a pointer, of blocks what the copy engine needs.
+    """
+    let_next_start(DEPENDENT)
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + _DEPTH - 1) // _DEPTH
+    STEPS: gl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
+    row = gl.program_id(0) * GROUPS * _GROUP_ROWS
+    first_step = gl.program_id(1) * STEPS
+    weights = gl.allocate_shared_memory(
+        weight.dtype, [SLOTS, weight.block_shape[0], GROUPS * _GROUP_ROWS, _DEPTH], weight.layout
+    )
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, _DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, SCALES], _SCALES)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tables = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, TABLE_BLOCKS], plain)
+    amaxes = gl.allocate_shared_memory(gl.float32, [GROUPS, TOKENS], plain)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    known = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=GROUPS)
+    mbarrier.init(known, count=GROUPS)
+    fence_async_shared()
+    ring = (weights, xs, scales, full, empty)
+    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr)
+    maxima = (amaxes, known)
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    ring, tables, maxima, operands, num_tokens, row, first_step, 0, STEPS,
+                    NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
+                )),
+                (_load, (x, weight, ring, x_scale, row, first_step, STEPS, BLOCKED, DEPENDENT)),
+            ],
+            [1],
+            [LOAD_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    ring, tables, maxima, operands, num_tokens, row, first_step, 0, STEPS,
+                    NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
+                )),
+                (_multiply, (
+                    ring, tables, maxima, operands, num_tokens, row, first_step, 1, STEPS,
+                    NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
+                )),
+                (_load, (x, weight, ring, x_scale, row, first_step, STEPS, BLOCKED, DEPENDENT)),
+            ],
+            [4, 1],
+            [GROUP_REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip
+
+
+def launch_narrow(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: NarrowFP8Tiles,
+    output: torch.Tensor,
+    output_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    is_gated: bool,
+) -> None:
+    """Runs the kernel; see models.ops.triton.linear.rounded_linear."""
+    num_tokens, num_inputs = rounded.shape
+    halves = 2 if is_gated else 1
+    num_outputs = len(weight) // halves
+    rows = tiles.groups * GROUP_ROWS
+    is_blocked = is_by_block(weight, weight_scale)
+    launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
+    shape, strides = [halves, num_outputs, num_inputs], [num_outputs * num_inputs, num_inputs, 1]
+    launch(
+        (-(-num_outputs // rows), tiles.splits, 1),
+        TensorDescriptor(
+            rounded, [*rounded.shape], [num_inputs, 1], [tiles.tokens, BLOCK], _MATRIX
+        ),
+        TensorDescriptor(weight, shape, strides, [halves, rows, BLOCK], _HALVES),
+        _described(scale, _num_scales(tiles)) if is_blocked else scale,
+        weight_scale, bias, output, output_scale, num_tokens,
+    )  # fmt: skip
+
+
+def _num_scales(tiles: NarrowFP8Tiles) -> int:
+    return max(LEAST_SCALES, tiles.tokens)
+
+
+def _described(scale: torch.Tensor, num_scales: int) -> TensorDescriptor:
+    """Describes the scales of empty_token_scales to the copy engine, a block's of all tokens."""
+    (num_tokens, num_blocks), stride = scale.shape, scale.stride(1)
+    tile = [1, num_scales]
+    return TensorDescriptor(scale.t(), [num_blocks, num_tokens], [stride, 1], tile, _SCALES.value)
+
+
+@lru_cache
+def _launcher(
+    num_outputs: int,
+    num_inputs: int,
+    is_gated: bool,
+    is_blocked: bool,
+    tiles: NarrowFP8Tiles,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Launch:
+    num_blocks = -(-num_inputs // BLOCK)
+    return Launch(
+        _narrow_fp8_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
+        SCALES=_num_scales(tiles), GROUPS=tiles.groups, GATED=is_gated, BLOCKED=is_blocked,
+        SPLITS=tiles.splits, SLOTS=tiles.slots, DTYPE=_DTYPES[dtype],
+        TABLE_BLOCKS=triton.next_power_of_2(num_blocks),
+        GROUP_REGISTERS=_GROUP_REGISTERS[tiles.programs], LOAD_REGISTERS=_LOAD_REGISTERS,
+        num_warps=4, maxnreg=_MOST_REGISTERS[tiles.groups, tiles.programs],
+        **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from models.number_formats import BLOCK
+from models.ops.triton.linear.fp8_configurations import (
+    NarrowFP8Tiles,
+    WideFP8Tiles,
+    fp8_tiles,
+    gated_fp8_tiles,
+)
+
+CUDA = torch.device("cuda", 0)
+SHARED_BYTES = 228 * 1024
+SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (1536, 7168), (28672, 8192)]
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    yield
+    fp8_tiles.cache_clear()
+    gated_fp8_tiles.cache_clear()
+
+
+def tiles_of(num_tokens, size, *, may_split=False, is_blocked=True):
+    return fp8_tiles(num_tokens, *size, is_blocked=is_blocked, may_split=may_split, device=CUDA)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_programs_share_a_multiprocessor_and_hold_all_tokens(size):
+    for num_tokens in range(2, 65):
+        found = [(tiles_of(num_tokens, size, may_split=split), 1) for split in (False, True)]
+        for is_rounded in (False, True):
+            tiles = gated_fp8_tiles(num_tokens, *size, is_rounded=is_rounded, device=CUDA)
+            found.append((tiles, 2))
+            assert tiles.groups == 2 or not is_rounded
+        for tiles, halves in found:
+            assert isinstance(tiles, NarrowFP8Tiles)
+            assert num_tokens <= tiles.tokens < 2 * max(num_tokens, 8)
+            rows = tiles.groups * 64 * halves
+            slot_bytes = (rows + tiles.tokens) * BLOCK + 4 * max(32, tiles.tokens)
+            results = 4 * tiles.groups * 64 * tiles.tokens
+            program_bytes = tiles.slots * slot_bytes + results + 1024
+            assert tiles.slots >= 2
+            assert program_bytes * tiles.programs <= SHARED_BYTES
+
+
+def test_parts_are_for_who_takes_them_and_leave_each_program_enough_inputs():
+    assert tiles_of(8, (4096, 12288)).splits == 1
+    assert tiles_of(8, (4096, 12288), may_split=True).splits == 4
+    assert tiles_of(8, (4096, 4096), may_split=True).splits == 2
+    assert tiles_of(8, (28672, 8192), may_split=True).splits == 1
+    assert tiles_of(8, (128, 512), may_split=True).splits == 1
+
+
+def test_more_tokens_take_wide_tiles():
+    assert isinstance(tiles_of(65, (4096, 4096)), WideFP8Tiles)
+    assert isinstance(gated_fp8_tiles(65, 4096, 4096, is_rounded=True, device=CUDA), WideFP8Tiles)
+
+
+def test_sizes_that_the_copy_engine_cannot_take_are_left_to_others():
+    assert tiles_of(8, (4096, 200)) is None
+    assert tiles_of(100, (4096, 200)) is None
+    assert gated_fp8_tiles(8, 4096, 200, is_rounded=False, device=CUDA) is None
