@@ -114,7 +114,7 @@ def _multiply_step(sums, left, right, token_scales, table, block, BLOCKED: gl.co
 
 @gluon.jit
 def _multiply(
-    ring, tables, maxima, operands, num_tokens, row, first_step, GROUP: gl.constexpr,
+    ring, tables, operands, num_tokens, row, first_step, GROUP: gl.constexpr,
     STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_BLOCKS: gl.constexpr,
     GATED: gl.constexpr, BLOCKED: gl.constexpr, SPLITS: gl.constexpr, DTYPE: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -159,9 +159,7 @@ def _multiply(
             slot = 0
             phase ^= 1
     if GATED:
-        store_gated(
-            first, second, operands, maxima, output, num_tokens, GROUP, NUM_OUTPUTS, BLOCKED, DTYPE
-        )
+        store_gated(first, second, operands, output, num_tokens, GROUP, NUM_OUTPUTS, BLOCKED, DTYPE)
     else:
         store_sums(first, operands, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
 
@@ -190,23 +188,26 @@ def _narrow_fp8_kernel(
     scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, SCALES], _SCALES)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tables = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, TABLE_BLOCKS], plain)
-    amaxes = gl.allocate_shared_memory(gl.float32, [GROUPS, TOKENS], plain)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    known = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SLOTS):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=GROUPS)
-    mbarrier.init(known, count=GROUPS)
+    # An unused barrier's memory would serve as something else, which the hardware would overwrite.
+    rounding = (output_scale_ptr,)
+    if output_scale_ptr is not None:
+        amaxes = gl.allocate_shared_memory(gl.float32, [GROUPS, TOKENS], plain)
+        known = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(known, count=GROUPS)
+        rounding = (output_scale_ptr, amaxes, known)
     fence_async_shared()
     ring = (weights, xs, scales, full, empty)
-    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr)
-    maxima = (amaxes, known)
+    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, rounding)
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (_multiply, (
-                    ring, tables, maxima, operands, num_tokens, row, first_step, 0, STEPS,
+                    ring, tables, operands, num_tokens, row, first_step, 0, STEPS,
                     NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
                 )),
                 (_load, (x, weight, ring, x_scale, row, first_step, STEPS, BLOCKED, DEPENDENT)),
@@ -218,11 +219,11 @@ def _narrow_fp8_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    ring, tables, maxima, operands, num_tokens, row, first_step, 0, STEPS,
+                    ring, tables, operands, num_tokens, row, first_step, 0, STEPS,
                     NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
                 )),
                 (_multiply, (
-                    ring, tables, maxima, operands, num_tokens, row, first_step, 1, STEPS,
+                    ring, tables, operands, num_tokens, row, first_step, 1, STEPS,
                     NUM_OUTPUTS, NUM_BLOCKS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
                 )),
                 (_load, (x, weight, ring, x_scale, row, first_step, STEPS, BLOCKED, DEPENDENT)),

@@ -49,9 +49,8 @@ def store_sums(
 
 
 @gluon.jit
-def _common_amax(exact, maxima, GROUP: gl.constexpr):
+def _common_amax(exact, amaxes, known, GROUP: gl.constexpr):
     """Returns the largest magnitude of each token's outputs, of all groups."""
-    amaxes, known = maxima
     GROUPS: gl.constexpr = amaxes.shape[0]
     amax = gl.max(gl.abs(exact), axis=0)
     amaxes.index(GROUP).store(amax)
@@ -64,11 +63,11 @@ def _common_amax(exact, maxima, GROUP: gl.constexpr):
 
 @gluon.jit
 def store_gated(
-    gate, up, operands, maxima, output, num_tokens, GROUP: gl.constexpr,
+    gate, up, operands, output, num_tokens, GROUP: gl.constexpr,
     NUM_OUTPUTS: gl.constexpr, BLOCKED: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Stores silu(gate) * up, with the roundings to DTYPE of a launch of its own, then to FP8."""
-    x_scale_ptr, weight_scale_ptr, _, output_ptr, output_scale_ptr = operands
+    x_scale_ptr, weight_scale_ptr, _, output_ptr, rounding = operands
     layout: gl.constexpr = gate.type.layout
     tokens = gl.arange(0, gate.shape[1], gl.SliceLayout(0, layout))
     is_token = tokens < num_tokens
@@ -82,9 +81,11 @@ def store_gated(
     gate = gate.to(DTYPE).to(gl.float32)
     up = up.to(DTYPE).to(gl.float32)
     values = (gate * (1.0 / (1.0 + gl.exp(-gate))) * up).to(DTYPE)
-    if output_scale_ptr is not None:
+    if rounding[0] is not None:
+        output_scale_ptr, amaxes, known = rounding
         exact = values.to(gl.float32)
-        scale = gl.maximum(_common_amax(exact, maxima, GROUP), _SMALLEST_AMAX) / _FP8_MAX
+        amax = _common_amax(exact, amaxes, known, GROUP)
+        scale = gl.maximum(amax, _SMALLEST_AMAX) / _FP8_MAX
         scaled = gl.minimum(gl.maximum(exact / scale[None, :], -_FP8_MAX), _FP8_MAX)
         values = scaled.to(output_ptr.dtype.element_ty)
         stride = (num_tokens + _TOKEN_ALIGNMENT - 1) // _TOKEN_ALIGNMENT * _TOKEN_ALIGNMENT
