@@ -56,9 +56,8 @@ def launched_by(
     from services.engine.worker.start.kernel_building import found_in
     from services.engine.worker.start.kv_memory import probe_runner
     from services.engine.worker.start.warm_up import (
-        FIRST_STEPS,
+        all_steps,
         largest_step,
-        other_steps,
         run_small_steps,
     )
     from tests.support.compilation import compilation_config
@@ -86,10 +85,9 @@ def launched_by(
     with without_other_ranks():
         return found_in(
             [
-                lambda: run_small_steps(runner, limits, FIRST_STEPS),
                 lambda: runner.execute(largest_step(limits)),
                 lambda: warm_up_first_graphs(runner, config, limits=limits),
-                lambda: run_small_steps(runner, limits, other_steps(model.config, limits)),
+                lambda: run_small_steps(runner, limits, all_steps(model.config, limits)),
             ]
         )
 

@@ -129,8 +129,10 @@ class GraphEngine:
         """Captures up to `num_graphs` of the remaining graphs; returns the outcome of each."""
         outcomes = []
         while self.prepared.graphs.num_pending and len(outcomes) < num_graphs:
-            outcomes.append(self.prepared.graphs.capture_next())
-            self.ledger.take(graph_report(outcomes[-1]))
+            outcome = self.prepared.graphs.capture_slice()
+            if outcome is not None:
+                outcomes.append(outcome)
+                self.ledger.take(graph_report(outcome))
         return outcomes
 
     def run(

@@ -37,16 +37,16 @@ def has_another_checkpoint():
 def finds_faults():
     """Fails the test of every graph of decodes."""
     from models.cudagraph_mode import GraphKind
-    from services.engine.compilation.graphs.graph_runner import StartedCapture
+    from services.engine.compilation.graphs.graph_runner import GraphCapture
 
-    finish = StartedCapture.finish
+    finish = GraphCapture.finish
 
     def find_fault(self, agree=str):
         if self.key.kind is GraphKind.DECODE:
             return finish(self, lambda fault: agree("a fault of one rank"))
         return finish(self, agree)
 
-    StartedCapture.finish = find_fault
+    GraphCapture.finish = find_fault
 
 
 def has_few_blocks():

@@ -21,6 +21,7 @@ class GraphState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAPH_STATE_UNSPECIFIED: _ClassVar[GraphState]
     GRAPH_STATE_CAPTURED: _ClassVar[GraphState]
     GRAPH_STATE_QUARANTINED: _ClassVar[GraphState]
+    GRAPH_STATE_PROVISIONAL: _ClassVar[GraphState]
 PROFILE_END_UNSPECIFIED: ProfileEnd
 PROFILE_END_STOPPED: ProfileEnd
 PROFILE_END_STEPS: ProfileEnd
@@ -29,6 +30,7 @@ PROFILE_END_MEMORY: ProfileEnd
 GRAPH_STATE_UNSPECIFIED: GraphState
 GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
+GRAPH_STATE_PROVISIONAL: GraphState
 
 class WorkerCommand(_message.Message):
     __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load")

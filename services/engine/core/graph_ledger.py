@@ -26,7 +26,8 @@ class GraphFigures:
     """One graph's cost of capture and the steps that replayed it.
 
     num_bytes: device memory that it added. padded_tokens: padding in its replays, in query tokens.
-    fault: why the graph is not used; empty while it is.
+    fault: why the graph is not used; empty while it is. is_provisional: steps run it until the
+    graph of the compiled model is there.
     """
 
     key: GraphKey
@@ -35,6 +36,7 @@ class GraphFigures:
     num_replays: int = 0
     padded_tokens: int = 0
     fault: str = ""
+    is_provisional: bool = False
 
 
 class GraphLedger:
@@ -66,15 +68,15 @@ class GraphLedger:
 
     @property
     def figures(self) -> list[GraphFigures]:
-        """Every graph that was captured or given up: decode graphs first, larger first."""
+        """Every planned graph that was captured or given up: decodes first, larger first."""
         return sorted(
-            self._figures.values(),
+            (each for each in self._figures.values() if not each.is_provisional),
             key=lambda each: (_ORDER.index(each.key.kind), -each.key.num_tokens),
         )
 
     @property
     def captured(self) -> list[GraphFigures]:
-        """The graphs that steps may order."""
+        """The graphs that steps may order for good."""
         return [each for each in self.figures if not each.fault and each.key.kind != _DRAFT]
 
     def costs(self, *kinds: GraphKind) -> dict[int, int]:
@@ -88,9 +90,10 @@ class GraphLedger:
     def take(self, report: GraphReport) -> None:
         """Takes the worker's report on one graph; the dispatcher uses it from the next step on."""
         self._book(report)
-        if len(self._figures) == self.num_planned and not self._is_complete:
+        figures = self.figures
+        if len(figures) == self.num_planned and not self._is_complete:
             self._is_complete = True
-            captured = [each for each in self._figures.values() if not each.fault]
+            captured = [each for each in figures if not each.fault]
             log.info(
                 "graphs_complete",
                 num_captured=len(captured),
@@ -101,7 +104,8 @@ class GraphLedger:
 
     def _book(self, report: GraphReport) -> None:
         figures = self._figures.setdefault(_name(report.key), GraphFigures(report.key))
-        if report.state == GraphState.GRAPH_STATE_CAPTURED:
+        figures.is_provisional = report.state == GraphState.GRAPH_STATE_PROVISIONAL
+        if report.state != GraphState.GRAPH_STATE_QUARANTINED:
             figures.capture_s = report.capture_s
             figures.num_bytes = report.num_bytes
             if report.key.kind != _DRAFT:

@@ -1,8 +1,9 @@
 """Captures graphs, tests each once, and replays the graphs that pass."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,91 +26,98 @@ class GraphOutcome:
     """The end of a graph's capture; `fault` says why it must not be replayed.
 
     num_bytes: device memory that it added.
+    is_provisional: a graph of the compiled model will replace it.
     """
 
     key: GraphKey
     capture_s: float = 0.0
     num_bytes: int = 0
     fault: str = ""
+    is_provisional: bool = False
 
 
-class StartedCapture:
-    """A captured graph under test on the device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A captured graph and the test of its outputs, under way on the device.
 
-    def __init__(
-        self,
-        key: GraphKey,
-        *,
-        capture_s: float,
-        num_bytes: int = 0,
-        test: Verdict | GraphFaultError | torch.OutOfMemoryError,
-        drop: Callable[[GraphKey], None],
-    ) -> None:
-        """Starts with a graph under test.
+    num_bytes: device memory that it added. keep: lets replays run it, once it has passed.
+    """
+
+    test: Verdict
+    num_bytes: int = 0
+    keep: Callable[[], None] = lambda: None
+
+
+Slices: TypeAlias = Generator[None, None, Captured]
+"""Captures one graph; steps may run wherever it yields."""
+
+
+class GraphCapture:
+    """The capture of one graph, in slices: `advance` until it `is_under_test`, then `finish`."""
+
+    def __init__(self, key: GraphKey, slices: Slices, *, drop: Callable[[GraphKey], None]) -> None:
+        """Starts with nothing captured.
 
         Args:
-            key: names it.
-            capture_s: time spent so far.
-            num_bytes: device memory that it added.
-            test: of its outputs, or the error of the capture.
+            key: names the graph.
+            slices: captures it.
             drop: removes the graph.
         """
         self.key = key
-        self._capture_s = capture_s
-        self._num_bytes = num_bytes
-        self._test = test
+        self._slices = slices
         self._drop = drop
+        self._capture_s = 0.0
+        self._end: Captured | GraphFaultError | torch.OutOfMemoryError | None = None
+
+    @property
+    def is_under_test(self) -> bool:
+        """Whether all slices have run; a graph that cannot be captured has failed its test."""
+        return self._end is not None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether `finish` does not wait for the device."""
+        if isinstance(self._end, Captured):
+            return self._end.test.is_ready
+        return self.is_under_test
+
+    def advance(self) -> None:
+        """Runs the next slice."""
+        started_s = time.monotonic()
+        try:
+            next(self._slices)
+        except StopIteration as end:
+            self._end = end.value
+        except (GraphFaultError, torch.OutOfMemoryError) as error:
+            self._end = error
+        self._capture_s += time.monotonic() - started_s
 
     def finish(self, agree: Callable[[str], str] = str) -> GraphOutcome:
-        """Waits for the test and drops the graph if it failed.
+        """Waits for the test and keeps the graph if it passed.
 
         agree: maps the fault found here, or "", to the one that holds for all ranks.
         """
         started_s = time.monotonic()
-        fault = "" if isinstance(self._test, Verdict) else str(self._test)
-        if isinstance(self._test, Verdict):
+        end, fault = self._end, ""
+        assert end is not None, "all slices have run"
+        if isinstance(end, Captured):
             try:
-                self._test.require_same()
+                end.test.require_same()
             except GraphFaultError as error:
                 fault = str(error)
+        else:
+            fault = str(end)
         fault = agree(fault)
         if fault:
             self._drop(self.key)
+        elif isinstance(end, Captured):
+            end.keep()
         return GraphOutcome(
             key=self.key,
             capture_s=self._capture_s + time.monotonic() - started_s,
-            num_bytes=0 if fault else self._num_bytes,
+            num_bytes=end.num_bytes if isinstance(end, Captured) and not fault else 0,
             fault=fault,
         )
-
-
-def start_capture(
-    key: GraphKey,
-    capture: Callable[[], tuple[int, Verdict]],
-    *,
-    drop: Callable[[GraphKey], None],
-) -> StartedCapture:
-    """Captures a graph.
-
-    Args:
-        key: names it.
-        capture: captures it; returns the bytes it added and the test of its outputs.
-        drop: removes the graph.
-    """
-    started_s = time.monotonic()
-    test: Verdict | GraphFaultError | torch.OutOfMemoryError
-    num_bytes = 0
-    try:
-        num_bytes, test = capture()
-    except (GraphFaultError, torch.OutOfMemoryError) as error:
-        test = error
-    return StartedCapture(
-        key,
-        capture_s=time.monotonic() - started_s,
-        num_bytes=num_bytes,
-        test=test,
-        drop=drop,
-    )
 
 
 Implied = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
@@ -142,7 +150,7 @@ class GraphRunner:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def start(
+    def capture(
         self,
         key: GraphKey,
         program: Program,
@@ -150,8 +158,10 @@ class GraphRunner:
         fill_inputs: Callable[[int], None],
         *,
         implied: Implied | None = None,
-    ) -> StartedCapture:
-        """Captures a program and starts the graph's test; it serves only after that.
+    ) -> GraphCapture:
+        """Returns the capture of a program and its test; the graph serves only after that.
+
+        An earlier graph of this key serves until then.
 
         Args:
             key: names the graph.
@@ -162,9 +172,8 @@ class GraphRunner:
             implied: computes the expected integers from a graph's outputs; by default they are the
                 program's own, which rounding could change.
         """
-        return start_capture(
-            key, lambda: self._capture(key, program, inputs, fill_inputs, implied), drop=self.drop
-        )
+        slices = self._capture(key, program, inputs, fill_inputs, implied)
+        return GraphCapture(key, slices, drop=self.drop)
 
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
         """Runs a graph; the next replay of any graph overwrites the results.
@@ -191,28 +200,33 @@ class GraphRunner:
         inputs: Inputs,
         fill_inputs: Callable[[int], None],
         implied: Implied | None,
-    ) -> tuple[int, Verdict]:
+    ) -> Slices:
         recorder = self._recorder
         fill_inputs(1)
         with FusionCheck() as fusions:
             expected = [output.clone() for output in recorder.warm_up(program)]
+        yield
         fill_inputs(0)
         before = recorder.num_used_bytes()
         recording = recorder.record(program)
         graph = _Graph(recording.shared(), FixedInputs(inputs))
         del recording
         num_bytes = max(0, recorder.num_used_bytes() - before)
-        self._graphs[key] = graph
+        yield
         fill_inputs(1)
         # The program may have written to the very same memory.
         for output in graph.recording.output:
             output.fill_(torch.nan if output.is_floating_point() else UNWRITTEN)
-        actual = self.replay(key, inputs)
+        graph.inputs.check(inputs)
+        graph.recording.replay()
+        actual: tuple[Tensor, ...] = graph.recording.output
         if implied is not None:
             integers = iter(implied(actual))
             expected = [
                 output if output.is_floating_point() else next(integers) for output in expected
             ]
-        verdict = Verdict(expected, actual, fusions.comparisons)
-        graph.is_checked = False  # the first replay that serves is checked again
-        return num_bytes, verdict
+        return Captured(
+            test=Verdict(expected, actual, fusions.comparisons),
+            num_bytes=num_bytes,
+            keep=lambda: self._graphs.update({key: graph}),
+        )

@@ -52,17 +52,22 @@ class Verdict:
         errors = torch.stack([comparison.error for comparison in comparisons])
         self._comparisons = [each._replace(error=torch.empty(0)) for each in comparisons]
         self._errors = errors
-        self._is_ready: torch.cuda.Event | None = None
+        self._compared: torch.cuda.Event | None = None
         if errors.is_cuda:
             self._errors = torch.empty_like(errors, device="cpu", pin_memory=True)
             self._errors.copy_(errors, non_blocking=True)
-            self._is_ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-            self._is_ready.record()
+            self._compared = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
+            self._compared.record()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `require_same` does not wait."""
+        return self._compared is None or self._compared.query()  # type: ignore[no-untyped-call]  # torch
 
     def require_same(self) -> None:
         """Waits for the comparison; raises GraphFaultError unless all pairs agree."""
-        if self._is_ready is not None:
-            self._is_ready.synchronize()
+        if self._compared is not None:
+            self._compared.synchronize()
         for error, comparison in zip(self._errors.tolist(), self._comparisons, strict=True):
             tolerance = RELATIVE_TOLERANCE.get(comparison.dtype)
             if tolerance is None and error:

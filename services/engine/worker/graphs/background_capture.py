@@ -10,18 +10,19 @@ from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.graphs.graph_set import GraphSet
 
 SERVING_SHARE = 4.0
-"""Under load, serving gets this multiple of the last capture's time before the next."""
+"""Under load, serving gets this multiple of the last slice's time before the next."""
 
-COMPILE_POLL_S = 2e-3
-"""Pause between checks of a running compilation."""
+POLL_S = 2e-3
+"""Pause between checks of a running compilation or test."""
 
 
 class BackgroundCapture:
-    """Decides when to capture the next graph, and captures it.
+    """Decides when to capture the next graph, and captures it in slices between steps.
 
     An idle worker captures continuously, each graph while the device tests the last. Under load,
-    captures take at most a fifth of the time, and a step waits for at most one. Graphs contain the
-    compiled model, so captures wait for a running compilation.
+    captures take at most a fifth of the time, and a step waits for at most one slice. While the
+    model is compiled, only decodes that steps have missed are captured, and only while the
+    compilation waits for other processes.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class BackgroundCapture:
     @property
     def max_wait_s(self) -> float | None:
         """Longest time an idle worker may wait for a step; None for no limit."""
-        if self._compilation is not None:
-            return COMPILE_POLL_S
-        return 0.0 if self.has_work else None
+        if not self.has_work:
+            return None
+        return 0.0 if self.is_due(is_idle=True) else POLL_S
 
     def is_due(self, *, is_idle: bool) -> bool:
         """Whether `run` has something to do now.
@@ -54,9 +55,14 @@ class BackgroundCapture:
         Args:
             is_idle: no step is running or ordered.
         """
-        if self._compilation is not None:
-            return self._compilation.is_done
-        return self.has_work and (is_idle or self._clock() >= self._next_s)
+        compilation, graphs = self._compilation, self._graphs
+        if compilation is not None and compilation.is_done:
+            return True
+        if compilation is not None and not (graphs.is_early and compilation.waits):
+            return False
+        if not graphs.has_next or graphs.must_wait(max_under_test=self._max_under_test(is_idle)):
+            return False
+        return is_idle or self._clock() >= self._next_s
 
     @property
     def is_compiling(self) -> bool:
@@ -75,7 +81,7 @@ class BackgroundCapture:
         return self.run(is_idle=order.is_idle)
 
     def run(self, *, is_idle: bool) -> GraphOutcome | None:
-        """Captures one graph, or installs the compiled model.
+        """Runs a slice of a capture, ends a test, or installs the compiled model.
 
         Args:
             is_idle: as for `is_due`.
@@ -83,14 +89,23 @@ class BackgroundCapture:
         Returns:
             The outcome of a finished graph, if any.
         """
-        if self._compilation is not None:
-            self._compilation.install()
+        compilation = self._compilation
+        if compilation is None:
+            return self._capture(is_idle=is_idle)
+        if compilation.is_done:
+            self._graphs.end_early()
+            compilation.install()
             self._compilation = None
             return None
-        if is_idle:
-            return self._graphs.capture_ahead()
+        with compilation.held_up() as is_held_up:
+            return self._graphs.capture_slice() if is_held_up else None
+
+    def _capture(self, *, is_idle: bool) -> GraphOutcome | None:
         started_s = self._clock()
-        outcome = self._graphs.capture_next()
+        outcome = self._graphs.capture_slice(max_under_test=self._max_under_test(is_idle))
         ended_s = self._clock()
         self._next_s = ended_s + SERVING_SHARE * (ended_s - started_s)
         return outcome
+
+    def _max_under_test(self, is_idle: bool) -> int:
+        return 1 if is_idle and not self._graphs.is_early else 0

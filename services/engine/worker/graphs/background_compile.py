@@ -1,8 +1,10 @@
 """Traces and compiles a model and builds its kernels in a thread while a worker serves."""
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
@@ -14,31 +16,55 @@ SWITCH_INTERVAL_S = 500e-6
 """Longest time the compiler holds Python's lock while a step waits for it."""
 
 
+Pause = Callable[[], AbstractContextManager[None]]
+"""Surrounds a wait in which a compilation uses neither Python nor the device."""
+
+
 class BackgroundCompile:
-    """A running compilation, whose result replaces the model between two steps."""
+    """A running compilation, whose result replaces the model between two steps.
+
+    Graphs can be captured while it waits for other processes, and only then: a capture changes how
+    torch treats all threads (waits for the device are errors, the random generator is captured).
+    """
 
     def __init__(
         self,
-        compile_model: Callable[[], None],
+        compile_model: Callable[[Pause], None],
         install: Callable[[], None],
     ) -> None:
         """Starts to compile.
 
         Args:
-            compile_model: compiles without changing the model.
+            compile_model: compiles without changing the model; takes what surrounds its waits.
             install: makes later steps run the result.
         """
         self._install = install
+        self._works = threading.Lock()
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
-        self._result = thread.submit(compile_model)
+        self._result = thread.submit(self._run, compile_model)
         thread.shutdown(wait=False)
 
     @property
     def is_done(self) -> bool:
         """Whether `install` can be called."""
         return self._result.done()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the compilation waits for other processes now."""
+        return not self._works.locked()
+
+    @contextmanager
+    def held_up(self) -> Iterator[bool]:
+        """Keeps a compilation that waits from going on in the block; yields whether it waits."""
+        waits = self._works.acquire(blocking=False)
+        try:
+            yield waits
+        finally:
+            if waits:
+                self._works.release()
 
     def install(self) -> None:
         """Makes later steps run the compiled model, unless that failed.
@@ -54,3 +80,15 @@ class BackgroundCompile:
             log.error("compilation_failed", exc_info=error)
             return
         self._install()
+
+    def _run(self, compile_model: Callable[[Pause], None]) -> None:
+        with self._works:
+            compile_model(self._pause)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        self._works.release()
+        try:
+            yield
+        finally:
+            self._works.acquire()

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -10,18 +11,20 @@ from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
-from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
+from services.engine.compilation.graphs.graph_runner import GraphCapture, GraphOutcome
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.worker.inputs.batch import Batch
 
 log = structlog.get_logger()
 
+_OF_DECODES = (GraphKind.DECODE, GraphKind.DRAFT)
+
 
 class GraphFamily(Protocol):
     """The graphs of one kind."""
 
-    def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures one graph between two steps and starts its test."""
+    def capture(self, key: GraphKey) -> GraphCapture:
+        """Returns the capture of one graph and its test, in slices between steps."""
 
     def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
         """Runs a captured graph over a batch whose header was written.
@@ -68,8 +71,11 @@ class GraphSet:
         self._on_fault = on_fault
         self._agree = agree
         self._pending = list(planned)
-        self._under_test: deque[StartedCapture] = deque()
+        self._begun: GraphCapture | None = None
+        self._under_test: deque[GraphCapture] = deque()
         self._captured: set[GraphKey] = set()
+        self._is_early = False
+        self._provisional: dict[GraphKey, int] | None = None
         self._ascending = sorted(
             (key for key in planned if key.kind is not GraphKind.DRAFT),
             key=lambda key: (key.kind, key.num_tokens, key.graph_bs),
@@ -79,8 +85,8 @@ class GraphSet:
 
     @property
     def num_pending(self) -> int:
-        """Graphs to capture or under test."""
-        return len(self._pending) + len(self._under_test)
+        """Graphs to capture, begun or under test."""
+        return len(self._pending) + len(self._under_test) + (self._begun is not None)
 
     def require_planned(self, batch: Batch) -> None:
         """Raises ValueError if a batch does not fit its graph or the graph is not planned."""
@@ -112,43 +118,98 @@ class GraphSet:
                 return
 
     @property
+    def is_early(self) -> bool:
+        """Whether the model is still compiled."""
+        return self._is_early
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `capture_slice` has something to do."""
+        return bool(self._begun or self._under_test) or self.next_pending is not None
+
+    def begin_early(self, *, are_provisional: bool) -> None:
+        """Restricts captures to decodes that steps have missed, while the model is compiled.
+
+        are_provisional: graphs of the compiled model will replace them.
+        """
+        self._is_early = True
+        if are_provisional:
+            self._provisional = {}
+
+    def end_early(self) -> None:
+        """Plans all graphs, of the model that is installed next.
+
+        A provisional graph serves until the graph that replaces it has passed its test.
+        """
+        self._is_early = False
+        if self._provisional is None:
+            return
+        unfinished = [*self._under_test, *([self._begun] if self._begun else [])]
+        again = {*self._pending, *self._provisional, *(each.key for each in unfinished)}
+        self._begun = None
+        self._under_test.clear()
+        self._pending = [key for key in self.planned if key in again]
+        if self._provisional:
+            log.info(
+                "provisional_graphs_end",
+                num_graphs=len(self._provisional),
+                total_mb=sum(self._provisional.values()) // 2**20,
+            )
+        self._provisional = None
+
+    @property
     def next_pending(self) -> GraphKey | None:
-        """The graph missed by most steps, at first the first one planned; None if none is left."""
+        """The graph to go on with, or the one that most steps wanted; None if none is left.
+
+        At first that is the first one planned.
+        """
+        if self._begun is not None:
+            return self._begun.key
         if self._told in self._pending:
             return self._told
-        if not self._pending:
-            return None
-        return max(self._pending, key=self._num_wanted.__getitem__)
+        pending = self._pending
+        if self._is_early:
+            pending = [key for key in pending if key.kind in _OF_DECODES and self._num_wanted[key]]
+        return max(pending, key=self._num_wanted.__getitem__, default=None)
 
     def capture_first(self, key: GraphKey) -> None:
         """Makes a graph `next_pending` until it is captured."""
         self._told = key
 
-    def capture_next(self) -> GraphOutcome:
-        """Captures `next_pending`.
+    def must_wait(self, *, max_under_test: int = 0) -> bool:
+        """Whether `capture_slice` would wait for the device."""
+        return self._ends_test(max_under_test) and not self._under_test[0].is_decided
 
-        If a graph is under test, ends its test instead.
-        """
-        return self._end_test() or self.capture(self._next())
-
-    def capture_ahead(self, max_under_test: int = 1) -> GraphOutcome | None:
-        """Captures the graph that `capture_next` would, without waiting for its test.
+    def capture_slice(self, *, max_under_test: int = 0) -> GraphOutcome | None:
+        """Runs the next slice of a capture, of `next_pending`, or ends the oldest test.
 
         Args:
-            max_under_test: most graphs under test at once; each holds memory for its expected
-                outputs.
+            max_under_test: most graphs under test while others are captured; each holds memory for
+                its expected outputs.
 
         Returns:
-            The outcome of the oldest test, if there are more of them or nothing is left to capture.
+            The outcome of the test that it ended, if any but a provisional graph's that failed.
         """
-        is_last = not self._pending
-        if not is_last:
-            self._under_test.append(self._start(self._next()))
-        return self._end_test() if is_last or len(self._under_test) > max_under_test else None
+        if self._ends_test(max_under_test):
+            outcome = self._finish(self._under_test.popleft())
+            return None if outcome.is_provisional and outcome.fault else outcome
+        if self._begun is None:
+            key = self.next_pending
+            if key is None:
+                return None
+            self._begun = self._begin(key)
+        self._advance(self._begun)
+        if self._begun.is_under_test:
+            self._under_test.append(self._begun)
+            self._begun = None
+        return None
 
     def capture(self, key: GraphKey) -> GraphOutcome:
         """Captures one of the pending graphs."""
-        return self._finish(self._start(key))
+        begun = self._begin(key)
+        while not begun.is_under_test:
+            self._advance(begun)
+        return self._finish(begun)
 
     @torch.inference_mode()
     def warm_up(self, keys: Iterable[GraphKey]) -> None:
@@ -166,6 +227,8 @@ class GraphSet:
         if key not in self._captured:
             self._num_wanted[key] += 1
             return None
+        if self._provisional is not None:
+            self._num_wanted[key] += 1  # the graph that replaces it comes first
         try:
             return self._families[key.kind].replay(key, batch)
         except GraphFaultError as error:
@@ -175,28 +238,35 @@ class GraphSet:
     def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
         """Removes a graph for good and reports it."""
         self._captured.discard(key)
+        self._pending = [each for each in self._pending if each != key]
+        if self._provisional is not None:
+            self._provisional.pop(key, None)
         self._families[key.kind].drop(key)
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
 
-    def _end_test(self) -> GraphOutcome | None:
-        """Waits for the verdict of the oldest test, if any."""
-        return self._finish(self._under_test.popleft()) if self._under_test else None
+    def _ends_test(self, max_under_test: int) -> bool:
+        """Whether the next thing to do is to end a test."""
+        num_under_test = len(self._under_test)
+        is_last = self.next_pending is None and num_under_test > 0
+        return self._begun is None and (is_last or num_under_test > max_under_test)
 
-    def _next(self) -> GraphKey:
-        key = self.next_pending
-        assert key is not None, "callers know that a graph is left"
-        return key
+    def _begin(self, key: GraphKey) -> GraphCapture:
+        self._pending.remove(key)
+        return self._families[key.kind].capture(key)
 
     @torch.inference_mode()
-    def _start(self, key: GraphKey) -> StartedCapture:
-        self._pending.remove(key)
-        return self._families[key.kind].start_capture(key)
+    def _advance(self, begun: GraphCapture) -> None:
+        begun.advance()
 
-    def _finish(self, started: StartedCapture) -> GraphOutcome:
-        outcome = started.finish(self._agree)
+    def _finish(self, begun: GraphCapture) -> GraphOutcome:
+        outcome = begun.finish(self._agree)
         key = outcome.key
+        if self._provisional is not None:
+            self._provisional[key] = outcome.num_bytes
+            outcome = replace(outcome, is_provisional=True)
         if outcome.fault:
+            self._captured.discard(key)
             log.warning("graph_given_up", graph=str(key), fault=outcome.fault)
             return outcome
         self._captured.add(key)
@@ -204,6 +274,7 @@ class GraphSet:
             "graph_captured",
             kind=key.kind.name,
             num_tokens=key.num_tokens,
+            is_provisional=outcome.is_provisional,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,
             num_pending=self.num_pending,

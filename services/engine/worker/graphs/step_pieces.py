@@ -5,7 +5,7 @@ from torch import Tensor
 from models.forward_context import GraphKey
 from models.ops.kernel_choice import has_kernels
 from services.engine.compilation.graphs.fusion_check import FusionCheck
-from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
+from services.engine.compilation.graphs.graph_runner import Captured, GraphCapture, Slices
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.verdict import Verdict
 from services.engine.limits import StepLimits
@@ -34,9 +34,9 @@ class StepPieces:
         self._pieces = pieces
         self._limits = limits
 
-    def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures all pieces for one number of tokens and starts the test."""
-        return start_capture(key, lambda: self._capture(key), drop=self.drop)
+    def capture(self, key: GraphKey) -> GraphCapture:
+        """Returns the capture of all pieces for one number of tokens and their test."""
+        return GraphCapture(key, self._capture(key), drop=self.drop)
 
     def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor]:
         """Runs a step whose header was written.
@@ -58,20 +58,23 @@ class StepPieces:
         """Removes the graphs of one number of tokens."""
         self._pieces.drop(key)
 
-    def _capture(self, key: GraphKey) -> tuple[int, Verdict]:
+    def _capture(self, key: GraphKey) -> Slices:
         recorder = self._pieces.recorder
         with FusionCheck() as fusions:
             num_tokens, warmed_up = self._run_dummy(key)
         expected = warmed_up[:num_tokens].clone()
         del warmed_up
+        yield
         first = self._write_dummy(key, 0)
         before = recorder.num_used_bytes()
         with self._pieces.capturing():
             self.replay(key, first)
         num_bytes = max(0, recorder.num_used_bytes() - before)
+        yield
         (replayed,) = self.replay(key, self._write_dummy(key, 1))
         self._pieces.check_again(key)
-        return num_bytes, Verdict([expected], [replayed[:num_tokens]], fusions.comparisons)
+        test = Verdict([expected], [replayed[:num_tokens]], fusions.comparisons)
+        return Captured(test=test, num_bytes=num_bytes)
 
     def _run_dummy(self, key: GraphKey) -> tuple[int, Tensor]:
         """Runs a dummy step without graphs; returns its query tokens and hidden states."""

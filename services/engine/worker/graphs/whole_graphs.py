@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from models.forward_context import GraphKey
-from services.engine.compilation.graphs.graph_runner import GraphRunner, Implied, StartedCapture
+from services.engine.compilation.graphs.graph_runner import GraphCapture, GraphRunner, Implied
 from services.engine.compilation.graphs.recorder import GraphRecorder, Inputs, Program
 from services.engine.worker.inputs.batch import Batch
 
@@ -38,9 +38,9 @@ class WholeGraphs:
         self._program = program
         self._graphs = GraphRunner(recorder)
 
-    def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures one graph and starts its test; live blocks are not changed."""
-        return self._graphs.start(
+    def capture(self, key: GraphKey) -> GraphCapture:
+        """Returns the capture of one graph and its test; live blocks are not changed."""
+        return self._graphs.capture(
             key,
             self._program.program(key),
             self._program.inputs(key),

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
@@ -80,7 +80,7 @@ class BuildProcesses:
             os._exit(1)  # skips the worker's cleanup
 
     def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> range:
-        """Orders builds, which start in this order after all earlier ones.
+        """Orders builds, which start in this order after all earlier ones have started.
 
         Args:
             builds: at least one.
@@ -137,28 +137,33 @@ def num_processes(num_builds: int) -> int:
     return min(len(os.sched_getaffinity(0)), MAX_PROCESSES, num_builds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    number: int
+    build: Build
+    niceness: int
+
+
 def _serve(connection: Connection) -> None:
-    """Builds and reports in the order of requests, until the requests end."""
-    while True:
-        try:
-            first, builds, niceness = connection.recv()
-        except EOFError:
-            return
-        for number, error in _build_all(builds, niceness):
-            connection.send((first + number, error))
-
-
-def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, str]]:
-    """Builds each in its own process; yields index and error, empty on success."""
-    waiting = deque(enumerate(builds))
+    """Builds in the order of requests, each in its own process, and reports; ends with them."""
+    waiting: deque[_Ordered] = deque()
     running: dict[Connection, int] = {}
-    while waiting or running:
-        while waiting and len(running) < num_processes(len(builds)):
-            number, build = waiting.popleft()
-            running[_fork_builder(build, niceness)] = number
-        for connection in wait(list(running)):
-            assert isinstance(connection, Connection), "nothing else was given"
-            yield running.pop(connection), _outcome(connection)
+    while True:
+        for ready in wait([connection, *running]):
+            assert isinstance(ready, Connection), "nothing else was given"
+            if ready is not connection:
+                connection.send((running.pop(ready), _outcome(ready)))
+                continue
+            try:
+                first, builds, niceness = connection.recv()
+            except EOFError:
+                return
+            waiting.extend(
+                _Ordered(number, build, niceness) for number, build in enumerate(builds, first)
+            )
+        while waiting and len(running) < num_processes(len(waiting) + len(running)):
+            ordered = waiting.popleft()
+            running[_fork_builder(ordered.build, ordered.niceness)] = ordered.number
 
 
 def _fork_builder(build: Build, niceness: int) -> Connection:

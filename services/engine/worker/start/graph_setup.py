@@ -68,7 +68,7 @@ class PreparedGraphs:
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
         while self.graphs.num_pending:
-            outcome = self.graphs.capture_ahead(MAX_UNDER_TEST)
+            outcome = self.graphs.capture_slice(max_under_test=MAX_UNDER_TEST)
             if outcome is None:
                 continue
             outcomes.append(outcome)
@@ -226,7 +226,11 @@ def estimate_graph_bytes(
 
 def graph_report(outcome: GraphOutcome) -> GraphReport:
     """Returns a graph's outcome in its wire form."""
-    state = GraphState.GRAPH_STATE_QUARANTINED if outcome.fault else GraphState.GRAPH_STATE_CAPTURED
+    state = GraphState.GRAPH_STATE_CAPTURED
+    if outcome.fault:
+        state = GraphState.GRAPH_STATE_QUARANTINED
+    elif outcome.is_provisional:
+        state = GraphState.GRAPH_STATE_PROVISIONAL
     return GraphReport(
         key=wire_key(outcome.key),
         state=state,

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
 from services.engine.config.worker import WorkerConfig
+from services.engine.worker.graphs.background_compile import Pause
 from services.engine.worker.start.build_processes import (
     BACKGROUND_NICENESS,
     BuildProcesses,
@@ -52,7 +53,7 @@ class KernelBuilding:
         """
         self._processes = processes
         self._loaded: Future[None] | None = None
-        self._ordered: range | None = None
+        self._ordered: list[int] = []
         if HAS_TRITON and processes is not None:
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernels")
             self._loaded = thread.submit(_prepare_launches)
@@ -66,11 +67,15 @@ class KernelBuilding:
             return cls(None)
         return cls(BuildProcesses.fork(_load_kernel_functions))
 
-    def build_first(self, first: WarmUp, *, next_: WarmUp, soon: WarmUp, others: WarmUp) -> None:
+    def build_first(
+        self, first: WarmUp, *, early: WarmUp, next_: WarmUp, soon: WarmUp, others: WarmUp
+    ) -> None:
         """Builds and loads all kernels of the first steps.
 
         Args:
-            first: steps that show whether Triton's cache has the kernels.
+            first: steps of the first request.
+            early: steps of several first requests. These and `first` show whether Triton's cache
+                has the kernels.
             next_: other steps before the worker is ready. If a kernel is missing, these and the
                 next two run here without launches.
             soon: steps whose kernels are built at the same time, without waiting for them.
@@ -78,15 +83,20 @@ class KernelBuilding:
         """
         if self._processes is None:
             first()
+            early()
             return
         assert self._loaded is not None, "it is begun where there are processes"
         self._loaded.result()
-        if not _has_all_kept(first):
-            self._build(self._processes, [[first, next_], [soon], [others]])
+        if not _has_all_kept((first, early)):
+            self._build(self._processes, [[first, next_], [early]], [[soon], [others]])
             first()
+            early()
 
-    def build_while_serving(self, warm_ups: Sequence[WarmUp]) -> None:
-        """Builds the kernels of further steps; other threads may launch kernels meanwhile."""
+    def build_while_serving(self, warm_ups: Sequence[WarmUp], pause: Pause) -> None:
+        """Builds the kernels of further steps; other threads may launch kernels meanwhile.
+
+        pause: surrounds the wait for them.
+        """
         if self._processes is None:
             return
         started_s = time.monotonic()
@@ -94,44 +104,49 @@ class KernelBuilding:
         if missing:
             builds = list(missing.values())
             ordered = self._processes.begin(builds, niceness=BACKGROUND_NICENESS)
-            self._wait(self._processes, "kernels_built", ordered, started_s)
+            with pause():
+                self._wait(self._processes, "kernels_built", ordered, started_s)
 
     def build_others(self) -> None:
         """Waits for the remaining builds and ends the processes."""
         if self._processes is None:
             return
-        if self._ordered is not None:
+        if self._ordered:
             self._wait(self._processes, "later_kernels_built", self._ordered, time.monotonic())
         self._processes.stop()
         self._processes = None
 
-    def _build(self, processes: BuildProcesses, warm_ups: Sequence[Sequence[WarmUp]]) -> None:
-        """Builds the kernels of the first of three groups of steps, and orders the rest."""
+    def _build(
+        self,
+        processes: BuildProcesses,
+        urgent: Sequence[Sequence[WarmUp]],
+        later: Sequence[Sequence[WarmUp]],
+    ) -> None:
+        """Builds the kernels of groups of steps, and orders those of later groups.
+
+        While the first kernels are built, the next groups show theirs.
+        """
         started_s = time.monotonic()
-        urgent, soon = (_missing_of(found_in(group)) for group in warm_ups[:2])
-        soon = {name: build for name, build in soon.items() if name not in urgent}
-        ordered = processes.begin([*urgent.values(), *soon.values()])
-        collect_s = time.monotonic() - started_s
-        # Collected while the first are built.
-        others = _missing_of(found_in(warm_ups[2]))
-        others = {name: build for name, build in others.items() if name not in urgent | soon}
-        self._wait(
-            processes,
-            "kernels_built",
-            ordered[: len(urgent)],
-            started_s,
-            collect_s=round(collect_s, 3),
-        )
-        self._ordered = ordered[len(urgent) :]
-        if others:
-            last = processes.begin(list(others.values()), niceness=BACKGROUND_NICENESS)
-            self._ordered = range(self._ordered.start, last.stop)
+        names: set[str] = set()
+
+        def order(warm_ups: Sequence[WarmUp], niceness: int) -> list[int]:
+            missing = _missing_of(found_in(warm_ups))
+            builds = [build for name, build in missing.items() if name not in names]
+            names.update(missing)
+            return list(processes.begin(builds, niceness=niceness)) if builds else []
+
+        awaited = [number for group in urgent for number in order(group, 0)]
+        collect_s = round(time.monotonic() - started_s, 3)
+        soon, *others = later
+        self._ordered = order(soon, 0)
+        self._ordered += [each for group in others for each in order(group, BACKGROUND_NICENESS)]
+        self._wait(processes, "kernels_built", awaited, started_s, collect_s=collect_s)
 
     def _wait(
         self,
         processes: BuildProcesses,
         event: str,
-        numbers: range,
+        numbers: Sequence[int],
         started_s: float,
         **facts: float,
     ) -> None:
@@ -189,14 +204,15 @@ class _ZeroedTensors(TorchFunctionMode):
         return _ZEROED.get(func, func)(*args, **(kwargs or {}))
 
 
-def _has_all_kept(warm_up: WarmUp) -> bool:
+def _has_all_kept(warm_ups: Collection[WarmUp]) -> bool:
     """Runs steps up to the first kernel missing in Triton's cache; returns whether none is."""
     # Triton is imported on first use: a CPU installation has none.
     from models.ops.triton.launching.kernel_builds import MissingKernelError, only_kept_kernels
 
     try:
         with only_kept_kernels():
-            warm_up()
+            for warm_up in warm_ups:
+                warm_up()
     except MissingKernelError as missing:
         log.info("kernel_missing", name=str(missing))
         return False

@@ -288,6 +288,13 @@ class LoadedModel:
         """Whether the level needs a trace that there is not yet."""
         return self.traced is None and self.config.compilation.level in TRACED_LEVELS
 
+    @property
+    def will_change(self) -> bool:
+        """Whether tracing or compiling it leaves another forward pass to run."""
+        if self.lacks_trace or self.config.compilation.level == CompilationLevel.DYNAMO_AS_IS:
+            return True
+        return self.traced is not None and not self._has_nothing_to_compile(self.traced)
+
     def with_trace(self) -> "LoadedModel":
         """Returns this model with its trace, as it is if it has one or if its level needs none.
 

@@ -1,6 +1,7 @@
 """Traces and compiles a loaded model, before a worker serves or while it does."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,14 +9,16 @@ import torch
 from models.parallel.collectives import without_other_ranks
 from protos.engine.v1.worker_pb2 import CompileReport
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
+from services.engine.worker.graphs.background_compile import Pause
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.graph_setup import install_model, warm_up_first_graphs
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_trace import TraceProcess
 from services.engine.worker.start.warm_up import (
-    FIRST_STEPS,
-    other_steps,
+    all_steps,
+    later_steps,
+    queue_small_steps,
     run_small_steps,
     small_step_of_everything,
 )
@@ -55,18 +58,21 @@ class ModelCompilation:
             else:
                 tracer.finish()
 
-    def run(self) -> None:
+    def run(self, pause: Pause = nullcontext) -> None:
         """Waits for the trace or makes it, builds the model's kernels, and compiles it.
 
         Any thread may call it; steps run meanwhile.
+
+        pause: surrounds waits for other processes.
         """
         model = self._model
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)
         if self._tracer is not None:
-            self._tracer.finish()
+            with pause():
+                self._tracer.finish()
         traced = model.with_trace()
-        _build_other_kernels(traced, self._kernels, is_new=traced is not model)
+        _build_other_kernels(traced, self._kernels, is_new=traced is not model, pause=pause)
         self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)
         self._model = traced
 
@@ -81,6 +87,11 @@ class ModelCompilation:
             report(self.report)
 
     @property
+    def changes_model(self) -> bool:
+        """Whether steps will run something else once the result of `run` is installed."""
+        return self._model.will_change
+
+    @property
     def report(self) -> CompileReport | None:
         """Matches of each compiler pass; None if none has run."""
         if self._compiled is not None:
@@ -90,27 +101,32 @@ class ModelCompilation:
 
 
 @without_other_ranks()
-def _build_other_kernels(loaded: LoadedModel, kernels: KernelBuilding, *, is_new: bool) -> None:
+def _build_other_kernels(
+    loaded: LoadedModel, kernels: KernelBuilding, *, is_new: bool, pause: Pause
+) -> None:
     """Builds the kernels of all other steps.
 
     Args:
         loaded: as later steps run it.
         kernels: builds them.
         is_new: no kernel of this model was looked for, those of first steps among them.
+        pause: as for `ModelCompilation.run`.
     """
-    others = other_steps(loaded.model.config, loaded.limits)
-    steps = [*FIRST_STEPS, *others] if is_new else others
+    limits = loaded.limits
+    steps = (all_steps if is_new else later_steps)(loaded.model.config, limits)
     if is_new:
         runner = loaded.make_runner(1)
         kernels.build_while_serving(
             [
-                lambda: run_small_steps(runner, loaded.limits, steps),
-                lambda: warm_up_first_graphs(
-                    runner, loaded.config.compilation, limits=loaded.limits
-                ),
-            ]
+                lambda: run_small_steps(runner, limits, steps),
+                lambda: warm_up_first_graphs(runner, loaded.config.compilation, limits=limits),
+            ],
+            pause,
         )
-    kernels.build_others()
+    with pause():
+        kernels.build_others()
     if loaded.device.type == "cuda":
-        run_small_steps(loaded.make_runner(1), loaded.limits, steps)
-        loaded.make_runner(1).execute(small_step_of_everything(loaded.limits))
+        # One at a time: a step of a request waits for at most one of them.
+        for pending in queue_small_steps(loaded.make_runner(1), limits, steps):
+            pending.message()
+        loaded.make_runner(1).execute(small_step_of_everything(limits)).message()

@@ -39,7 +39,8 @@ from services.engine.worker.start.model_trace import TraceProcess, may_trace_lat
 from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
-    other_steps,
+    early_steps,
+    later_steps,
     run_small_steps,
 )
 
@@ -151,6 +152,8 @@ def start_worker(
     outcomes: list[GraphOutcome] = []
     capture = None
     if settings.capture_while_serving:
+        if not ranks.has_others:  # each rank's compilation waits at other times
+            prepared.graphs.begin_early(are_provisional=compilation.changes_model)
         background = BackgroundCompile(
             compilation.run, lambda: compilation.install(runner, on_compiled)
         )
@@ -204,13 +207,14 @@ def _build_first_kernels(
     Returns:
         The memory of the largest step, in bytes; None if not measured.
     """
-    limits, runner = loaded.limits, loaded.make_runner(1)
+    limits, runner, config = loaded.limits, loaded.make_runner(1), loaded.model.config
     step_bytes = []
     kernels.build_first(
         lambda: run_small_steps(runner, limits, FIRST_STEPS),
+        early=lambda: run_small_steps(runner, limits, early_steps(config, limits)),
         next_=lambda: warm_up_first_graphs(runner, settings, limits=limits),
         soon=lambda: step_bytes.append(largest_step_bytes(runner, limits)),
-        others=lambda: run_small_steps(runner, limits, other_steps(loaded.model.config, limits)),
+        others=lambda: run_small_steps(runner, limits, later_steps(config, limits)),
     )
     return step_bytes[0] if step_bytes else None
 

@@ -4,7 +4,7 @@ Their rows have no blocks: all keys and values go to the null block.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,15 +27,16 @@ from services.engine.batch import (
 from services.engine.limits import StepLimits
 from services.engine.request import SamplingParams
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.pending_result import PendingResult
 
 FIRST_STEPS = ((1,), (128,))
 """Prompt lengths of the steps whose kernels the first request needs."""
 
-OTHER_STEPS = (
-    *((1, 1), (2, 2), (33,), (256,), (512,), (600,)),
-    *((1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
-)
-"""Prompt lengths of steps with other kernels; see the tables in models.ops.triton."""
+_DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8, 16, 32, 64, 128)))
+"""Decodes with other kernels; see the tables in models.ops.triton."""
+
+_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (600,))
+"""Prompt lengths of other steps with other kernels."""
 
 _EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
@@ -43,23 +44,44 @@ _EVERYTHING = SamplingParams(
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
 
-def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
-    """Returns the prompt lengths of each step to run besides FIRST_STEPS.
+def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
+    """Returns the steps besides FIRST_STEPS whose kernels several first requests need.
 
-    The kernels of attention depend on the numbers of requests and heads, those of experts on the
-    numbers of tokens and experts. Each kernel variant without a step gets one.
+    They are decodes of one token for each variant of the kernels, and a step of short prompts. The
+    kernels of attention depend on the numbers of requests and heads, those of experts on the
+    numbers of tokens and experts.
     """
-    fitting = [q_lens for q_lens in (*FIRST_STEPS, *OTHER_STEPS) if _fits(q_lens, limits)]
-    single = [len(q_lens) for q_lens in fitting if max(q_lens) == 1]
-    attention = first_requests_of_each_form(config.num_key_value_heads)
-    steps = [*OTHER_STEPS, *((1,) * count for count in _untaken(attention, single))]
+    steps = [*_DECODES, _PROMPTS[0]]
+    decodes = [(1,), *_DECODES]
+    firsts = [first_requests_of_each_form(config.num_key_value_heads)]
     if config.moe is not None:
+        moe = config.moe
+        firsts.append(first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok))
+    for each in firsts:
+        counts = [len(q_lens) for q_lens in decodes if _fits(q_lens, limits)]
+        missing = [count for count in _untaken(each, counts) if count <= limits.max_num_seqs]
+        decodes += [(1,) * count for count in missing]
+        steps += [(1,) * count for count in missing]
+    return steps
+
+
+def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
+    """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
+    early = early_steps(config, limits)
+    steps = [*_PROMPTS[1:]]
+    if config.moe is not None:
+        fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
         experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
         missing = _untaken(experts, [sum(q_lens) for q_lens in fitting])
         steps += [_prompts(count, limits.max_model_len) for count in missing]
     if config.mla is not None:
         steps += steps_of_each_form(config.mla, MANY_LATENT_TOKENS)
     return steps
+
+
+def all_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
+    """Returns the prompt lengths of steps that run every kernel variant, first ones first."""
+    return [*FIRST_STEPS, *early_steps(config, limits), *later_steps(config, limits)]
 
 
 def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:
@@ -92,11 +114,19 @@ def run_small_steps(
     runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
 ) -> None:
     """Queues small steps with these prompt lengths; skips steps over the limits."""
+    for _ in queue_small_steps(runner, limits, kinds):
+        pass
+
+
+def queue_small_steps(
+    runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
+) -> Iterator[PendingResult]:
+    """Queues the same steps one at a time, as the caller asks for their results."""
     if runner.device.type == "cuda":
         torch.cuda.set_device(runner.device)  # this may be a new thread
     for q_lens in kinds:
         if _fits(q_lens, limits):
-            runner.execute(_step(q_lens, _GREEDY, limits))
+            yield runner.execute(_step(q_lens, _GREEDY, limits))
 
 
 def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:

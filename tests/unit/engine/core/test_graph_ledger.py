@@ -28,6 +28,12 @@ def captured(key):
     )
 
 
+def provisional(key):
+    return GraphReport(
+        key=key, state=GraphState.GRAPH_STATE_PROVISIONAL, capture_s=0.1, num_bytes=10
+    )
+
+
 def given_up(key):
     return GraphReport(key=key, state=GraphState.GRAPH_STATE_QUARANTINED, fault="planted")
 
@@ -109,6 +115,19 @@ def test_the_end_of_captures_is_reported_once():
         ledger.take(given_up(full(8)))
     complete = [line for line in logs if line["event"] == "graphs_complete"]
     assert [(line["num_captured"], line["num_planned"]) for line in complete] == [(1, 2)]
+
+
+def test_a_provisional_graph_serves_and_counts_as_none_until_it_is_replaced():
+    with capture_logs() as logs:
+        ledger = GraphLedger(WorkerReady(planned_graphs=[full(4)]))
+        ledger.take(provisional(full(4)))
+        assert dispatch(ledger, 3).graph_key == full(4)
+        ledger.count(step(ledger, 3), step_result(1, []))
+        assert (ledger.figures, ledger.captured, logs) == ([], [], [])
+        ledger.take(captured(full(4)))
+    (figures,) = ledger.captured
+    assert (figures.num_replays, figures.capture_s, figures.num_bytes) == (1, 0.5, 1024)
+    assert [line["event"] for line in logs] == ["graphs_complete"]
 
 
 def test_what_captures_cost_is_known_of_graphs_in_use():

@@ -8,6 +8,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from services.engine.batch import FallbackReason
 from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.worker.start.graph_setup import graph_report
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 
@@ -114,22 +115,37 @@ def test_a_graph_serves_only_after_its_verdict_was_read(folder):
     engine = GraphEngine(folder, decode_graphs(2, 4))
     graphs = engine.prepared.graphs
     large, small = graphs.planned
-    assert graphs.capture_ahead() is None
+    outcomes = [graphs.capture_slice(max_under_test=1) for _ in range(6)]
+    assert outcomes == [None] * 6
     assert not graphs.is_captured(large)
-    assert graphs.capture_ahead().key == large
+    assert graphs.capture_slice(max_under_test=1).key == large
     assert (graphs.is_captured(large), graphs.is_captured(small)) == (True, False)
     assert graphs.num_pending == 1
-    assert graphs.capture_next().key == small
+    assert graphs.capture_slice().key == small
     assert graphs.is_captured(small)
     assert not graphs.num_pending
 
 
+def test_steps_between_the_slices_of_a_capture_change_nothing(folder, eager):
+    engine = GraphEngine(folder, decode_graphs(2, 4))
+    expected = eager.run(PROMPTS[:3], 4)
+    outcomes = []
+    while engine.prepared.graphs.num_pending:
+        outcome = engine.prepared.graphs.capture_slice()
+        if outcome is not None:
+            outcomes.append(outcome)
+            engine.ledger.take(graph_report(outcome))
+        assert engine.run(PROMPTS[:3], 4) == expected
+    assert [(each.key.graph_bs, each.fault) for each in outcomes] == [(4, ""), (2, "")]
+
+
 def test_several_graphs_may_be_under_test_and_come_out_in_order(folder):
     graphs = GraphEngine(folder, decode_graphs(1, 2, 4, 8)).prepared.graphs
-    outcomes = [graphs.capture_ahead(2) for _ in range(6)]
-    assert outcomes[:2] == [None, None]
-    assert [outcome.key for outcome in outcomes[2:]] == list(graphs.planned)
-    assert not graphs.num_pending
+    outcomes = []
+    while graphs.num_pending:
+        outcomes.append(graphs.capture_slice(max_under_test=2))
+    assert outcomes[:9] == [None] * 9
+    assert [outcome.key for outcome in outcomes if outcome] == list(graphs.planned)
 
 
 def test_a_bad_graph_among_good_ones_is_found_by_its_own_test(folder):

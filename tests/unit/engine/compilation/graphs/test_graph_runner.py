@@ -34,14 +34,16 @@ class Captured:
                 tokens = (tokens + num_runs) % 3
             return computed, tokens.int()
 
-        started = runner.start(
+        capture = runner.capture(
             KEY,
             program,
             {"logits": logits},
             lambda variant: logits.copy_(LOGITS[variant]),
             implied=implied,
         )
-        self.fault = started.finish().fault
+        while not capture.is_under_test:
+            capture.advance()
+        self.fault = capture.finish().fault
         self.is_kept = KEY in runner
 
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections import deque
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,7 +19,7 @@ from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
 
 WAIT_S = 60
-CAPTURE_S = 2.0
+SLICE_S = 2.0
 
 
 class Clock:
@@ -30,58 +31,164 @@ class Clock:
 
 
 class Graphs:
-    """Stands in for GraphSet; each capture takes CAPTURE_S."""
+    """Stands in for GraphSet; each capture has two slices, of SLICE_S each."""
 
     def __init__(self, sizes, clock):
         self._sizes = deque(sizes)
-        self._under_test = None
+        self._begun = None
+        self._under_test = deque()
         self._clock = clock
+        self.is_early = False
+        self.is_decided = True
 
     @property
     def num_pending(self):
-        return len(self._sizes) + (self._under_test is not None)
+        return len(self._sizes) + (self._begun is not None) + len(self._under_test)
 
-    def capture_next(self):
-        before, self._under_test = self._under_test, None
-        return before or self._capture()
+    @property
+    def has_next(self):
+        return self.num_pending > 0
 
-    def capture_ahead(self):
-        started = self._capture() if self._sizes else None
-        before, self._under_test = self._under_test, started
-        return before
+    def end_early(self):
+        self.is_early = False
 
-    def _capture(self):
-        self._clock.now_s += CAPTURE_S
-        size = self._sizes.popleft()
+    def must_wait(self, *, max_under_test):
+        return self._ends_test(max_under_test) and not self.is_decided
+
+    def capture_slice(self, *, max_under_test=0):
+        if self._ends_test(max_under_test):
+            return self._under_test.popleft()
+        self._clock.now_s += SLICE_S
+        if self._begun is None:
+            self._begun = self._sizes.popleft()
+            return None
+        size, self._begun = self._begun, None
         key = GraphKey(kind=GraphKind.DECODE, num_tokens=size, graph_bs=size, max_q_len=1)
-        return GraphOutcome(key=key, capture_s=CAPTURE_S, fault="planted" if size == 3 else "")
+        fault = "planted" if size == 3 else ""
+        self._under_test.append(GraphOutcome(key=key, capture_s=2 * SLICE_S, fault=fault))
+        return None
+
+    def _ends_test(self, max_under_test):
+        is_last = not self._sizes and bool(self._under_test)
+        return self._begun is None and (is_last or len(self._under_test) > max_under_test)
 
 
-def test_an_idle_worker_captures_one_after_the_other():
+class Compilation:
+    """Stands in for BackgroundCompile."""
+
+    is_done = False
+    waits = True
+    is_installed = False
+
+    @contextmanager
+    def held_up(self):
+        yield self.waits
+
+    def install(self):
+        self.is_installed = True
+
+
+def test_an_idle_worker_captures_one_while_the_device_tests_the_last():
     clock = Clock()
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
     sizes = []
     while capture.is_due(is_idle=True):
         outcome = capture.run(is_idle=True)
         sizes.append(outcome and outcome.key.graph_bs)
-    assert sizes == [None, 2, 1]
+    assert sizes == [None] * 4 + [2, 1]
     assert not capture.has_work
 
 
 def test_a_graph_under_test_is_done_with_before_another_is_captured_under_load():
     clock = Clock()
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
-    assert capture.run(is_idle=True) is None
+    assert [capture.run(is_idle=True) for _ in range(2)] == [None, None]
     started_s = clock.now_s
     assert capture.run(is_idle=False).key.graph_bs == 2
     assert clock.now_s == started_s
+    assert [capture.run(is_idle=False) for _ in range(2)] == [None, None]
     assert capture.run(is_idle=False).key.graph_bs == 1
     assert not capture.has_work
 
 
+def test_no_step_waits_for_a_test():
+    clock = Clock()
+    graphs = Graphs([1], clock)
+    capture = BackgroundCapture(graphs, clock=clock)
+    for _ in range(2):
+        capture.run(is_idle=True)
+    graphs.is_decided = False
+    assert not capture.is_due(is_idle=True)
+    assert capture.max_wait_s > 0
+    graphs.is_decided = True
+    assert capture.max_wait_s == 0
+    assert capture.run(is_idle=True).key.graph_bs == 1
+    assert capture.max_wait_s is None
+
+
+def test_graphs_are_captured_early_while_the_compilation_waits():
+    clock = Clock()
+    graphs, compilation = Graphs([2, 1], clock), Compilation()
+    graphs.is_early = True
+    capture = BackgroundCapture(graphs, compilation=compilation, clock=clock)
+    compilation.waits = False
+    assert not capture.is_due(is_idle=False)
+    compilation.waits = True
+    # Eager steps cost more than a slice, so none has to be waited for.
+    outcomes = []
+    while graphs.num_pending > 1:
+        assert capture.is_due(is_idle=False)
+        outcomes.append(capture.run(is_idle=False))
+    assert [each.key.graph_bs for each in outcomes if each] == [2]
+    compilation.is_done = True
+    assert capture.is_due(is_idle=False)
+    assert capture.run(is_idle=False) is None
+    assert compilation.is_installed
+    assert not graphs.is_early
+    assert not capture.is_compiling
+
+
+def test_captures_wait_for_the_compilation_where_none_is_early():
+    clock = Clock()
+    capture = BackgroundCapture(Graphs([1], clock), compilation=Compilation(), clock=clock)
+    assert not capture.is_due(is_idle=True)
+
+
+def test_a_compilation_is_held_up_only_where_it_waits():
+    waits, goes_on = threading.Event(), threading.Event()
+    held_up, worked = [], []
+
+    def compile_model(pause):
+        worked.append(compilation_of())
+        with pause():
+            waits.set()
+            goes_on.wait(WAIT_S)
+        worked.append(compilation_of())
+
+    made = threading.Event()
+
+    def compilation_of():
+        made.wait(WAIT_S)
+        with compilations[0].held_up() as is_held_up:
+            return is_held_up
+
+    compilations = [BackgroundCompile(compile_model, lambda: None)]
+    made.set()
+    waits.wait(WAIT_S)
+    with compilations[0].held_up() as is_held_up:
+        held_up.append(is_held_up)
+        goes_on.set()
+        # It goes on after the block alone.
+        assert not compilations[0].is_done
+    while not compilations[0].is_done:
+        pass
+    compilations[0].install()
+    assert (held_up, worked) == ([True], [False, False])
+
+
 @pytest.mark.parametrize(("error", "is_fatal"), [(UnmatchedPassError, True), (ValueError, False)])
 def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error, is_fatal):
-    def compile_model():
+    def compile_model(pause):
         raise error("planted")
 
     installed = []
@@ -103,7 +210,7 @@ def test_under_load_serving_gets_most_of_the_time():
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
     assert capture.is_due(is_idle=False)
     capture.run(is_idle=False)
-    clock.now_s += SERVING_SHARE * CAPTURE_S - 0.1
+    clock.now_s += SERVING_SHARE * SLICE_S - 0.1
     assert not capture.is_due(is_idle=False)
     assert capture.is_due(is_idle=True)
     clock.now_s += 0.1

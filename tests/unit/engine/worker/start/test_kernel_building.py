@@ -33,6 +33,9 @@ def first():
     empty_at_launch.append(torch.empty(1000, dtype=torch.int64).any())
     rms_norm(x, x[0].clone(), 1e-6)
 
+def early():
+    rms_norm(x.double(), x[0].double(), 1e-6)
+
 def next_():
     rms_norm(x.float(), x[0].float(), 1e-6)
 
@@ -60,14 +63,14 @@ knobs.compilation.listener = note
 
 def start():
     building = KernelBuilding(processes)
-    building.build_first(first, next_=next_, soon=soon, others=others)
+    building.build_first(first, early=early, next_=next_, soon=soon, others=others)
     building.build_others()
     next_()
     soon()
     others()
 """
 
-ALL = "['_rms_norm_kernel'] * 3 + ['_write_entries_kernel']"
+ALL = "['_rms_norm_kernel'] * 4 + ['_write_entries_kernel']"
 
 
 def run(cache, program):
@@ -89,7 +92,8 @@ def test_all_is_built_elsewhere_once_and_nothing_the_next_time(tmp_path):
             start()
         assert not builds_here, builds_here
         assert launched == {ALL}, launched
-        assert processes.orders == [(["_rms_norm_kernel"] * 3, 0), (["_write_entries_kernel"], 10)]
+        orders = [(["_rms_norm_kernel"] * count, 0) for count in (2, 1, 1)]
+        assert processes.orders == [*orders, (["_write_entries_kernel"], 10)]
         # Once where launches were skipped.
         assert not empty_at_launch[1]
         """,
@@ -115,7 +119,7 @@ def test_only_what_is_missing_is_built(tmp_path):
         with absent_gpu() as launched:
             start()
         assert not builds_here, builds_here
-        assert processes.orders == [(["_rms_norm_kernel"] * 3, 0)]
+        assert processes.orders == [(["_rms_norm_kernel"] * count, 0) for count in (2, 1, 1)]
         assert launched == {ALL}, launched
         """,
     )
@@ -174,6 +178,12 @@ def test_a_missing_kernel_stops_steps_before_they_launch_more(tmp_path):
 def test_without_kernels_nothing_is_forked_and_steps_run_once(tmp_path):
     building = KernelBuilding.fork(WorkerConfig(device="cpu"))
     ran = []
-    building.build_first(lambda: ran.append(1), next_=ran.clear, soon=ran.clear, others=ran.clear)
+    building.build_first(
+        lambda: ran.append("first"),
+        early=lambda: ran.append("early"),
+        next_=ran.clear,
+        soon=ran.clear,
+        others=ran.clear,
+    )
     building.build_others()
-    assert ran == [1]
+    assert ran == ["first", "early"]

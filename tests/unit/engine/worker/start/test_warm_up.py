@@ -18,8 +18,9 @@ from services.engine.limits import StepLimits
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
-    OTHER_STEPS,
-    other_steps,
+    all_steps,
+    early_steps,
+    later_steps,
     prompts_of,
     run_small_steps,
 )
@@ -45,9 +46,9 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, expected in [
-        (256, 2048, [2, 4, 33, 8, 16, 32, 64, 128]),
-        (1, 4, []),
-        (40, 40, [2, 4, 33, 8, 16, 32]),
+        (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 129, 33]),
+        (1, 4, [1]),
+        (40, 40, [1, 2, 8, 16, 32, 4, 33]),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
@@ -57,7 +58,7 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
             vocab_size=97,
         )
         runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
-        run_small_steps(runner, limits, OTHER_STEPS)
+        run_small_steps(runner, limits, all_steps(model.config, limits))
         assert runner.num_tokens == expected
 
 
@@ -98,7 +99,7 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
         block_size=16,
         vocab_size=97,
     )
-    steps = [*FIRST_STEPS, *other_steps(replace(config, moe=moe), limits)]
+    steps = all_steps(replace(config, moe=moe), limits)
     warmed_up = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
     assert warmed_up == {form(count, num_experts, top_k) for count in range(1, 4097)}
 
@@ -133,21 +134,31 @@ def test_every_way_through_decode_attention_is_warmed_up(
         block_size=16,
         vocab_size=97,
     )
-    steps = [*FIRST_STEPS, *other_steps(config, limits)]
+    steps = [*FIRST_STEPS, *early_steps(config, limits)]
     warmed_up = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
     assert warmed_up == {form(count) for count in range(1, 257)}
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
-def test_every_way_through_products_of_many_tokens_is_warmed_up(num_outputs, is_gated, monkeypatch):
+def test_every_way_through_products_of_many_tokens_is_warmed_up(
+    tmp_path, num_outputs, is_gated, monkeypatch
+):
     def tiles(num_tokens):
         return wide_tiles(
             num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
         )
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
+    write_checkpoint(tmp_path, "qwen3")
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
     warmed_up = {tiles(count) for count in (*counts, 8192) if count > 64}
     assert {tiles(count) for count in range(65, 4097)} <= warmed_up | {None}
     wide_tiles.cache_clear()
@@ -163,10 +174,28 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
         block_size=16,
         vocab_size=97,
     )
-    deepseek = replace(config.moe, num_experts=256, num_experts_per_tok=8)
+    deepseek = replace(config, moe=replace(config.moe, num_experts=256, num_experts_per_tok=8))
+    dense = replace(config, moe=None)
+    assert set(early_steps(dense, limits)) <= set(early_steps(deepseek, limits))
     # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
-    assert other_steps(replace(config, moe=deepseek), limits) == [*OTHER_STEPS, (1025,)]
-    assert other_steps(replace(config, moe=None), limits) == list(OTHER_STEPS)
+    assert later_steps(deepseek, limits) == [*later_steps(dense, limits), (1025,)]
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 20, 256])
+def test_decodes_of_all_experts_are_early_as_far_as_requests_go(tmp_path, max_num_seqs):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = ModelConfig.from_folder(tmp_path)
+    moe = replace(config.moe, num_experts=64, num_experts_per_tok=6)
+    limits = StepLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=4096,
+        max_model_len=100,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = [*FIRST_STEPS, *early_steps(replace(config, moe=moe), limits)]
+    decodes = {form(len(each), 64, 6) for each in steps if max(each) == 1 and fits(each, limits)}
+    assert decodes == {form(count, 64, 6) for count in range(1, max_num_seqs + 1)}
 
 
 def fits(q_lens, limits):
