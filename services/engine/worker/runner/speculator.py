@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
@@ -15,9 +16,9 @@ from services.engine.worker.graphs.drafter import Drafter, DraftModel
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.whole_graphs import GraphProgram
 from services.engine.worker.inputs.batch import Batch, Drafts
-from services.engine.worker.inputs.draft_places import DraftPlaces
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
+from services.engine.worker.inputs.sampled_positions import SampledPositions
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 
 DraftWatcher = Callable[[tuple[Tensor, ...]], None]
@@ -84,7 +85,9 @@ class Speculation:
         """
         self._buffers = buffers
         self._decode_q_len = limits.decode_q_len
-        self._max_drafts = limits.num_speculative_tokens
+        self._columns = torch.arange(
+            limits.decode_q_len, dtype=torch.int32, device=buffers.tokens.device
+        )
         self.layers = layers
         self._drafter = Drafter(layers, forward, buffers, limits=limits)
         self._program = DraftProgram(model, self._drafter, forward, buffers, limits=limits)
@@ -101,12 +104,12 @@ class Speculation:
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
     ) -> Drafted:
         """Verifies the step's drafts, writes each row's newest token and makes the next drafts."""
-        places = DraftPlaces.of(output.header, self._max_drafts)
-        drafts = places.drafts(self._buffers.tokens)  # drafting overwrites them
+        at = SampledPositions.of(output.header, self._columns)
+        drafts = at.drafts(self._buffers.tokens)  # drafting overwrites them
         drafted = self._replay(batch, output, sampled, drafts, graphs)
         if drafted is None:
             drafted = self._run(batch, output, sampled, drafts)
-        self._buffers.keep_lengths(places.row_ids[:, 0], places.known_lengths(drafted.num_accepted))
+        self._buffers.keep_lengths(at.row_ids[:, 0], at.known_lengths(drafted.num_accepted))
         self.on_drafts(drafted.hidden)
         return drafted
 
@@ -159,7 +162,7 @@ class Speculation:
         return self._drafter.draft(
             inputs,
             output.hidden,
-            sampled=sampled.token_ids.view(len(drafts), self._max_drafts + 1),
+            sampled=sampled.token_ids.view(len(drafts), len(self._columns)),
             drafts=drafts,
             num_next=_drafts_of(batch).num_next,
         )

@@ -13,8 +13,8 @@ from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.inputs.draft_places import DraftPlaces
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
+from services.engine.worker.inputs.sampled_positions import SampledPositions
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 from services.engine.worker.runner.prompt_logprobs import SLICE_ROWS, prompt_logprobs
 from services.engine.worker.runner.row_sampling import RowSamplingTable, SampledRows
@@ -47,6 +47,7 @@ class StepSampler:
         self._model = model
         self._head = model.lm_head
         self._limits = limits
+        self._columns = torch.arange(limits.decode_q_len, dtype=torch.int32, device=device)
         self._table = RowSamplingTable(
             num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
         )
@@ -99,10 +100,10 @@ class StepSampler:
         """Returns the rows that sample and the position of each token, in the logits' order."""
         drafts = batch.drafts
         if drafts is not None:
-            places = DraftPlaces.of(header, self._limits.num_speculative_tokens)
+            at = SampledPositions.of(header, self._columns)
             return SampledRows(
-                row_ids=places.row_ids.reshape(-1),
-                seq_lens=places.positions.view(-1),
+                row_ids=at.row_ids.reshape(-1),
+                seq_lens=at.positions.view(-1),
                 host_row_ids=drafts.row_ids.ravel(),
                 host_seq_lens=drafts.positions.ravel(),
                 host_least_lens=drafts.least_positions.ravel(),

@@ -1,4 +1,4 @@
-"""Where a step's drafts and sampled tokens are in their rows, computed on the device.
+"""Positions of a step's drafts and sampled tokens in their rows, computed on the device.
 
 The host may order a step before it knows how many tokens the last one brought, so it does not know
 these positions.
@@ -14,20 +14,23 @@ from services.engine.worker.inputs.input_buffers import Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPlaces:
+class SampledPositions:
     """The tokens that S requests with at most k drafts sample.
 
-    row_ids, positions: [S, k + 1] int32. A request with fewer drafts repeats its last place.
-    num_drafts: [S, 1] int32.
+    row_ids, positions: [S, k + 1] int32. A request with fewer drafts repeats its last position.
+    is_draft: [S, k], whether a draft is there.
     """
 
     row_ids: Tensor
     positions: Tensor
-    num_drafts: Tensor
+    is_draft: Tensor
 
     @classmethod
-    def of(cls, header: Header, max_drafts: int) -> "DraftPlaces":
-        """Returns those of a step whose header is on the device; k is `max_drafts`."""
+    def of(cls, header: Header, columns: Tensor) -> "SampledPositions":
+        """Returns those of a step whose header is on the device.
+
+        columns: 0 to k, [k + 1] int32.
+        """
         row_ids, seq_lens, num_drafts = header.row_ids, header.seq_lens, header.num_drafts
         if len(header.sample_indices) < len(row_ids):
             row_ids, seq_lens, num_drafts = (
@@ -35,18 +38,18 @@ class DraftPlaces:
                 for each in (row_ids, seq_lens, num_drafts)
             )
         num_drafts = num_drafts[:, None]
-        columns = torch.arange(max_drafts + 1, dtype=torch.int32, device=row_ids.device)
+        # Counted from the end, which requests with fewer drafts repeat.
+        from_end = torch.clamp(columns - num_drafts, max=0)
         return cls(
-            row_ids=row_ids[:, None].expand(-1, max_drafts + 1),
-            positions=seq_lens[:, None] - num_drafts + torch.minimum(columns, num_drafts),
-            num_drafts=num_drafts,
+            row_ids=row_ids[:, None].expand(-1, len(columns)),
+            positions=seq_lens[:, None] + from_end,
+            is_draft=from_end[:, :-1] < 0,
         )
 
     def drafts(self, tokens: Tensor) -> Tensor:
         """Returns the drafts from the table of tokens, [S, k] int32, padded with NO_DRAFT."""
-        columns = torch.arange(self.positions.shape[1] - 1, device=tokens.device)
         drafts = tokens[self.row_ids[:, :-1], self.positions[:, :-1]]
-        return drafts.masked_fill(columns >= self.num_drafts, NO_DRAFT)
+        return torch.where(self.is_draft, drafts, NO_DRAFT)
 
     def known_lengths(self, num_accepted: Tensor) -> Tensor:
         """Returns the tokens of each row after verification, [S] int32.

@@ -20,11 +20,12 @@ from services.engine.limits import StepLimits
 from services.engine.spec_decode.carried_drafts import CarriedDrafts
 from services.engine.spec_decode.verification import NO_DRAFT
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.inputs.draft_places import DraftPlaces
 from services.engine.worker.inputs.input_buffers import InputBuffers
+from services.engine.worker.inputs.sampled_positions import SampledPositions
 
 NUM_DRAFTS = 3
 NUM_BLOCKS = 500
+COLUMNS = torch.arange(NUM_DRAFTS + 1, dtype=torch.int32)
 
 
 @st.composite
@@ -72,7 +73,7 @@ def gathered(buffers, limits, step):
     batch = Batch.read(step, limits, num_blocks=NUM_BLOCKS)
     header = buffers.write(batch)
     inputs = buffers.gather_batch(batch)
-    places = DraftPlaces.of(header, NUM_DRAFTS)
+    at = SampledPositions.of(header, COLUMNS)
     metadata = build_attention_metadata(
         query_start_loc=inputs.query_start_loc,
         seq_lens=inputs.seq_lens,
@@ -89,9 +90,9 @@ def gathered(buffers, limits, step):
         "positions": inputs.positions,
         "seq_lens": inputs.seq_lens,
         "slots": metadata.slot_mapping,
-        "sampled": places.positions,
-        "rows": places.row_ids,
-        "drafts": places.drafts(buffers.tokens),
+        "sampled": at.positions,
+        "rows": at.row_ids,
+        "drafts": at.drafts(buffers.tokens),
     }
     return batch, {name: each.tolist() for name, each in found.items()}
 
@@ -132,10 +133,10 @@ def test_lengths_slots_tokens_and_drafts_follow_from_the_rows(made, block_size, 
     )
     # The last step leaves lengths, newest tokens and drafts in the rows.
     header = buffers.write(Batch.read(last, limits, num_blocks=NUM_BLOCKS))
-    places = DraftPlaces.of(header, NUM_DRAFTS)
-    lengths = places.known_lengths(torch.from_numpy(accepted))
+    at = SampledPositions.of(header, COLUMNS)
+    lengths = at.known_lengths(torch.from_numpy(accepted))
     assert lengths.tolist() == [e["length"] + e["num_accepted"] + 1 for e in made]
-    buffers.keep_lengths(places.row_ids[:, 0], lengths)
+    buffers.keep_lengths(at.row_ids[:, 0], lengths)
     buffers.tokens[:, :60] = torch.randint(97, (count + 2, 60))
     for row, length, drafts in zip(rows, lengths.tolist(), of("drafts"), strict=True):
         buffers.tokens[row, length : length + NUM_DRAFTS] = torch.tensor(drafts).int()
