@@ -120,8 +120,8 @@ class StepLimits:
         """Groups of layers with the blocks that each needs."""
         return CacheGroups(
             block_size=self.block_size,
-            # Blocks reach over the drafts that come next, too.
-            max_query_tokens=self.max_num_batched_tokens + self.num_speculative_tokens,
+            # Blocks reach over the drafts in flight and the next ones, too.
+            max_query_tokens=self.max_num_batched_tokens + 2 * self.num_speculative_tokens,
             windows=self.windows,
         )
 

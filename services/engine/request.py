@@ -221,7 +221,11 @@ class Request:
     num_pending_tokens: int = 0
     """Tokens that steps already sent will sample."""
     draft_token_ids: list[int] = field(default_factory=list)
-    """Drafts after the known tokens; the next step verifies them."""
+    """Drafts after the known tokens, if none is pending; the next step verifies them."""
+    num_pending_drafts: int = 0
+    """Drafts that steps already sent verify: as many more tokens may be pending."""
+    num_carried_drafts: int = 0
+    """Drafts that the worker makes after the pending tokens; the next step verifies them."""
     ngrams: DraftIndex | None = None
     """Where drafts are looked up; made with the first of them."""
     num_cached_tokens: int = 0
@@ -261,6 +265,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_drafts(self) -> int:
+        """Drafts that the next step verifies."""
+        return self.num_carried_drafts if self.num_pending_tokens else len(self.draft_token_ids)
+
+    @property
     def needs_prompt_logits(self) -> bool:
         """Whether the whole prompt must be computed for its log-probabilities."""
         return (
@@ -294,7 +303,7 @@ class Request:
     def restart(self) -> None:
         """Resets the state of a lost worker; the known tokens remain."""
         self.status = RequestStatus.WAITING
-        self.num_computed_tokens = self.num_pending_tokens = 0
+        self.num_computed_tokens = self.num_pending_tokens = self.num_pending_drafts = 0
         self.draft_token_ids = []
         self.block_ids.clear()
         self.num_indexed_blocks = 0

@@ -99,14 +99,18 @@ async def measure(engine: OfflineEngine, name: str, settings: Settings, report: 
     for batch in arguments.batches:
         jobs, values = make_jobs(settings, batch), []
         await engine.generate(jobs)
-        drafts = engine.core.counters.drafts
+        counters = engine.core.counters
+        drafts, idle_us = counters.drafts, []
         before = drafts.num_verifications, drafts.num_accepted
         for _ in range(arguments.repeats):
+            busy_us, num_steps = counters.worker_busy_us, counters.num_steps
             done = await engine.generate(jobs)
+            busy_us, num_steps = counters.worker_busy_us - busy_us, counters.num_steps - num_steps
+            idle_us.append((1e6 * done.elapsed_s - busy_us) / num_steps)
             decoding_s = done.elapsed_s - max(done.ttft_s)
             values.append(1000 * decoding_s / (arguments.outputs - 1))
         report.add(f"{name}, batch {batch}", values, "ms/token")
-        drafts = engine.core.counters.drafts
+        report.add(f"{name}, batch {batch}, worker idle", idle_us, "us/step")
         verified = drafts.num_verifications - before[0]
         if verified:
             accepted = (drafts.num_accepted - before[1]) / verified

@@ -2,8 +2,9 @@
 
     python -m tests.bench.speculation --shape deepseek-v3 --num-layers 4 --drafts 0,1,2,3
 
-Scheduler and ModelRunner run in one process, with as many steps in flight as the engine keeps: two
-without drafts, one with. Decode steps run by whole graphs; drafting first eagerly, then by its own.
+Scheduler and ModelRunner run in one process, with two steps in flight, as in the engine;
+`--in-flight 1` waits for each result with drafts. Decode steps run by whole graphs; drafting first
+eagerly, then by its own.
 Random weights guess next to nothing right, which leaves a step's cost as it is: with r, the time of
 a step with k drafts over that of one without, k drafts pay if more than r - 1 of them hold on
 average; that is the share (r - 1) / k of all drafts. *break-even* is r - 1.
@@ -121,13 +122,14 @@ def measure(engine: GraphEngine, settings: Settings, report: Report, name: str, 
             batch,
             total_tokens(arguments, k),
             settings.model.vocab_size,
-            steps_in_flight=1 if k else 2,
+            steps_in_flight=arguments.in_flight if k else 2,
         )
         run(decode, WARM_UP_STEPS)
         num_steps = max(1, arguments.steps // ROUNDS)
         values = [timed(decode, num_steps) for _ in range(ROUNDS)]
         report.add(f"{name}, batch {batch}", values, "ms/step")
         if k:
+            decode.drain()
             watch.num_tokens.clear()
             drafting_us = watch.run(engine, arguments.steps)
             report.add(f"{name}, batch {batch}, drafting", [drafting_us], "us")
@@ -172,6 +174,9 @@ def own_parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
     parser.add_argument("--batch", type=list_of_numbers, default=[1, 8, 32], help="batch sizes")
     parser.add_argument("--drafts", type=list_of_numbers, default=[0, 1, 2, 3], help="values of k")
+    parser.add_argument(
+        "--in-flight", type=int, choices=(1, 2), default=2, help="steps in flight with drafts"
+    )
     parser.add_argument("--steps", type=int, default=100, help="steps timed of each")
     return parser
 

@@ -109,6 +109,14 @@ class SteadyDecode:
             with self._section("execute"):
                 pending = engine.runner.execute(BatchDescriptor.FromString(message))
             self._in_flight.append((step, pending))
+        self._finish()
+
+    def drain(self) -> None:
+        """Brings all steps to their end."""
+        while self._in_flight:
+            self._finish()
+
+    def _finish(self) -> None:
         step, pending = self._in_flight.popleft()
         with self._section("wait"):
             if pending.done is not None:
@@ -116,7 +124,7 @@ class SteadyDecode:
         with self._section("result"):
             message = pending.message().SerializeToString()
         with self._section("update"):
-            engine.scheduler.update(step, StepResult.FromString(message))
+            self._engine.scheduler.update(step, StepResult.FromString(message))
 
     def end(self) -> None:
         """Gives the batch's rows and blocks back."""

@@ -73,6 +73,26 @@ def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_
     assert num_accepted(speculating) > 0
 
 
+@pytest.mark.parametrize("sampling", [{}, RANDOM, EDITED], ids=["greedy", "random", "edited"])
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["eager", "graphs"])
+def test_a_second_step_in_flight_changes_no_token(folder, sampling, sizes):
+    waiting, carrying = (engine(folder, 3, *sizes, max_in_flight=count) for count in (1, 2))
+    for _ in range(2):  # the second time prompts are found in the prefix cache
+        expected = waiting.run(PROMPTS, NUM_OUTPUT, **sampling)
+        assert carrying.run(PROMPTS, NUM_OUTPUT, **sampling) == expected
+    assert any(each.spec_decode_metadata.carried_requests for each in carrying.sent.values())
+    assert not any(each.spec_decode_metadata.carried_requests for each in waiting.sent.values())
+
+
+def test_a_completed_step_repeats_what_the_carried_one_gave(folder):
+    carrying, again = engine(folder, 3), engine(folder, 3)
+    carrying.run(PROMPTS, NUM_OUTPUT)
+    for step, result in carrying.steps:
+        repeated = again.runner.execute(step).message()
+        assert repeated.token_ids == result.token_ids
+        assert repeated.draft_token_ids == result.draft_token_ids
+
+
 def decode_steps(engine):
     """The steps that only verified drafts."""
     return [(d, r) for d, r in engine.steps if not d.context.is_prefill]

@@ -80,6 +80,7 @@ class FakeWorker:
         self._sampling: list[RowSampling] = [RowSampling() for _ in range(max_num_seqs)]
         # Drafts of each row in the step under way; they follow its known tokens.
         self._num_drafts = [0] * max_num_seqs
+        self._made: list[list[int]] = [[] for _ in range(max_num_seqs)]
 
     def execute(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs one step.
@@ -126,7 +127,7 @@ class FakeWorker:
         """Runs out of memory in the middle of a step, whose writes are then wrong."""
         self._num_failed_steps += 1
         attention = descriptor.attn_metadata
-        rows, seq_lens = read_int32(attention.row_ids), read_int32(attention.seq_lens)
+        rows, seq_lens = read_int32(attention.row_ids), self._seq_lens(descriptor)
         starts = dict(
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
@@ -196,7 +197,8 @@ class FakeWorker:
         """Returns rows, first query positions and sequence lengths after checking them."""
         attention, context = descriptor.attn_metadata, descriptor.context
         bounds = read_int32(attention.query_start_loc)
-        seq_lens = read_int32(attention.seq_lens)
+        most = read_int32(attention.seq_lens)
+        seq_lens = self._seq_lens(descriptor)
         rows = read_int32(attention.row_ids)
         q_lens = np.diff(bounds)
         starts = seq_lens - q_lens
@@ -206,7 +208,8 @@ class FakeWorker:
         require(bool(np.all(starts >= 0)), "a query is longer than its sequence")
         require(context.num_tokens == bounds[-1], "num_tokens is not the last query_start_loc")
         require(context.max_q_len == attention.max_seqlen_q == q_lens.max(), "max_seqlen_q")
-        require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
+        require(attention.max_seqlen_k == most.max(), "max_seqlen_k")
+        require(bool(np.all(seq_lens <= most)), "a sequence longer than was thought possible")
         if descriptor.HasField("graph_key"):
             require(descriptor.graph_key.graph_bs >= context.batch_size, "the graph is too small")
         prompt_lens = np.array([self._num_prompt[row] for row in rows])
@@ -221,6 +224,15 @@ class FakeWorker:
             require(computed in (None, start), f"row {row} goes on at {start}, not {computed}")
             self._num_computed[row] = end
         return rows.tolist(), starts.tolist(), seq_lens.tolist()
+
+    def _seq_lens(self, descriptor: BatchDescriptor) -> np.ndarray:
+        """Returns the sequence lengths; those of carried requests follow from their rows."""
+        seq_lens = read_int32(descriptor.attn_metadata.seq_lens).copy()
+        rows = read_int32(descriptor.attn_metadata.row_ids)
+        metadata = descriptor.spec_decode_metadata
+        for i in read_int32(metadata.carried_requests).tolist():
+            seq_lens[i] = self._num_known[rows[i]] + read_int32(metadata.num_draft_tokens)[i]
+        return seq_lens
 
     def _write(self, rows: list[int], starts: list[int], ends: list[int]) -> None:
         flat = self._kv.reshape(-1)
@@ -255,7 +267,9 @@ class FakeWorker:
         params = [self._sampling[rows[i]] for i in indices]
         require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
         edited = any(self._edits_logits(rows[i], known[i]) for i in indices)
-        require(sampling.needs_logit_edits == edited, "needs_logit_edits")
+        if not descriptor.spec_decode_metadata.carried_requests:
+            require(sampling.needs_logit_edits == edited, "needs_logit_edits")
+        require(sampling.needs_logit_edits or not edited, "needs_logit_edits")
         wanted = max((p.num_logprobs for p in params), default=-1)
         require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
         by_request = [
@@ -293,15 +307,18 @@ class FakeWorker:
         counts = read_int32(metadata.num_draft_tokens).tolist()
         token_ids = read_int32(metadata.draft_token_ids)
         require(len(counts) == len(rows), "a request without its number of drafts")
-        require(sum(counts) == len(token_ids), "drafts missing or left over")
+        carried = set(read_int32(metadata.carried_requests).tolist())
         first = 0
-        for row, count in zip(rows, counts, strict=True):
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
             require(count <= metadata.num_spec_steps, f"row {row} has {count} drafts")
             known = self._num_known[row]
             require(known + count <= self._tokens.shape[1], f"drafts of row {row} do not fit")
-            self._tokens[row, known : known + count] = token_ids[first : first + count]
+            drafts = self._made[row] if i in carried else token_ids[first:]
+            require(len(drafts) >= count, f"row {row} has no drafts")
+            self._tokens[row, known : known + count] = drafts[:count]
             self._num_drafts[row] = count
-            first += count
+            first += 0 if i in carried else count
+        require(first == len(token_ids), "drafts missing or left over")
 
     def _verify(self, row: int, position: int, masked: frozenset[int]) -> list[int]:
         """Samples after a row's known tokens and after each of its drafts that is confirmed."""
@@ -335,6 +352,7 @@ class FakeWorker:
             is_wrong = extend(key, 1) % 3 == 0
             token_ids.append((token_id + is_wrong) % self._vocab_size)
             key = extend(key, token_ids[-1])
+        self._made[row] = token_ids if self._makes_drafts else []
         return token_ids
 
     def _tell_prompts(

@@ -32,7 +32,10 @@ from tests.support.engine_harness import RecordingSink
 
 
 class GraphEngine:
-    """Schedules and runs requests, two steps in flight, with the graphs captured so far."""
+    """Schedules and runs requests with the graphs captured so far.
+
+    sent: the steps as they were ordered, by id. steps: completed, with results.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class GraphEngine:
         lookup_sizes: tuple[int, int] | None = None,
         draft_model: Path | None = None,
         model: CausalLM | None = None,
+        max_in_flight: int = 2,
     ) -> None:
         target = torch.device(device)
         level = int(config.level_on(target.type))
@@ -121,6 +125,8 @@ class GraphEngine:
         )
         self.ledger = GraphLedger(ready, allows_padding=config.cudagraph_padding)
         self.scheduler = Scheduler(limits, num_blocks=num_blocks, dispatcher=self.ledger.dispatcher)
+        self.max_in_flight = max_in_flight
+        self.sent: dict[int, BatchDescriptor] = {}
         self.steps: list[tuple[BatchDescriptor, StepResult]] = []
         self.reasons: list[int] = []
         self.finished_s: list[float] = []
@@ -153,9 +159,13 @@ class GraphEngine:
             self.scheduler.add(request)
             requests.append(request)
         in_flight = deque()
-        while self.scheduler.has_work:
-            while len(in_flight) < 2 and (step := self.scheduler.schedule()) is not None:
+        while self.scheduler.has_work or in_flight:
+            while len(in_flight) < self.max_in_flight:
+                step = self.scheduler.schedule()
+                if step is None:
+                    break
                 wire = BatchDescriptor.FromString(step.descriptor.SerializeToString())
+                self.sent[step.step_id] = wire
                 in_flight.append((step, self.runner.execute(wire)))
             step, pending = in_flight.popleft()
             result = pending.message()
@@ -163,8 +173,6 @@ class GraphEngine:
             self.finished_s.append(time.perf_counter())
             self.steps.append((step.descriptor, result))
             self.reasons.append(self.ledger.count(step.descriptor, result))
-        for step, pending in in_flight:
-            self.scheduler.update(step, pending.message())
         return [request.token_ids[request.num_prompt_tokens :] for request in requests]
 
     def _take_fault(self, outcome) -> None:

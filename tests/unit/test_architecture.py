@@ -136,7 +136,12 @@ class TestBatchDescriptorMirrorsForwardContext:
                 forward_context.WORKER_MADE_ATTENTION_FIELDS,
                 {"block_table_updates"},
             ),
-            (batch_pb2.SpecDecodeMetadata, forward_context.SpecDecodeMetadata, set(), set()),
+            (
+                batch_pb2.SpecDecodeMetadata,
+                forward_context.SpecDecodeMetadata,
+                set(),
+                {"carried_requests"},
+            ),
             (batch_pb2.DPMetadata, forward_context.DPMetadata, set(), set()),
         ],
         ids=lambda value: getattr(value, "__name__", ""),

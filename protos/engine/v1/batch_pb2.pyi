@@ -200,16 +200,18 @@ class RowSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_token_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., end_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
 
 class SpecDecodeMetadata(_message.Message):
-    __slots__ = ("draft_token_ids", "num_spec_steps", "num_draft_tokens", "num_next_drafts")
+    __slots__ = ("draft_token_ids", "num_spec_steps", "num_draft_tokens", "num_next_drafts", "carried_requests")
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEXT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     draft_token_ids: bytes
     num_spec_steps: int
     num_draft_tokens: bytes
     num_next_drafts: int
-    def __init__(self, draft_token_ids: _Optional[bytes] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[bytes] = ..., num_next_drafts: _Optional[int] = ...) -> None: ...
+    carried_requests: bytes
+    def __init__(self, draft_token_ids: _Optional[bytes] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[bytes] = ..., num_next_drafts: _Optional[int] = ..., carried_requests: _Optional[bytes] = ...) -> None: ...
 
 class DPMetadata(_message.Message):
     __slots__ = ("num_tokens_across_dp",)

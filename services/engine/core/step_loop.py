@@ -23,8 +23,7 @@ log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
 """One step runs while the next waits at the worker, so the device never waits for the host.
-With speculation there is one: each step depends on the result of the last. With more pipeline
-stages there are as many."""
+With more pipeline stages there are as many."""
 
 
 class WorkerHungError(Exception):
@@ -70,8 +69,6 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self._max_in_flight = max(MAX_STEPS_IN_FLIGHT, scheduler.num_stages)
-        if scheduler.is_speculative:
-            self._max_in_flight = 1
         self._channel = channel
         self._step_timeout_s = step_timeout_s
         self._publish = publish

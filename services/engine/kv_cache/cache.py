@@ -171,7 +171,10 @@ class KVCache:
 
     def _leave_windows(self, request: Request) -> None:
         """Frees the blocks that no later token attends to."""
-        table, position = request.block_ids, request.num_computed_tokens
+        table = request.block_ids
+        # Steps in flight may reject all of their drafts.
+        least = len(request.token_ids) + request.num_pending_tokens - 1
+        position = min(request.num_computed_tokens, least)
         for group, window in enumerate(self._groups.windows):
             if window is None:
                 continue

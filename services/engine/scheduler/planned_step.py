@@ -45,13 +45,28 @@ class ScheduledStep:
     prompt_spans: Sequence[PromptSpan] = ()
     """Prompt tokens with log-probabilities in the result, in its order."""
 
+    @property
+    def num_drafts(self) -> Sequence[int]:
+        """Drafts of each request that samples."""
+        counts = read_int32(self.descriptor.spec_decode_metadata.num_draft_tokens)
+        if not len(counts):
+            return [0] * len(self.requests)
+        sampling = read_int32(self.descriptor.sampling.sample_indices)
+        num_drafts: list[int] = counts[sampling].tolist()
+        return num_drafts
+
     def starts(self) -> Iterator[tuple[Request, int]]:
-        """Yields each request of the step and the number of its tokens computed before the step."""
+        """Yields each request of the step and the number of its tokens computed before the step.
+
+        Of a request that samples at least its last known token was not computed; a carried one may
+        have computed fewer than the descriptor says.
+        """
         attention = self.descriptor.attn_metadata
         starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
         sampling = np.zeros(len(starts), bool)
         sampling[read_int32(self.descriptor.sampling.sample_indices)] = True
-        yield from zip(self.requests, starts[sampling].tolist(), strict=True)
+        for request, start in zip(self.requests, starts[sampling].tolist(), strict=True):
+            yield request, min(start, len(request.token_ids) - 1)
         yield from zip(self.unsampled, starts[~sampling].tolist(), strict=True)
 
 
@@ -60,6 +75,7 @@ class PlannedStep:
 
     __slots__ = (
         "_batch",
+        "_carried",
         "_draft_token_ids",
         "_eldest_index",
         "_is_prefill",
@@ -115,6 +131,7 @@ class PlannedStep:
         self._num_next_drafts = num_next_drafts
         self._num_drafts: list[int] = []
         self._draft_token_ids: list[int] = []
+        self._carried: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -192,12 +209,12 @@ class PlannedStep:
             request: a request with blocks for these tokens.
             row: its row.
             q_len: tokens to compute, first drafts included; at least 1 and within the budget.
-            num_tokens: all its tokens, known and pending.
+            num_tokens: all its tokens, known and pending, with the drafts in flight.
         """
         batch = self._batch
         start = request.num_computed_tokens
         end = start + q_len
-        num_drafts = 0
+        num_drafts, num_pending = 0, request.num_pending_tokens
         if end >= num_tokens:
             num_drafts = end - num_tokens
             batch.sample_indices.append(len(batch.row_ids))
@@ -206,8 +223,9 @@ class PlannedStep:
                 assert request.constraint.mask is not None, "the scheduler waits for the mask"
                 batch.grammar_rows.append(len(batch.sample_indices) - 1)
                 batch.grammar_masks.append(request.constraint.mask)
+            self._count_needs(request, row, len(request.token_ids) + num_pending)
             request.num_pending_tokens += 1
-            self._count_needs(request, row, num_tokens)
+            request.num_pending_drafts += num_drafts
         else:
             self._unsampled.append(request)
         batch.row_ids.append(row)
@@ -221,7 +239,16 @@ class PlannedStep:
                 self._ask_for_prompt(request, start, end)
         if self._num_spec_steps:
             self._num_drafts.append(num_drafts)
-            self._draft_token_ids += request.draft_token_ids[:num_drafts]
+            request.num_carried_drafts = self._num_wanted(request)
+            if num_pending:
+                self._carried.append(len(batch.row_ids) - 1)
+            else:
+                self._draft_token_ids += request.draft_token_ids[:num_drafts]
+
+    def _num_wanted(self, request: Request) -> int:
+        """Returns how many of the drafts that the step makes a request will verify."""
+        wanted = request.sampling.num_speculative_tokens
+        return self._num_next_drafts if wanted is None else min(wanted, self._num_next_drafts)
 
     def _count_needs(self, request: Request, row: int, num_tokens: int) -> None:
         needs = self._row_needs[row]
@@ -256,6 +283,7 @@ class PlannedStep:
                 num_spec_steps=self._num_spec_steps,
                 num_draft_tokens=pack_int32(self._num_drafts),
                 num_next_drafts=self._num_next_drafts,
+                carried_requests=pack_int32(self._carried),
             )
         dispatch = dispatcher.dispatch(
             BatchShape(

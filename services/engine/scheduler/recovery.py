@@ -59,8 +59,9 @@ class Recovery:
             for request, num_computed in step.starts():
                 holdings.cache.forget_from(request, num_computed)
                 request.num_computed_tokens = min(request.num_computed_tokens, num_computed)
-            for request in step.requests:
+            for request, num_drafts in zip(step.requests, step.num_drafts, strict=True):
                 request.num_pending_tokens -= 1
+                request.num_pending_drafts -= num_drafts
         while holdings.running:
             holdings.preempt_last()
         self.num_failed_steps += 1

@@ -5,9 +5,13 @@ computed once a step with it is sent. Tokens that steps in flight sample are pen
 them, the scheduler does not know them yet. services.engine.kv_cache.cache explains why blocks and
 rows may get new owners meanwhile.
 
-With speculative decoding a step returns one or more tokens per request, so a request is scheduled
-again only after its result is back. The same holds with several pipeline stages: only the last one
-has the token. There the steps on their way share the requests.
+With speculative decoding a step returns one or more tokens per request. Where the worker makes the
+drafts, the next step is scheduled before that number is known, for the most tokens that it can be:
+the request is carried. If a request cannot be, no step is scheduled until the result is back, so
+that requests stay together; see docs/decisions/0006-drafts-and-two-steps-in-flight.md.
+
+With several pipeline stages a request is scheduled again only after its result is back: only the
+last stage has the token. There the steps on their way share the requests.
 """
 
 import time
@@ -30,6 +34,7 @@ from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_lo
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.stats import SchedulerCounts
+from services.engine.spec_decode.carried_drafts import CarriedDrafts
 from services.engine.spec_decode.draft_length import DraftLength
 from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
 
@@ -97,9 +102,13 @@ class Scheduler:
                 num_written_ahead=limits.num_written_ahead,
                 lookup_sizes=limits.lookup_sizes,
                 length=DraftLength(limits.draft_lengths) if len(limits.draft_lengths) > 1 else None,
+                rows=None
+                if limits.lookup_sizes
+                else CarriedDrafts(
+                    max_num_seqs=limits.max_num_seqs, num_drafts=limits.num_speculative_tokens
+                ),
             )
         self._num_stages = limits.num_stages
-        self._awaits_tokens = limits.num_speculative_tokens > 0 or limits.num_stages > 1
         # A request's table has an entry of each group for the tokens of a block.
         self._num_groups = len(limits.windows)
         self._last_step_id = 0
@@ -124,11 +133,6 @@ class Scheduler:
     def next_step_id(self) -> int:
         """Id of the step that `schedule` plans next."""
         return self._last_step_id + 1
-
-    @property
-    def is_speculative(self) -> bool:
-        """Whether the number of tokens of a step is unknown before its result."""
-        return self._drafts is not None
 
     @property
     def num_stages(self) -> int:
@@ -207,7 +211,9 @@ class Scheduler:
         Returns:
             None if nothing can run before a result or a request comes in.
         """
-        holdings, recovery = self._holdings, self._recovery
+        holdings, recovery, drafts = self._holdings, self._recovery, self._drafts
+        if drafts is not None and any(map(drafts.must_wait, holdings.running)):
+            return None
         recovery.make_way_for_suspect()
         step = PlannedStep(
             recovery.budget.tokens,
@@ -237,6 +243,8 @@ class Scheduler:
         """
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
+        if self._drafts is not None:
+            self._drafts.complete(step.descriptor, result)
         mark = StepMark(step.step_id, self._clock())
         num_output = 0
         outputs: list[RequestOutput] = []
@@ -263,7 +271,7 @@ class Scheduler:
         if self._drafts is not None:
             metadata = step.descriptor.spec_decode_metadata
             self._drafts.observe(step.descriptor, result)
-            self._drafts.settle(step.requests, result, metadata.num_next_drafts)
+            self._drafts.settle(step.requests, step.num_drafts, result, metadata.num_next_drafts)
         self._conclude(outputs)
         self._holdings.drop_ended()
         if step.descriptor.sampling.needs_logprobs:
@@ -300,7 +308,7 @@ class Scheduler:
         holdings, drafts = self._holdings, self._drafts
         running, cache, block_size = holdings.running, holdings.cache, self._limits.block_size
         num_groups, decoding = self._num_groups, []
-        awaits_tokens = self._awaits_tokens
+        has_stages = self._num_stages > 1
         index = 0
         while index < len(running):  # preemption shortens the list from its end
             request = running[index]
@@ -308,8 +316,9 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is pending
-            if awaits_tokens and _must_wait(request, step):
+            if has_stages and _must_wait(request, step):
                 continue
+            num_tokens += request.num_pending_drafts
             num_computed = request.num_computed_tokens
             if (
                 num_tokens - num_computed == 1
@@ -327,7 +336,7 @@ class Scheduler:
                 continue
             row = request.row
             assert row is not None, "a running request has a row"
-            q_len = num_tokens - num_computed + len(request.draft_token_ids)
+            q_len = num_tokens - num_computed + request.num_drafts
             if q_len > 1:
                 q_len = step.bound(q_len, running, index - 1)
             num_blocks = len(request.block_ids)
@@ -430,7 +439,7 @@ class Scheduler:
 
 
 def _must_wait(request: Request, step: PlannedStep) -> bool:
-    """Returns whether a running request is for a later step, where steps need the last tokens."""
+    """Returns whether a running request is for a later step, where stages need the last tokens."""
     if request.num_pending_tokens:
         return True  # its next position, or its next token, is unknown
     if step.max_decodes is None or request.num_computed_tokens < request.num_prompt_tokens:

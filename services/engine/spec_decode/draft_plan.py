@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.request import Request, RequestStatus
+from services.engine.spec_decode.carried_drafts import CarriedDrafts
 from services.engine.spec_decode.draft_length import DraftLength
 from services.engine.spec_decode.ngram_index import NgramIndex
 
@@ -25,10 +26,31 @@ class DraftPlan:
     lookup_sizes: tuple[int, int] | None = None
     length: DraftLength | None = None
     """Chooses how many drafts the next step has; None means num_tokens."""
+    rows: CarriedDrafts | None = None
+    """The drafts of rows; None where the scheduler makes them."""
 
     def choose(self, num_requests: int) -> int:
         """Returns the drafts of each of `num_requests` requests after the next step."""
         return self.num_tokens if self.length is None else self.length.choose(num_requests)
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a running request can go on only when the result of its last step is back.
+
+        Otherwise the worker carries on: its row has the newest token and the drafts. The step in
+        flight may accept all of its drafts, and the next ones must have room then.
+        """
+        num_pending = request.num_pending_tokens
+        if not num_pending or len(request.token_ids) + num_pending >= request.max_num_tokens:
+            return False  # nothing is unknown, or nothing is left to do
+        if self.rows is None or request.constraint is not None or num_pending > 1:
+            return True
+        most = len(request.token_ids) + num_pending + request.num_pending_drafts
+        return most + request.num_carried_drafts > self.max_seq_len
+
+    def complete(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+        """Names in a descriptor what was carried; see `CarriedDrafts`."""
+        if self.rows is not None:
+            self.rows.complete(descriptor, result)
 
     def observe(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Takes what a step's drafts brought and what the step cost."""
@@ -46,25 +68,40 @@ class DraftPlan:
         """Returns how many tokens a request's blocks must hold to compute up to `end`."""
         return max(end, min(end + self.num_written_ahead, self.max_seq_len))
 
-    def settle(self, requests: Sequence[Request], result: StepResult, num_next: int) -> None:
+    def settle(
+        self,
+        requests: Sequence[Request],
+        num_drafts: Sequence[int],
+        result: StepResult,
+        num_next: int,
+    ) -> None:
         """Gives requests that sampled in a step and still run their next drafts.
 
         Their newest token was sampled and all tokens before it are computed. Entries computed for
         rejected drafts are void. Each request will verify the drafts that it has room for, at
-        most `num_next`.
+        most `num_next`; a request that was carried into the next step verifies them already.
+
+        Args:
+            requests: the requests that sampled, in order.
+            num_drafts: drafts of each in the step.
+            result: of the step.
+            num_next: drafts that the step made for each.
         """
         made = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
         for index, request in enumerate(requests):
-            if request.status is RequestStatus.RUNNING:
-                num_tokens = len(request.token_ids)
-                request.num_computed_tokens = num_tokens - 1
-                wanted = request.sampling.num_speculative_tokens
-                most = num_next if wanted is None else min(wanted, num_next)
-                room = max(0, min(self.max_seq_len - num_tokens, most))
-                if self.lookup_sizes is None:
-                    request.draft_token_ids = made[index][:room]
-                else:
-                    request.draft_token_ids = self._look_up(request, self.lookup_sizes, room)
+            request.num_pending_drafts -= num_drafts[index]
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            num_tokens = len(request.token_ids)
+            num_in_flight = request.num_pending_tokens + request.num_pending_drafts
+            request.num_computed_tokens = num_tokens + num_in_flight - 1
+            wanted = request.sampling.num_speculative_tokens
+            most = num_next if wanted is None else min(wanted, num_next)
+            room = max(0, min(self.max_seq_len - num_tokens, most))
+            if self.lookup_sizes is None:
+                request.draft_token_ids = made[index][:room]
+            else:
+                request.draft_token_ids = self._look_up(request, self.lookup_sizes, room)
 
     def _look_up(self, request: Request, sizes: tuple[int, int], room: int) -> list[int]:
         """Returns at most `room` tokens that followed the request's last tokens before."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ class StepServer:
         self._profiler = StepProfiler()
         self._pending: deque[Pending] = deque()
         self._num_failed_steps = 0
+        self._last_result_ns = 0
         self.step_id = 0
         """The step read last; 0 before the first."""
 
@@ -226,7 +228,11 @@ class StepServer:
         """
         check_arrivals()
         if self._sends_results or isinstance(pending, FailedStep):
-            self._send(WorkerEvent(result=pending.message()))
+            result, now_ns = pending.message(), time.perf_counter_ns()
+            # A step may be queued while the one before it runs, whose time is not its own.
+            result.elapsed_us = min(result.elapsed_us, (now_ns - self._last_result_ns) // 1000)
+            self._last_result_ns = now_ns
+            self._send(WorkerEvent(result=result))
 
     def _obey(
         self, command: WorkerCommand, runner: Runner, capture: BackgroundCapture | None

@@ -10,7 +10,6 @@ from services.engine.compilation.graphs.recorder import Inputs, Program
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT
 from services.engine.worker.graphs.drafter import Drafter
-from services.engine.worker.inputs.batch import Int32Array
 from services.engine.worker.inputs.dummy_steps import dummy_batch
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
@@ -50,23 +49,22 @@ class DraftProgram:
         self.sampled = torch.zeros((num_requests, q_len), dtype=torch.int32, device=weight.device)
         self.drafts = torch.zeros_like(self.sampled[:, :-1])
 
-    def write(self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Int32Array) -> None:
+    def write(self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Tensor) -> None:
         """Writes the inputs of R requests and of the dummies that fill the graph.
 
         Args:
             key: the graph.
             hidden: [R * q, hidden].
             sampled: [R * (k + 1)] int32.
-            drafts: [R, k].
+            drafts: [R, k] int32, padded with NO_DRAFT.
         """
         num_tokens, num_requests = len(hidden), len(drafts)
         fixed = self._own_inputs(key)
         fixed["hidden"][:num_tokens] = hidden
         fixed["hidden"][num_tokens:].zero_()
         fixed["sampled"][:num_requests] = sampled.view(num_requests, -1)
-        padded = np.full(fixed["drafts"].shape, NO_DRAFT, np.int32)
-        padded[:num_requests] = drafts
-        fixed["drafts"].copy_(to_device(padded, self.drafts.device))
+        fixed["drafts"][:num_requests] = drafts
+        fixed["drafts"][num_requests:].fill_(NO_DRAFT)
 
     def inputs(self, key: GraphKey) -> Inputs:
         """Returns the tensors that a graph reads."""
@@ -133,7 +131,7 @@ class DraftProgram:
             key,
             hidden=self._hidden_of(inputs.positions),
             sampled=to_device(sampled, self.drafts.device),
-            drafts=drafts,
+            drafts=to_device(drafts, self.drafts.device),
         )
 
     def _own_inputs(self, key: GraphKey) -> dict[str, Tensor]:

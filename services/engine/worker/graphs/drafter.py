@@ -164,6 +164,7 @@ class Drafter:
             row_ids=row_ids,
             sample_indices=starts[:0],
             append_positions=starts[:0],
+            num_drafts=starts[:0],
             input_ids=token_ids,
             positions=positions,
             token_request=starts[:-1].long(),

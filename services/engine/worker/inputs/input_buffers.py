@@ -21,11 +21,13 @@ from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.limits import StepLimits
-from services.engine.worker.inputs.batch import Batch, Int32Array
+from services.engine.worker.inputs.batch import Batch, Drafts, Int32Array
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
 """Cached views of the header, by size; steps repeat the same few."""
+_CARRIED = -1
+"""Marks in a header a sequence whose length the device knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Header:
 
     query_start_loc: [R + 1] int32. seq_lens, row_ids: [R] int32. sample_indices: [S] int32.
     append_positions: [R] int32, where a request's sampled token goes in its row; for a request
-        that does not sample, the last column.
+        that does not sample, the last column. Not for steps with drafts.
+    num_drafts: [R] int32, the request's last query tokens that are drafts.
     """
 
     query_start_loc: Tensor
@@ -42,6 +45,7 @@ class Header:
     row_ids: Tensor
     sample_indices: Tensor
     append_positions: Tensor
+    num_drafts: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,9 @@ class InputBuffers:
     tokens: [max_num_seqs + 1, max_model_len + 1] int32, each row's tokens by position. The last
         column takes tokens without a position, such as one past a full sequence; nothing reads it.
     block_table: [max_num_seqs + 1, block_table_width] int32, each row's block ids, padded with 0.
-    dummy_row: the last row of both, which no request owns.
+    row_lengths: [max_num_seqs] int32, tokens of each row after the last step that sampled there;
+        kept with drafts, whose acceptance the host learns later.
+    dummy_row: the last row of both tables, which no request owns.
     """
 
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
@@ -86,9 +92,10 @@ class InputBuffers:
         torch.arange(limits.max_model_len + 1, out=self.tokens[self.dummy_row])
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
         self.block_table = zeros(rows + 1, limits.block_table_width)
+        self.row_lengths = zeros(rows)
         # The parts of a header are adjacent: one copy a step.
-        self._header = zeros(5 * requests + 1)
-        self._offsets = (0, *(part * requests + 1 for part in range(1, 5)))
+        self._header = zeros(6 * requests + 1)
+        self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests
         self._made_slices: dict[tuple[int, int], Header] = {}
@@ -140,8 +147,12 @@ class InputBuffers:
                 arrays = self._filled_with_decodes(batch, key)
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
-        self._write_header(*arrays, batch.sample_indices)
-        return self.header(len(batch.row_ids), len(batch.sample_indices))
+        drafts = batch.drafts
+        self._write_header(*arrays, batch.sample_indices, drafts)
+        header = self.header(len(batch.row_ids), len(batch.sample_indices))
+        if drafts is not None and len(drafts.carried):
+            self._carry_lengths(header)
+        return header
 
     def header(self, num_requests: int, num_sampling: int = 0) -> Header:
         """Returns views of the header, cached because making them takes 10 us."""
@@ -233,6 +244,7 @@ class InputBuffers:
             row_ids=row_ids,
             sample_indices=header.sample_indices,
             append_positions=header.append_positions,
+            num_drafts=header.num_drafts,
             input_ids=input_ids,
             positions=positions,
             token_request=token_request,
@@ -250,12 +262,17 @@ class InputBuffers:
         """Writes one sampled token into each of S rows; all are [S] int32."""
         self.tokens.index_put_((row_ids, positions), token_ids)
 
+    def keep_lengths(self, row_ids: Tensor, lengths: Tensor) -> None:
+        """Writes how many tokens each of S rows has; both are [S] int32."""
+        self.row_lengths.index_put_((row_ids,), lengths)
+
     def _write_header(
         self,
         query_start_loc: Int32Array,
         seq_lens: Int32Array,
         row_ids: Int32Array,
         sample_indices: Int32Array,
+        drafts: Drafts | None,
     ) -> None:
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the previous step's copy may still be running.
@@ -267,15 +284,21 @@ class InputBuffers:
         view = host.numpy()
         append_positions = np.full(len(row_ids), self._last_column, np.int32)
         append_positions[sample_indices] = seq_lens[sample_indices]
-        parts = query_start_loc, seq_lens, row_ids, sample_indices, append_positions
+        num_drafts = np.zeros(len(row_ids), np.int32)
+        if drafts is not None:
+            num_drafts[: len(drafts.counts)] = drafts.counts
+        parts = query_start_loc, seq_lens, row_ids, sample_indices, append_positions, num_drafts
         for offset, part in zip(self._offsets, parts, strict=True):
             view[offset : offset + len(part)] = part
+        if drafts is not None:
+            view[self._offsets[1] + drafts.carried] = _CARRIED
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
 
     def _slice_header(self, num_requests: int, num_sampling: int) -> Header:
-        lengths = (num_requests + 1, num_requests, num_requests, num_sampling, num_requests)
-        query_start_loc, seq_lens, row_ids, sample_indices, append_positions = (
+        requests = num_requests
+        lengths = (requests + 1, requests, requests, num_sampling, requests, requests)
+        query_start_loc, seq_lens, row_ids, sample_indices, append_positions, num_drafts = (
             self._header[offset : offset + length]
             for offset, length in zip(self._offsets, lengths, strict=True)
         )
@@ -285,7 +308,14 @@ class InputBuffers:
             row_ids=row_ids,
             sample_indices=sample_indices,
             append_positions=append_positions,
+            num_drafts=num_drafts,
         )
+
+    def _carry_lengths(self, header: Header) -> None:
+        """Writes the sequence lengths of carried requests, which only the device knows."""
+        seq_lens = header.seq_lens
+        carried = self.row_lengths.index_select(0, header.row_ids) + header.num_drafts
+        seq_lens.copy_(torch.where(seq_lens == _CARRIED, carried, seq_lens))
 
     def _filled_with_decodes(
         self, batch: Batch, key: GraphKey

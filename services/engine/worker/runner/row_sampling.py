@@ -54,13 +54,15 @@ class _Whole(IntEnum):
 class SampledRows:
     """The S rows of a step that sample, [S] int32 on the device and on the host.
 
-    seq_lens: tokens of each, which is the position that the sampled token takes.
+    seq_lens: tokens of each, which is the position that the sampled token takes. Where the host
+        does not know them yet, host_seq_lens are the most and host_least_lens the fewest.
     """
 
     row_ids: Tensor
     seq_lens: Tensor
     host_row_ids: Int32Array
     host_seq_lens: Int32Array
+    host_least_lens: Int32Array
 
 
 class RowSamplingTable:
@@ -111,7 +113,7 @@ class RowSamplingTable:
     def edits(self, sampled: SampledRows, tokens: Tensor) -> LogitEdits | None:
         """Returns the edits of the rows' logits, from the token table; None when there are none."""
         wholes = self._wholes.host[sampled.host_row_ids]
-        num_output = sampled.host_seq_lens - wholes[:, _Whole.NUM_PROMPT_TOKENS]
+        num_output = sampled.host_least_lens - wholes[:, _Whole.NUM_PROMPT_TOKENS]
         is_short = num_output < wholes[:, _Whole.MIN_TOKENS]
         has_edits = wholes[:, _Whole.HAS_PENALTIES] | wholes[:, _Whole.NUM_BIASES] | is_short
         edited = np.flatnonzero(has_edits)

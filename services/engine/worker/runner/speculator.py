@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
@@ -17,7 +18,7 @@ from services.engine.worker.graphs.whole_graphs import GraphProgram
 from services.engine.worker.inputs.batch import Batch, Drafts
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.inputs.sampled_positions import SampledPositions
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 
 DraftWatcher = Callable[[tuple[Tensor, ...]], None]
@@ -60,7 +61,8 @@ class Speculation:
 
     Every step verifies drafts, possibly none; a draft model makes the next ones. Drafts are written
     after the known tokens of their rows, as ordinary query tokens. Penalties, biases and
-    log-probabilities of a sample after a draft include the drafts before it.
+    log-probabilities of a sample after a draft include the drafts before it. The rows keep what the
+    next step needs of this one: drafts, the newest token and the number of tokens.
     """
 
     def __init__(
@@ -83,6 +85,9 @@ class Speculation:
         """
         self._buffers = buffers
         self._decode_q_len = limits.decode_q_len
+        self._columns = torch.arange(
+            limits.decode_q_len, dtype=torch.int32, device=buffers.tokens.device
+        )
         self.layers = layers
         self._drafter = Drafter(layers, forward, buffers, limits=limits)
         self._program = DraftProgram(model, self._drafter, forward, buffers, limits=limits)
@@ -99,12 +104,22 @@ class Speculation:
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
     ) -> Drafted:
         """Verifies the step's drafts, writes each row's newest token and makes the next drafts."""
-        drafted = self._replay(batch, output, sampled, graphs) or self._run(batch, output, sampled)
+        at = SampledPositions.of(output.header, self._columns)
+        drafts = at.drafts(self._buffers.tokens)  # drafting overwrites them
+        drafted = self._replay(batch, output, sampled, drafts, graphs)
+        if drafted is None:
+            drafted = self._run(batch, output, sampled, drafts)
+        self._buffers.keep_lengths(at.row_ids[:, 0], at.known_lengths(drafted.num_accepted))
         self.on_drafts(drafted.hidden)
         return drafted
 
     def _replay(
-        self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
+        self,
+        batch: Batch,
+        output: ForwardOutput,
+        sampled: Sampled,
+        drafts: Tensor,
+        graphs: GraphSet,
     ) -> Drafted | None:
         """Drafts by the graph of the step's own; None if it cannot run."""
         key, num_requests = batch.graph_key, len(batch.row_ids)
@@ -120,7 +135,7 @@ class Speculation:
                 key,
                 hidden=output.hidden,
                 sampled=sampled.token_ids,
-                drafts=_drafts_of(batch).token_ids,
+                drafts=drafts,
             )
         outputs = graphs.replay(key, batch)
         if outputs is None:
@@ -134,7 +149,9 @@ class Speculation:
             by_graph=True,
         )
 
-    def _run(self, batch: Batch, output: ForwardOutput, sampled: Sampled) -> Drafted:
+    def _run(
+        self, batch: Batch, output: ForwardOutput, sampled: Sampled, drafts: Tensor
+    ) -> Drafted:
         inputs = self._buffers.gather(
             output.header,
             batch.num_tokens,
@@ -142,13 +159,12 @@ class Speculation:
             max_seqlen_k=batch.max_seqlen_k,
             is_prefill=batch.max_seqlen_q > self._decode_q_len,
         )
-        drafts = _drafts_of(batch)
         return self._drafter.draft(
             inputs,
             output.hidden,
-            sampled=sampled.token_ids.view(drafts.token_indices.shape),
-            drafts=to_device(drafts.token_ids, output.hidden.device),
-            num_next=drafts.num_next,
+            sampled=sampled.token_ids.view(len(drafts), len(self._columns)),
+            drafts=drafts,
+            num_next=_drafts_of(batch).num_next,
         )
 
 

@@ -14,7 +14,7 @@ from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
-from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.inputs.sampled_positions import SampledPositions
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 from services.engine.worker.runner.prompt_logprobs import SLICE_ROWS, prompt_logprobs
 from services.engine.worker.runner.row_sampling import RowSamplingTable, SampledRows
@@ -47,7 +47,7 @@ class StepSampler:
         self._model = model
         self._head = model.lm_head
         self._limits = limits
-        self._device = device
+        self._columns = torch.arange(limits.decode_q_len, dtype=torch.int32, device=device)
         self._table = RowSamplingTable(
             num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
         )
@@ -100,12 +100,13 @@ class StepSampler:
         """Returns the rows that sample and the position of each token, in the logits' order."""
         drafts = batch.drafts
         if drafts is not None:
-            host_rows, host_positions = drafts.row_ids.ravel(), drafts.positions.ravel()
+            at = SampledPositions.of(header, self._columns)
             return SampledRows(
-                row_ids=to_device(host_rows, self._device),
-                seq_lens=to_device(host_positions, self._device),
-                host_row_ids=host_rows,
-                host_seq_lens=host_positions,
+                row_ids=at.row_ids.reshape(-1),
+                seq_lens=at.positions.view(-1),
+                host_row_ids=drafts.row_ids.ravel(),
+                host_seq_lens=drafts.positions.ravel(),
+                host_least_lens=drafts.least_positions.ravel(),
             )
         if len(batch.sample_indices) == len(batch.seq_lens):
             return SampledRows(
@@ -113,12 +114,15 @@ class StepSampler:
                 seq_lens=header.seq_lens,
                 host_row_ids=batch.row_ids,
                 host_seq_lens=batch.seq_lens,
+                host_least_lens=batch.seq_lens,
             )
+        host_seq_lens = batch.seq_lens[batch.sample_indices]
         return SampledRows(
             row_ids=header.row_ids.index_select(0, header.sample_indices),
             seq_lens=header.seq_lens.index_select(0, header.sample_indices),
             host_row_ids=batch.row_ids[batch.sample_indices],
-            host_seq_lens=batch.seq_lens[batch.sample_indices],
+            host_seq_lens=host_seq_lens,
+            host_least_lens=host_seq_lens,
         )
 
     def _choose(self, sampling: SamplingMetadata, rows: SampledRows, logits: Tensor) -> Tensor:

@@ -398,14 +398,6 @@ class TestDrafts:
         for output in request.sink.outputs:
             assert [p.top_token_ids[0] for p in output.logprobs] == output.token_ids
 
-    def test_a_request_waits_for_its_result_and_others_do_not_wait_for_it(self):
-        rig = Rig(num_speculative_tokens=2)
-        rig.add(make_request(5))
-        rig.send()
-        assert rig.scheduler.schedule() is None
-        rig.add(make_request(6))
-        assert q_lens(rig.send()) == [6]
-
     def test_a_small_budget_cuts_drafts_and_leaves_each_request_a_token(self):
         rig = Rig(num_speculative_tokens=3, max_num_batched_tokens=6)
         rig.add(*(make_request(1, max_tokens=30) for _ in range(4)))

@@ -77,15 +77,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=self.enable_prefix_caching,
             clock=lambda: self.now_s,
         )
-        self.worker = FakeWorker(
-            max_num_seqs=self.limits.max_num_seqs,
-            max_model_len=MAX_MODEL_LEN,
-            num_blocks=self.num_blocks,
-            block_size=BLOCK_SIZE,
-            windows=self.limits.windows,
-            num_cache_tokens=self.capacity,
-            makes_drafts=self.limits.lookup_sizes is None,
-            has_stages=self.limits.num_stages > 1,
+        # The second one runs steps as they are recorded.
+        self.worker, self.replay = (
+            FakeWorker(
+                max_num_seqs=self.limits.max_num_seqs,
+                max_model_len=MAX_MODEL_LEN,
+                num_blocks=self.num_blocks,
+                block_size=BLOCK_SIZE,
+                windows=self.limits.windows,
+                num_cache_tokens=self.capacity,
+                makes_drafts=self.limits.lookup_sizes is None,
+                has_stages=self.limits.num_stages > 1,
+            )
+            for _ in range(2)
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -158,12 +162,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s += 0.01
         step = self.in_flight.popleft()
         result = self.worker.execute(step.descriptor)
-        if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
-            return
         if result.failure:
-            self.retreat(step)
+            self.replay.memory_tokens = self.worker.memory_tokens
+            assert self.replay.execute(step.descriptor) == result
+            if result.failure != StepFailure.STEP_FAILURE_SKIPPED:
+                self.retreat(step)
             return
-        for output in self.scheduler.update(step, result):
+        self.replay.memory_tokens = 2**31
+        outputs = self.scheduler.update(step, result)
+        assert not step.descriptor.spec_decode_metadata.carried_requests
+        assert self.replay.execute(step.descriptor) == result
+        for output in outputs:
             request = output.request
             assert request in self.live
             has_logprobs = request.sampling.logprobs is not None
@@ -234,9 +243,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.live:
             known_or_pending = len(request.token_ids) + request.num_pending_tokens
             assert known_or_pending <= request.max_num_tokens
+            assert request.num_pending_tokens or not request.num_pending_drafts
             # Drafts are computed before it is known whether they hold, and void if not.
-            num_drafts = len(request.draft_token_ids) if request.num_pending_tokens else 0
-            assert request.num_computed_tokens <= known_or_pending + num_drafts
+            most = known_or_pending + request.num_pending_drafts
+            assert request.num_computed_tokens <= most
+            num_blocks = -(-request.num_computed_tokens // BLOCK_SIZE)
+            assert len(request.block_ids) >= num_blocks * len(self.limits.windows)
 
     @invariant()
     def no_block_is_lost_and_only_equal_prefixes_are_shared(self):
@@ -249,7 +261,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for entry, block_id in enumerate(request.block_ids):
                 i, group = divmod(entry, num_groups)
                 if not block_id:
-                    distance = request.num_computed_tokens - (i + 1) * BLOCK_SIZE
+                    least = len(request.token_ids) + max(0, request.num_pending_tokens - 1)
+                    start = min(request.num_computed_tokens, least)
+                    distance = start - (i + 1) * BLOCK_SIZE
                     assert distance >= self.limits.windows[group] - 1, "given back too early"
                     continue
                 prefix = request.token_ids[: (i + 1) * BLOCK_SIZE]

@@ -20,7 +20,8 @@ def running(num_tokens: int):
 
 def settle(*requests, num_next=3):
     drafts = [[10 * i + j for j in range(3)] for i in range(len(requests))]
-    PLAN.settle(requests, StepResult(draft_token_ids=pack_int32(drafts)), num_next)
+    result = StepResult(draft_token_ids=pack_int32(drafts))
+    PLAN.settle(requests, [0] * len(requests), result, num_next)
 
 
 def test_what_was_computed_of_drafts_that_do_not_hold_is_void():

@@ -91,7 +91,17 @@ def steps(tmp_path_factory):
     engine.capture()
     engine.runner = watched = WatchedRunner(engine.runner)
     engine.run([[5, 17, 3, 8], [44, 2, 9], [7] * 30], 8)
-    return watched.steps
+    complete = {order.step_id: order for order, _ in engine.steps}
+    seen = [
+        (complete[order.step_id], contexts)
+        for order, contexts in watched.steps
+        if order.step_id in complete
+    ]
+    # A carried request's length is known to the device; the bound for all stays as it was sent.
+    for order, _ in seen:
+        order.attn_metadata.max_seqlen_k = engine.sent[order.step_id].attn_metadata.max_seqlen_k
+    assert any(each.spec_decode_metadata.carried_requests for each in engine.sent.values())
+    return seen
 
 
 def test_the_steps_run_with_and_without_graphs_and_some_verify_drafts(steps):

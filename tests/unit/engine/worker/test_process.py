@@ -22,10 +22,11 @@ class SlowStep:
 
     step_id: int
     is_ready: bool = False
+    elapsed_us: int = 0
 
     def message(self):
         assert self.is_ready, "a result was waited for"
-        return step_result(self.step_id, [self.step_id])
+        return step_result(self.step_id, [self.step_id], elapsed_us=self.elapsed_us)
 
 
 @dataclass
@@ -101,6 +102,17 @@ def test_results_come_in_the_order_of_the_steps(service_end):
     assert service.receive(0.01) is None
     first.is_ready = True
     assert [receive(service).result.step_id for _ in range(2)] == [1, 2]
+
+
+def test_the_time_of_a_step_begins_no_earlier_than_the_last_result(service_end):
+    service, device, _ = service_end
+    order(service, 1)
+    order(service, 2)
+    steps = [device.launched.get(timeout=WAIT_S) for _ in range(2)]
+    for step in steps:
+        step.elapsed_us = 2**32 - 1  # more than an hour
+        step.is_ready = True
+    assert [receive(service).result.elapsed_us == 2**32 - 1 for _ in steps][1] is False
 
 
 class TestOutOfMemory:

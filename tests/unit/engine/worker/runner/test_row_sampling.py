@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from services.engine.batch import row_assignment
@@ -27,13 +28,14 @@ def table():
     return table
 
 
-def rows(row_ids, seq_lens):
+def rows(row_ids, seq_lens, num_uncertain=0):
     host = np.array(row_ids, np.int32), np.array(seq_lens, np.int32)
     return SampledRows(
         row_ids=torch.from_numpy(host[0]),
         seq_lens=torch.from_numpy(host[1]),
         host_row_ids=host[0],
-        host_seq_lens=host[1],
+        host_seq_lens=host[1] + num_uncertain,
+        host_least_lens=host[1] - num_uncertain,
     )
 
 
@@ -66,6 +68,13 @@ def test_min_tokens_edits_a_row_until_it_has_them():
     assert token_ids.tolist() == [[4]]
     assert values.tolist() == [[-torch.inf]]
     assert parameters.edits(rows([7, 5], [4, 4]), TOKENS) is None
+
+
+@pytest.mark.parametrize(("length", "value"), [(3, -torch.inf), (4, 0.0)])
+def test_where_the_host_does_not_know_a_length_the_device_decides_on_min_tokens(length, value):
+    edits = table().edits(rows([5], [length], num_uncertain=2), TOKENS)
+    ((_, values),) = edits.biases
+    assert values.tolist() == [[value]]
 
 
 def test_the_most_log_probabilities_that_a_row_wants_are_returned():
