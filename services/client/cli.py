@@ -24,6 +24,7 @@ from services.client.commands.replay import replay
 from services.client.commands.serve import serve
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
+from services.client.commands.worker_node import worker_node
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
@@ -73,6 +74,7 @@ for _panel, _commands in _panels.items():
 for _service, _panel in (
     (engine, "Run the services"),
     (frontend, "Run the services"),
+    (worker_node, "Run the services"),
     (replay, "Look after them"),
 ):
     app.command(

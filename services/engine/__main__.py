@@ -1,7 +1,8 @@
 """Runs the engine service: `python -m services.engine --help`.
 
 Subcommands: `cache explain` lists compiled pieces for the same flags, `replay` runs a recording's
-steps again, `graphs plan` proposes capture sizes.
+steps again, `graphs plan` proposes capture sizes, `worker-node` runs ranks of an engine on another
+host.
 """
 
 import os
@@ -60,6 +61,8 @@ def _choose(arguments: Sequence[str]) -> tuple[str, _Command, Sequence[str]]:
             return "octavo replay", _replay, rest
         case ["graphs", "plan", *rest]:
             return "octavo graphs plan", _plan_graphs, rest
+        case ["worker-node", *rest]:
+            return "octavo worker-node", _run_node, rest
     return "octavo engine", _serve, arguments
 
 
@@ -79,8 +82,11 @@ def _serve(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from services.engine.server import serve
     from services.engine.worker.executor import WorkerExecutor
+    from services.engine.worker.remote_ranks import JoinedNodes
 
-    return uvloop.run(serve(config, model, lambda: WorkerExecutor(config)))
+    num_nodes = config.parallel.num_nodes
+    nodes = JoinedNodes(num_nodes) if num_nodes > 1 else None
+    return uvloop.run(serve(config, model, lambda: WorkerExecutor(config, nodes), nodes))
 
 
 def _explain_cache(arguments: Sequence[str]) -> int:
@@ -126,6 +132,13 @@ def _plan_graphs(arguments: Sequence[str]) -> int:
     from services.engine.capture_sizes.command import plan_graphs
 
     return plan_graphs(list(arguments))
+
+
+def _run_node(arguments: Sequence[str]) -> int:
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as for the engine
+    from services.engine.node.command import run_node
+
+    return run_node(list(arguments))
 
 
 def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:

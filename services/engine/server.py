@@ -15,14 +15,17 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.worker_supervisor import Executor
+from services.engine.edge.node_secret import NodeSecretError
 from services.engine.edge.open_streams import OpenStreams
 from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.limits import StepLimits
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
+from services.engine.rpc.nodes import NodeServicer
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.worker.rank_process import WorkerDiedError
+from services.engine.worker.remote_ranks import JoinedNodes
 from services.processes.stop_signals import stop_signals
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
@@ -52,8 +55,23 @@ class EngineServer:
     """The engine service: core, servicer, health and reflection behind one port."""
 
     def __init__(
-        self, config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
+        self,
+        config: EngineConfig,
+        model: ModelFolder,
+        make_executor: Callable[[], Executor],
+        nodes: JoinedNodes | None = None,
     ) -> None:
+        """Builds a service that does not listen yet.
+
+        Args:
+            config: its settings.
+            model: what it serves.
+            make_executor: makes the executor of the next workers.
+            nodes: gets the hosts that join; None where there is one host.
+
+        Raises:
+            TlsFilesError, NodeSecretError: a file cannot be used.
+        """
         self._config = config
         self._counts = LocalCounts()
         self._health = Health(
@@ -83,6 +101,7 @@ class EngineServer:
             num_threads=config.grammar.num_grammar_threads,
             counts=self._counts,
         )
+        self._nodes = nodes
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._server = make_server(
@@ -102,6 +121,8 @@ class EngineServer:
             from services.engine.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
+        if nodes is not None:
+            NodeServicer(nodes, config.parallel).add_to(self._server)
         self._lag = LoopLag()
         self._metrics = Metrics(
             EngineFamilies(
@@ -155,6 +176,8 @@ class EngineServer:
         self._health.set_ready(False)
         self._health.close()
         self.core.watchers.close()
+        if self._nodes is not None:
+            self._nodes.close()
         has_drained = self._exit_status.done() and self._exit_status.result() == 0
         await self._server.stop(STOP_GRACE_S if has_drained else None)
         for task in self._tasks:
@@ -195,13 +218,16 @@ class EngineServer:
 
 
 async def serve(
-    config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
+    config: EngineConfig,
+    model: ModelFolder,
+    make_executor: Callable[[], Executor],
+    nodes: JoinedNodes | None = None,
 ) -> int:
     """Serves until a Drain call or a stop signal, and returns the process's exit status."""
     try:
-        server = EngineServer(config, model, make_executor)
+        server = EngineServer(config, model, make_executor, nodes)
         await server.start()
-    except (OSError, TlsFilesError) as error:
+    except (OSError, TlsFilesError, NodeSecretError) as error:
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     log_loop_errors()

@@ -9,10 +9,10 @@ from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.compilation import AUTO, CompilationConfig
 from services.engine.config.grammar import GrammarConfig
 from services.engine.config.observability import ObservabilityConfig
-from services.engine.config.parallel import ParallelConfig
+from services.engine.config.parallel import LOOPBACK_INTERFACE, ParallelConfig
 from services.engine.config.scheduler import SchedulerConfig
 from services.engine.config.section import ConfigSection
-from services.engine.config.serving import ServingConfig
+from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.config.speculation import SpeculationConfig
 from services.engine.config.worker import WorkerConfig
 
@@ -79,6 +79,24 @@ class EngineConfig(BaseModel):
         """Refuses a list of GPUs for a model on a CPU."""
         if self.parallel.devices is not None and self.worker.device == "cpu":
             raise ValueError("--devices lists GPUs, and --device is cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        """Refuses several hosts that would not know each other, or could not meet."""
+        parallel, serving = self.parallel, self.serving
+        if parallel.num_nodes == 1 or is_loopback(serving.host):
+            return self
+        if parallel.node_secret_file is None and serving.tls_client_ca is None:
+            raise ValueError(
+                f"--num-nodes is {parallel.num_nodes}: off loopback it needs --node-secret-file or "
+                "--tls-client-ca, so that only hosts of yours can join"
+            )
+        if parallel.node_interface == LOOPBACK_INTERFACE:
+            raise ValueError(
+                f"--num-nodes is {parallel.num_nodes}: off loopback it needs --node-interface, on "
+                "which other hosts reach this one"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """The processes that share a model."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, model_validator
 from services.engine.config.section import ConfigSection
 
 MAX_RANKS = 64
+LOOPBACK_INTERFACE = "lo"
 DeviceNumber = Annotated[int, Field(ge=0)]
 NumLayers = Annotated[int, Field(ge=1)]
 
@@ -22,7 +24,7 @@ class ParallelConfig(ConfigSection):
     pipeline_layers: list[NumLayers] | None = None
     """Numbers of layers of the stages; as equal as possible when absent."""
     devices: list[DeviceNumber] | None = None
-    """Numbers of the GPUs to use, one for each process; the first ones when absent."""
+    """Numbers of the GPUs to use, one for each process of a host; the first ones when absent."""
     all_reduce: Literal["auto", "nccl", "fused"] = "auto"
     """Sums over ranks: nccl; fused: one kernel with residual and norm; auto: fused if it works."""
 
@@ -36,10 +38,24 @@ class ParallelConfig(ConfigSection):
     """Steps after which experts move between processes, if that evens out their load; 0 for
     never."""
 
+    num_nodes: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """Hosts that run equally many processes; all but this one join by octavo worker-node."""
+    node_interface: str = LOOPBACK_INTERFACE
+    """Network interface of this host on which its processes meet those of other hosts."""
+    node_secret_file: Path | None = None
+    """File with a secret that hosts prove to each other when they join; 16 bytes or more."""
+    node_silence_timeout_s: float = Field(default=10.0, gt=0)
+    """A host that sends nothing for this long is lost; each sends signs of life."""
+
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
         return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes of each host."""
+        return self.num_ranks // self.num_nodes
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -54,6 +70,16 @@ class ParallelConfig(ConfigSection):
             raise ValueError(
                 f"--pipeline-layers lists {len(layers)} stages, and --pipeline-parallel-size is "
                 f"{self.pipeline_parallel_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        """Refuses hosts without equally many processes."""
+        if self.num_ranks % self.num_nodes:
+            raise ValueError(
+                f"--num-nodes is {self.num_nodes}: {self.num_ranks} processes cannot be shared "
+                "equally by these hosts"
             )
         return self
 
@@ -80,9 +106,10 @@ class ParallelConfig(ConfigSection):
         devices = self.devices
         if devices is None:
             return self
-        if len(devices) != self.num_ranks:
-            stages = self.pipeline_parallel_size
+        if len(devices) != self.ranks_per_node:
+            stages, nodes = self.pipeline_parallel_size, self.num_nodes
             times = f" times --pipeline-parallel-size {stages}" if stages > 1 else ""
+            times += f", on --num-nodes {nodes}" if nodes > 1 else ""
             raise ValueError(
                 f"--devices lists {len(devices)} GPUs, and --tensor-parallel-size is "
                 f"{self.tensor_parallel_size}{times}"

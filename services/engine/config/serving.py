@@ -1,5 +1,6 @@
 """Serving: the address, certificates, and limits of connections and sessions."""
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,16 @@ def _with_stubs(is_wanted: bool) -> bool:
     if is_wanted:
         require_extra("gateway")
     return is_wanted
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 VllmGrpc = Annotated[bool, AfterValidator(_with_stubs)]

@@ -11,6 +11,7 @@ import sys
 import threading
 
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import rank_places
 from services.engine.worker.wire import Channel
 from services.processes.standard_error import replace_standard_error
@@ -30,7 +31,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--meeting-fd", type=int, help="shared with the other ranks, if any")
+    parser.add_argument("--meeting-fd", type=int, help="where ranks meet; see Meeting")
+    parser.add_argument("--meeting-address", default="", help="as above")
     parser.add_argument("--config", type=EngineConfig.model_validate_json, required=True)
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
@@ -50,7 +52,8 @@ def main() -> int:
         opening.join()
     channel = Channel(_adopt(arguments.socket_fd))
     try:
-        return run_worker(config, channel, place=place, meeting_fd=arguments.meeting_fd)
+        meeting = Meeting(fd=arguments.meeting_fd, address=arguments.meeting_address)
+        return run_worker(config, channel, place=place, meeting=meeting)
     finally:
         channel.close()
 

@@ -6,9 +6,7 @@ others speak up only if something is wrong.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
@@ -28,8 +26,12 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.placement import rank_places, reporting_rank
+from services.engine.config.parallel import LOOPBACK_INTERFACE
+from services.engine.worker.environment import worker_environment
+from services.engine.worker.meeting import Meeting
+from services.engine.worker.placement import RankPlace, rank_places, reporting_rank
 from services.engine.worker.rank_process import LostPeerError, RankProcess, WorkerDiedError
+from services.engine.worker.remote_ranks import JoinedNodes, RemoteRank
 
 STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
@@ -42,11 +44,10 @@ after which a step counts as hung."""
 _NEWS = ("graph", "recompilation", "compiled", "expert_load")
 """Events that `receive` returns beside results."""
 
-_IMPORT_ROOT = Path(__file__).resolve().parents[3]
-
 
 ProfileAnswer = Callable[[ProfileStarted | ProfileReport], None]
 """Takes a worker's word that a profile has begun or ended."""
+Rank = RankProcess | RemoteRank
 
 
 class WorkerExecutor:
@@ -55,11 +56,17 @@ class WorkerExecutor:
     `start`, then `send` and `receive`, then `stop`; after that it may be started again.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, nodes: JoinedNodes | None = None) -> None:
+        """Prepares a start.
+
+        Args:
+            config: the engine's.
+            nodes: the other hosts; None where there is one host.
+        """
         self._config = config
+        self._nodes = nodes
         places = rank_places(config.parallel)
-        names = ["the worker"] if len(places) == 1 else [f"rank {each.rank}" for each in places]
-        self._ranks = [RankProcess(name) for name in names]
+        self._ranks = [_rank_at(place, len(places)) for place in places]
         self._reporter = reporting_rank(config.parallel)
         self._others = [number for number in range(len(places)) if number != self._reporter]
         self._watches: list[asyncio.Task[WorkerDiedError]] = []
@@ -88,10 +95,12 @@ class WorkerExecutor:
         """
         readies: dict[int, WorkerReady] = {}
         limit_s = self._config.worker.worker_start_timeout_s
+        on_progress = on_progress or _ignore_progress
+        await self._connect(on_progress)
         try:
             async with asyncio.timeout(limit_s):
                 await self._spawn()
-                await self._wait_until_ready(readies, on_progress or _ignore_progress)
+                await self._wait_until_ready(readies, on_progress)
         except TimeoutError:
             await self.show_stacks()
             await self.stop()
@@ -179,22 +188,45 @@ class WorkerExecutor:
         self._due.clear()
         self._failures.clear()
 
+    async def _connect(self, on_progress: Callable[[str], None]) -> None:
+        """Waits for the other hosts, if there are any."""
+        if self._nodes is None:
+            return
+        limit_s = self._config.worker.worker_start_timeout_s
+        links = await self._nodes.wait_for_all(limit_s, on_progress)
+        for each in self._ranks:
+            if isinstance(each, RemoteRank):
+                each.connect(links[each.node - 1])
+
     async def _spawn(self) -> None:
         """Starts the processes and connects to them."""
         config = self._config.model_dump_json()
-        environment = _environment(self._config)
-        if len(self._ranks) == 1:
-            await self._ranks[0].spawn(["--rank", "0", "--config", config], environment=environment)
-            return
-        # The ranks meet in a file without a name: it is gone with the last process that has it.
-        meeting = os.memfd_create("octavo-ranks")
+        meeting = self._open_meeting()
         try:
             for number, each in enumerate(self._ranks):
-                arguments = ["--rank", str(number), "--config", config]
-                arguments += ["--meeting-fd", str(meeting)]
-                await each.spawn(arguments, environment=environment, fds=[meeting])
+                if isinstance(each, RemoteRank):
+                    each.start(config=config, meeting_address=meeting.address)
+                    continue
+                arguments = ["--rank", str(number), "--config", config, *meeting.arguments]
+                environment = worker_environment(self._config, self._interface)
+                fds = [] if meeting.fd is None else [meeting.fd]
+                await each.spawn(arguments, environment=environment, fds=fds)
         finally:
-            os.close(meeting)
+            meeting.close()
+
+    @property
+    def _interface(self) -> str:
+        has_nodes = self._nodes is not None
+        return self._config.parallel.node_interface if has_nodes else LOOPBACK_INTERFACE
+
+    def _open_meeting(self) -> Meeting:
+        """Opens the place where the ranks meet."""
+        if self._nodes is not None:
+            try:
+                return Meeting.on_interface(self._interface)
+            except ValueError as error:
+                raise WorkerDiedError(str(error)) from None
+        return Meeting() if len(self._ranks) == 1 else Meeting.in_memory()
 
     async def _wait_until_ready(
         self, readies: dict[int, WorkerReady], on_progress: Callable[[str], None]
@@ -313,7 +345,14 @@ def _is_out_of_memory(result: StepResult) -> bool:
     return result.failure == StepFailure.STEP_FAILURE_OUT_OF_MEMORY
 
 
-def _alone(rank: RankProcess, result: StepResult) -> WorkerDiedError:
+def _rank_at(place: RankPlace, num_ranks: int) -> Rank:
+    """Returns a rank that is not started yet."""
+    if place.node:
+        return RemoteRank(place.rank, place.node)
+    return RankProcess("the worker" if num_ranks == 1 else f"rank {place.rank}")
+
+
+def _alone(rank: Rank, result: StepResult) -> WorkerDiedError:
     return WorkerDiedError(
         f"{rank.name} ran out of memory in step {result.step_id} where other ranks did not; they "
         "cannot go on together"
@@ -333,32 +372,8 @@ def _errors_of(tasks: set[asyncio.Task[None]]) -> list[WorkerDiedError]:
     return [error for error in errors if isinstance(error, WorkerDiedError)]
 
 
-def _describe_late(rank: RankProcess) -> str:
+def _describe_late(rank: Rank) -> str:
     return f"{rank.name} (last seen {rank.stage})" if rank.stage else rank.name
-
-
-def _environment(config: EngineConfig) -> dict[str, str]:
-    """Returns a worker's environment: ours, our import root first, a thread count, a log level.
-
-    OpenMP and MKL read their count when torch is imported, before any configuration is.
-    """
-    search_path = [str(_IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    threads = str(config.worker.num_threads)
-    return {
-        # torch's profiler would write to standard error, between the lines of the log.
-        "KINETO_LOG_LEVEL": "6",
-        # The ranks are on one host; their connections need not be open to others.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        **os.environ,
-        # Multicast objects can put a host's GPUs out of service, for other programs too.
-        "NCCL_NVLS_ENABLE": "0",
-        "NVSHMEM_DISABLE_NVLS": "1",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "PYTHONPATH": os.pathsep.join(search_path),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-    }
 
 
 def _ignore_progress(stage: str) -> None:

@@ -29,6 +29,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
+from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace, reporting_rank
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
@@ -43,7 +44,7 @@ POLL_S = 50e-6
 
 
 def run_worker(
-    config: EngineConfig, channel: Channel, *, place: RankPlace, meeting_fd: int | None = None
+    config: EngineConfig, channel: Channel, *, place: RankPlace, meeting: Meeting
 ) -> int:
     """Serves steps until the other side hangs up.
 
@@ -51,7 +52,7 @@ def run_worker(
         config: the engine's configuration.
         channel: the connection to the engine service.
         place: this rank's.
-        meeting_fd: a file that all ranks have open; None for a single rank.
+        meeting: where it finds the other ranks.
 
     Returns:
         The exit code: 0 after a hang-up, 1 after a failure, which was reported to the service.
@@ -67,7 +68,7 @@ def run_worker(
             started = start_worker(
                 config,
                 place=place,
-                meeting_fd=meeting_fd,
+                meeting=meeting,
                 report_progress=server.report_progress,
                 on_fault=server.report_fault,
                 on_compiled=server.report_compiled,

@@ -38,6 +38,29 @@ class LostPeerError(WorkerDiedError):
     """A rank lost another one, whose own end says why."""
 
 
+class NodeLostError(WorkerKilledError):
+    """The host of a rank is gone, or its network is."""
+
+
+def read_event(name: str, content: bytes) -> WorkerEvent:
+    """Returns a rank's event, unless it is that it cannot go on.
+
+    Args:
+        name: the rank's.
+        content: a serialized WorkerEvent.
+
+    Raises:
+        WorkerDiedError: the rank has failed.
+    """
+    event = WorkerEvent.FromString(content)
+    if event.HasField("failure"):
+        failure = event.failure
+        where = f"in step {failure.step_id}" if failure.step_id else "while starting"
+        kind = LostPeerError if failure.has_lost_peer else WorkerDiedError
+        raise kind(f"{name} failed {where}: {failure.error}")
+    return event
+
+
 class RankProcess:
     """The worker process of one rank: `spawn`, then `send` and `next_event`, then `stop`."""
 
@@ -99,6 +122,14 @@ class RankProcess:
     async def next_event(self) -> WorkerEvent:
         """Returns what the process says next, unless that is its end.
 
+        Raises:
+            WorkerDiedError: it is gone.
+        """
+        return read_event(self.name, await self.next_message())
+
+    async def next_message(self) -> bytes:
+        """Returns the process's next event, serialized.
+
         The kernel closes a dead process's socket, so its end shows here at once.
 
         Raises:
@@ -107,17 +138,11 @@ class RankProcess:
         if self._reader is None:
             raise WorkerDiedError(f"{self.name} was stopped")
         try:
-            event = WorkerEvent.FromString(await read_message(self._reader))
+            return await read_message(self._reader)
         except EOFError:
             raise await self._exit_report() from None
         except WireError as error:
             raise WorkerDiedError(f"{self.name} does not make sense: {error}") from error
-        if event.HasField("failure"):
-            failure = event.failure
-            where = f"in step {failure.step_id}" if failure.step_id else "while starting"
-            kind = LostPeerError if failure.has_lost_peer else WorkerDiedError
-            raise kind(f"{self.name} failed {where}: {failure.error}")
-        return event
 
     def show_stacks(self) -> None:
         """Has a process that does not answer write on standard error what its threads do."""

@@ -1,5 +1,6 @@
 """Joins this process with the other ranks, and what they must agree on."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from models.parallel.collectives import (
     LostPeerError,
@@ -21,6 +22,7 @@ from models.parallel.collectives import (
 from models.parallel.group import SINGLE, TENSOR_PARALLEL, ParallelGroup, PipelineStage
 from models.parallel.intermediate_tensors import STAGE_AFTER, STAGE_BEFORE
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace, rank_places
 
 _Value = TypeVar("_Value")
@@ -48,7 +50,7 @@ class Ranks:
 
     @classmethod
     def join(
-        cls, config: EngineConfig, place: RankPlace, device: torch.device, meeting_fd: int | None
+        cls, config: EngineConfig, place: RankPlace, device: torch.device, meeting: Meeting
     ) -> "Ranks":
         """Meets the other ranks and connects with them.
 
@@ -56,18 +58,16 @@ class Ranks:
             config: the engine's.
             place: this rank's.
             device: this rank's.
-            meeting_fd: a file that all ranks have open; None for a single rank.
+            meeting: where it finds the others.
 
         Raises:
             ValueError: a rank did not come in time; the message names it.
         """
         size = config.parallel.num_ranks
-        if meeting_fd is None or size == 1:
-            return cls(place=place)
-        os.set_inheritable(meeting_fd, False)
         limit_s = config.worker.worker_start_timeout_s
-        store = FileStore(f"/proc/self/fd/{meeting_fd}", size)
-        _meet(store, place.rank, size, min(limit_s / 2, MEETING_LIMIT_S))
+        meeting_limit_s = min(limit_s / 2, MEETING_LIMIT_S)
+        store = _open_store(meeting, place.rank, size, meeting_limit_s)
+        _meet(store, place.rank, size, meeting_limit_s)
         limit = timedelta(seconds=limit_s)
         is_cuda = device.type == "cuda"
         dist.init_process_group(
@@ -131,15 +131,58 @@ class Ranks:
                     )
 
     def _gather(self, value: _Value) -> list[_Value]:
-        """Returns every rank's value, in order."""
+        """Returns every rank's value, in order.
+
+        Values travel as JSON: what another host sends must not be unpickled.
+        """
         if self.host_group is None:
             return [value]
-        values: list[_Value] = [value] * dist.get_world_size(self.host_group)
         try:
-            dist.all_gather_object(values, value, group=self.host_group)
+            return [json.loads(each) for each in _gather_bytes(self.host_group, _encode(value))]
         except RuntimeError as error:
             raise LostPeerError(str(error)) from error
-        return values
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _gather_bytes(group: dist.ProcessGroup, content: bytes) -> list[bytes]:
+    """Returns every rank's bytes, in order."""
+    own_length = torch.tensor([len(content)])
+    lengths = [torch.empty_like(own_length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, own_length, group=group)
+    longest = max(int(each) for each in lengths)
+    padded = torch.frombuffer(bytearray(content.ljust(longest, b"\0")), dtype=torch.uint8)
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=group)
+    return [
+        part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)
+    ]
+
+
+def _open_store(meeting: Meeting, rank: int, size: int, limit_s: float) -> Store:
+    """Opens the store in which ranks find each other.
+
+    Raises:
+        ValueError: rank 0, which has it, cannot be reached.
+    """
+    if meeting.fd is not None:
+        os.set_inheritable(meeting.fd, False)
+    if not meeting.address:
+        return FileStore(f"/proc/self/fd/{meeting.fd}", size)
+    host, _, port = meeting.address.rpartition(":")
+    try:
+        return TCPStore(
+            host,
+            int(port),
+            is_master=rank == 0,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            master_listen_fd=meeting.fd,
+        )
+    except RuntimeError as error:
+        raise ValueError(f"rank {rank} cannot reach rank 0 at {meeting.address}") from error
 
 
 def _form_groups(config: EngineConfig, place: RankPlace, limit: timedelta) -> None:

@@ -19,6 +19,7 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
+from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.device import choose_device, dtype_name
@@ -83,7 +84,7 @@ def start_worker(
     config: EngineConfig,
     *,
     place: RankPlace,
-    meeting_fd: int | None = None,
+    meeting: Meeting | None = None,
     report_progress: Report,
     on_fault: Callable[[GraphOutcome], None],
     on_compiled: Callable[[CompileReport], None],
@@ -96,7 +97,7 @@ def start_worker(
     Args:
         config: the engine's.
         place: this rank's.
-        meeting_fd: a file that all ranks have open; None for a single rank.
+        meeting: where it finds the other ranks; None for a single rank.
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
         on_compiled: receives the report of a model that was traced or compiled while serving.
@@ -108,7 +109,7 @@ def start_worker(
     tracer = TraceProcess.fork(config)
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
-    ranks = _join(config, place, meeting_fd, report_progress)
+    ranks = _join(config, place, meeting, report_progress)
     loaded = LoadedModel.load(
         config,
         ranks=ranks,
@@ -172,16 +173,16 @@ def start_worker(
 
 
 def _join(
-    config: EngineConfig, place: RankPlace, meeting_fd: int | None, report_progress: Report
+    config: EngineConfig, place: RankPlace, meeting: Meeting | None, report_progress: Report
 ) -> Ranks:
     """Meets the other ranks, if any, and checks that all have the same checkpoint and code."""
     device = choose_device(config.worker, place.device)
     if config.parallel.devices is not None and device.type == "cpu":
         raise ValueError("--devices lists GPUs, and this machine has none that torch can use")
-    if config.parallel.num_ranks == 1:
+    if config.parallel.num_ranks == 1 or meeting is None:
         return Ranks.single(config)
     report_progress("joining the ranks")
-    ranks = Ranks.join(config, place, device, meeting_fd)
+    ranks = Ranks.join(config, place, device, meeting)
     checkpoint = config.checkpoint
     facts = {
         "version of torch": str(torch.__version__),

@@ -12,7 +12,7 @@ from models.ops.linear.all_reduce_norm_linear import all_reduce_norm_linear
 from models.parallel import collectives
 from models.parallel.collectives import LostPeerError, check_arrivals, without_other_ranks
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.executor import _environment
+from services.engine.worker.environment import worker_environment
 from tests.support.gloo_ranks import run_ranks
 
 ROOT = Path(__file__).parents[5]
@@ -140,7 +140,7 @@ def test_workers_start_without_multicast_whatever_the_environment_says(monkeypat
     }
     for name, off in names.items():
         monkeypatch.setenv(name, "1" if off == "0" else "0")
-    environment = _environment(EngineConfig.from_flags(model=tmp_path))
+    environment = worker_environment(EngineConfig.from_flags(model=tmp_path), "lo")
     assert {name: environment[name] for name in names} == names
 
 

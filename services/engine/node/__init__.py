@@ -1,0 +1,1 @@
+"""Ranks of an engine on another host: the program `octavo worker-node`."""

@@ -1,0 +1,85 @@
+"""Configuration of a node."""
+
+import os
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.engine.config.parallel import LOOPBACK_INTERFACE
+from services.engine.config.serving import is_loopback
+
+_NUMBER_VARIABLES = ("NODE_RANK", "GROUP_RANK")
+
+
+def _head_of_environment() -> str:
+    """Returns MASTER_ADDR and MASTER_PORT, as torchrun sets them; empty without them."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return f"{host}:{port}" if host and port else ""
+
+
+def _number_of_environment() -> int | None:
+    """Returns this host's number as torchrun sets it; None where it is not said."""
+    return next((int(os.environ[name]) for name in _NUMBER_VARIABLES if name in os.environ), None)
+
+
+class NodeConfig(BaseSettings):
+    """Runs ranks of an Octavo engine on this host, with the engine's settings.
+
+    Each option is a flag (--head HOST:PORT) and an environment variable (OCTAVO_NODE_HEAD); the
+    flag wins. The model must be at the engine's path on this host, too.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_NODE_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_prog_name="octavo worker-node",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    head: str = Field(default_factory=_head_of_environment)
+    """The engine, as host:port; MASTER_ADDR and MASTER_PORT when absent."""
+    node_rank: int | None = Field(default_factory=_number_of_environment, ge=1)
+    """Number of this host, from 1 on; NODE_RANK, GROUP_RANK or the first free one when absent."""
+    interface: str = LOOPBACK_INTERFACE
+    """Network interface of this host on which its ranks meet those of other hosts."""
+    secret_file: Path | None = None
+    """File with the secret that the engine has as --node-secret-file."""
+    tls_ca: Path | None = None
+    """Authorities (PEM) of the engine's certificate; plain text when absent."""
+    tls_cert: Path | None = None
+    """Certificate (PEM) to show to the engine."""
+    tls_key: Path | None = None
+    """Private key (PEM) of --tls-cert."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line that is logged; ranks have the engine's."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
+        """Refuses a head without an address, or one that this host could not know."""
+        host, _, port = self.head.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(
+                f"--head is {self.head!r}: it must be the engine's host:port, or MASTER_ADDR and "
+                "MASTER_PORT must be set"
+            )
+        if is_loopback(host):
+            return self
+        if self.secret_file is None and self.tls_ca is None:
+            raise ValueError(
+                "a head off loopback needs --secret-file or --tls-ca, so that only your engine "
+                "gives orders"
+            )
+        if self.interface == LOOPBACK_INTERFACE:
+            raise ValueError(
+                "a head off loopback needs --interface, on which other hosts reach this one"
+            )
+        return self
