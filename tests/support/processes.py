@@ -60,7 +60,7 @@ def free_port() -> int:
 
 
 class ServiceProcess:
-    """One `python -m <module>` that listens on a loopback port.
+    """One `python -m <module>` that listens on a port of loopback, or of the flag `host`.
 
     It may be stopped and started again, on the same port. `log` is everything it wrote.
     """
@@ -78,6 +78,8 @@ class ServiceProcess:
         """Credentials of its health check; None asks in plain text."""
         self.stderr = subprocess.STDOUT
         """Where its standard error goes; the log, unless a test sets another descriptor."""
+        self.host = str(flags.pop("host", "127.0.0.1"))
+        """Address that it listens on."""
         self.port = int(flags.pop("port", 0)) or free_port()
         self.ready_timeout_s = ready_timeout_s
         self._flags = flags
@@ -89,7 +91,7 @@ class ServiceProcess:
     @property
     def address(self) -> str:
         """Where it listens, as host:port."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -109,7 +111,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Starts the process; returns before it is ready."""
-        command = [sys.executable, "-m", self.module, "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", self.module, "--host", self.host]
         command += ["--port", str(self.port), *flag_arguments(self._flags)]
         self._process = subprocess.Popen(
             command,

@@ -12,6 +12,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
 from services.engine.request import Request, SamplingParams
 from services.engine.worker.executor import WorkerExecutor
+from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.engine_harness import RecordingSink
 from tests.support.waiting import until
 
@@ -73,8 +74,15 @@ class RanksCore:
 
 
 @asynccontextmanager
-async def ranks_core(config: EngineConfig) -> AsyncIterator[RanksCore]:
-    """Runs a core with the worker processes that the configuration asks for."""
+async def ranks_core(
+    config: EngineConfig, nodes: JoinedNodes | None = None
+) -> AsyncIterator[RanksCore]:
+    """Runs a core with the worker processes that the configuration asks for.
+
+    Args:
+        config: the engine's.
+        nodes: other hosts that join; None where there is one host.
+    """
     model = ModelConfig.from_folder(config.checkpoint.model)
     limits = StepLimits.of(
         config,
@@ -85,7 +93,7 @@ async def ranks_core(config: EngineConfig) -> AsyncIterator[RanksCore]:
     executors: list[WorkerExecutor] = []
 
     def make_executor() -> WorkerExecutor:
-        executors.append(WorkerExecutor(config))
+        executors.append(WorkerExecutor(config, nodes))
         return executors[-1]
 
     core = EngineCore(

@@ -9,6 +9,7 @@ from protos.engine.v1 import batch_pb2, engine_pb2
 from services.engine import errors as engine_errors
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.node.config import NodeConfig
 from services.engine.rpc.metrics import EngineFamilies
 from services.frontend import errors as frontend_errors
 from services.frontend.config import FrontendConfig
@@ -31,7 +32,9 @@ def _table_rows() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "section", [*EngineConfig.sections().values(), FrontendConfig], ids=lambda each: each.__name__
+    "section",
+    [*EngineConfig.sections().values(), FrontendConfig, NodeConfig],
+    ids=lambda each: each.__name__,
 )
 def test_every_flag_is_documented_in_the_words_of_help(section):
     rows = _table_rows()

@@ -45,7 +45,7 @@ class NodeSecret:
             content = read_regular_file(path, max_bytes=MAX_SECRET_BYTES).strip()
         except OSError as error:
             raise NodeSecretError(
-                f"the secret in {path} is not readable: {error.strerror}"
+                f"the secret in {path} cannot be read: {error.strerror}"
             ) from None
         if len(content) < MIN_SECRET_BYTES:
             raise NodeSecretError(

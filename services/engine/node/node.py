@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
+PING_TIMEOUT_S = 60.0
+"""Of gRPC's own pings; the head says which silence means that it is lost."""
 _FINAL = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -89,7 +91,7 @@ class Node:
             LostHeadError: it has ended.
             RefusedNodeError: the engine does not take this node.
         """
-        options = channel_options(MAX_MESSAGE_BYTES)
+        options = channel_options(MAX_MESSAGE_BYTES, silence_timeout_s=PING_TIMEOUT_S)
         async with open_channel(self._config.head, options, self._tls) as channel:
             call = NodeServiceStub(channel).Join()  # type: ignore[no-untyped-call]  # generated
             stream = _Stream(call, self._config.head)

@@ -80,7 +80,8 @@ class NodeServicer(NodeServiceServicer):
             await asyncio.gather(*tasks, return_exceptions=True)
             link.lose("its connection ended")
             self._nodes.remove(link)
-            log.info("node_left", node=link.node, peer=context.peer(), reason=str(link.loss or ""))
+            reason = str(link.loss or "the engine has ended its ranks")
+            log.info("node_left", node=link.node, peer=context.peer(), reason=reason)
 
     async def _shake_hands(self, messages: _Messages, context: Any) -> NodeHello:
         """Checks that the other side is a node of this engine; returns its first message.

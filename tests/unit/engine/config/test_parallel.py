@@ -25,6 +25,20 @@ def test_the_ranks_of_a_stage_are_neighbours_and_the_last_stage_reports():
     assert reporting_rank(ParallelConfig(tensor_parallel_size=2)) == 0
 
 
+def test_the_ranks_of_a_node_are_neighbours_and_use_its_first_gpus():
+    config = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2, num_nodes=2)
+    assert [(each.node, each.device) for each in rank_places(config)] == [
+        (0, 0), (0, 1), (1, 0), (1, 1),
+    ]  # fmt: skip
+    listed = ParallelConfig(tensor_parallel_size=4, num_nodes=2, devices=[3, 1])
+    assert [each.device for each in rank_places(listed)] == [3, 1, 3, 1]
+
+
+def test_several_hosts_on_loopback_need_no_secret():
+    config = EngineConfig.from_flags(tensor_parallel_size=2, num_nodes=2, host="::1")
+    assert config.parallel.ranks_per_node == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -37,6 +51,25 @@ def test_the_ranks_of_a_stage_are_neighbours_and_the_last_stage_reports():
             "it must be 0 with --pipeline-parallel-size",
         ),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
+        ({"num_nodes": 2}, "1 processes cannot be shared equally by these hosts"),
+        ({"num_nodes": 3, "tensor_parallel_size": 4}, "4 processes cannot be shared equally"),
+        (
+            {"num_nodes": 2, "tensor_parallel_size": 4, "devices": [0, 1, 2, 3]},
+            "lists 4 GPUs, and --tensor-parallel-size is 4, on --num-nodes 2",
+        ),
+        (
+            {"num_nodes": 2, "tensor_parallel_size": 2, "host": "0.0.0.0"},
+            "needs --node-secret-file or --tls-client-ca",
+        ),
+        (
+            {
+                "num_nodes": 2,
+                "tensor_parallel_size": 2,
+                "host": "engine.internal",
+                "node_secret_file": "secret",
+            },
+            "off loopback it needs --node-interface",
+        ),
         ({"devices": [1, 1], "tensor_parallel_size": 2}, "lists a GPU twice"),
         ({"devices": [-1]}, "greater than or equal to 0"),
         ({"tensor_parallel_size": 0}, "greater than or equal to 1"),

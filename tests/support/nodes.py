@@ -1,0 +1,128 @@
+"""Nodes of an engine as processes: `octavo worker-node` on loopback or in a network namespace."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from services.engine.config.parallel import ParallelConfig
+from services.engine.edge.status import status_of
+from services.engine.rpc.nodes import NodeServicer
+from services.engine.worker.remote_ranks import JoinedNodes
+from services.telemetry.counts import LocalCounts
+from services.telemetry.grpc_options import ServerLimits
+from services.telemetry.health import Health
+from services.telemetry.server import listen, make_server
+from tests.support.processes import ROOT, Flag, flag_arguments
+
+_LIMITS = ServerLimits(
+    max_request_bytes=2**24,
+    max_connections=16,
+    max_streams_per_connection=16,
+    max_sessions=64,
+    slow_reader_timeout_s=60,
+)
+
+
+@contextlib.asynccontextmanager
+async def head_server(nodes: JoinedNodes | None, config: ParallelConfig) -> AsyncIterator[str]:
+    """Serves nodes on loopback and yields the address; None serves an engine of one host."""
+    server = make_server(
+        "test",
+        health=Health("test", counts=LocalCounts()),
+        status_of=status_of,
+        max_message_bytes=2**24,
+        limits=_LIMITS,
+        counts=LocalCounts(),
+    )
+    if nodes is not None:
+        NodeServicer(nodes, config).add_to(server)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+class NodeProcess:
+    """One node; enter it to start it. It may be killed and started again."""
+
+    def __init__(self, head: str, *, prefix: Sequence[str] = (), **flags: Flag) -> None:
+        """Prepares a node.
+
+        Args:
+            head: the engine's address.
+            prefix: a command that runs the node's, such as `ip netns exec NAME`.
+            flags: other flags of the node.
+        """
+        self._command = [
+            *prefix, sys.executable, "-m", "services.engine", "worker-node",
+            *flag_arguments({"head": head, **flags}),
+        ]  # fmt: skip
+        self._log = tempfile.NamedTemporaryFile(prefix="node-", suffix=".log")  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """Everything that it wrote."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ranks(self) -> list[psutil.Process]:
+        """Its children and theirs."""
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def start(self) -> None:
+        """Starts the process."""
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "OCTAVO_NODE_LOG_FORMAT": "json"},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_s: float = 60) -> int:
+        """Waits until it exits and returns the status."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to the node's process alone."""
+        os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """Ends it in good order, by force if it does not end."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self.kill(signal.SIGCONT)
+        self.kill(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._log.close()
