@@ -20,6 +20,7 @@ from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.server import listen, make_server
+from services.telemetry.tls import ServerTls
 from tests.support.processes import ROOT, Flag, flag_arguments
 
 _LIMITS = ServerLimits(
@@ -32,7 +33,9 @@ _LIMITS = ServerLimits(
 
 
 @contextlib.asynccontextmanager
-async def head_server(nodes: JoinedNodes | None, config: ParallelConfig) -> AsyncIterator[str]:
+async def head_server(
+    nodes: JoinedNodes | None, config: ParallelConfig, tls: ServerTls | None = None
+) -> AsyncIterator[str]:
     """Serves nodes on loopback and yields the address; None serves an engine of one host."""
     server = make_server(
         "test",
@@ -44,7 +47,7 @@ async def head_server(nodes: JoinedNodes | None, config: ParallelConfig) -> Asyn
     )
     if nodes is not None:
         NodeServicer(nodes, config).add_to(server)
-    port = listen(server, "127.0.0.1", 0)
+    port = listen(server, "127.0.0.1", 0, tls)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

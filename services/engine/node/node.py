@@ -76,7 +76,7 @@ class Node:
         while True:
             self._has_joined = False
             try:
-                await self._join()
+                await self.join()
             except LostHeadError as error:
                 log.warning("head_was_lost", head=self._config.head, reason=str(error))
             if self._has_joined:
@@ -84,7 +84,7 @@ class Node:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _join(self) -> NoReturn:
+    async def join(self) -> NoReturn:
         """Serves one stream.
 
         Raises:

@@ -10,12 +10,14 @@ from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import engine_stub, get_stats
+from tests.support.engine_fleet import num_ready
 from tests.support.nodes import NodeProcess
 from tests.support.processes import start_engine, start_frontend
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 NUM_TOKENS = 60
+NUM_REQUESTS = 2
 
 
 def request(index):
@@ -37,6 +39,7 @@ async def test_requests_move_to_another_engine_when_a_node_is_lost():
         tensor_parallel_size=2,
         num_nodes=2,
         node_silence_timeout_s=60,
+        step_timeout_s=600,
         worker_patience_s=0,
         kv_cache_memory_mb=64,
     )
@@ -46,25 +49,31 @@ async def test_requests_move_to_another_engine_when_a_node_is_lost():
         async with (
             grpc.aio.insecure_channel(frontend.address) as channel,
             engine_stub(wide.address) as engine,
-            asyncio.timeout(240),
+            asyncio.timeout(300),
         ):
             stub = FrontendServiceStub(channel)
-            with other:
-                expected = [await ask(stub, index) for index in range(4)]
-                # Requests of this engine cannot end before its node does.
-                for rank in node.ranks:
-                    rank.send_signal(signal.SIGSTOP)
-                running = [asyncio.create_task(ask(stub, index)) for index in range(4)]
-                while not (await get_stats(engine)).num_running:  # noqa: ASYNC110  another process
+            expected = [await ask(stub, index) for index in range(NUM_REQUESTS)]
+            # Requests of this engine cannot end before its node does.
+            for rank in node.ranks:
+                rank.send_signal(signal.SIGSTOP)
+            running = [asyncio.create_task(ask(stub, index)) for index in range(NUM_REQUESTS)]
+            while not (await get_stats(engine)).num_running:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.01)
+            async with other:
+                while num_ready(await list_engines(stub)) < 2:  # noqa: ASYNC110  as above
                     await asyncio.sleep(0.01)
                 node.kill()
                 assert await asyncio.gather(*running) == expected
-                listing = await stub.ListEngines(pb.ListEnginesRequest())
+                listing = await list_engines(stub)
                 assert listing.num_migrations + listing.num_retries > 0
                 node.wait()
-            # The other engine is gone, too: no engine is left, which callers learn at once.
+            # No engine is left, which callers learn at once.
             with pytest.raises(grpc.RpcError) as caught:
                 await ask(stub, 1)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             node.start()
-            await until(lambda: wide.is_serving(), timeout_s=120)
+            await until(wide.is_serving, timeout_s=120)
+
+
+async def list_engines(stub):
+    return await stub.ListEngines(pb.ListEnginesRequest())

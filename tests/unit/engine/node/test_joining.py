@@ -12,9 +12,11 @@ from protos.engine.v1.node_pb2_grpc import NodeServiceStub
 from services.engine.config.parallel import ParallelConfig
 from services.engine.edge.node_secret import NodeSecret, make_nonce
 from services.engine.node.config import NodeConfig
-from services.engine.node.node import Node, RefusedNodeError
+from services.engine.node.node import LostHeadError, Node, RefusedNodeError
 from services.engine.rpc import nodes as nodes_module
 from services.engine.worker.remote_ranks import JoinedNodes, RemoteRank
+from services.telemetry.tls import ClientTls, ServerTls
+from tests.support.certificates import LOOPBACK, Authority
 from tests.support.nodes import head_server
 from tests.support.waiting import until
 
@@ -29,9 +31,9 @@ def secret_file(tmp_path):
     return path
 
 
-def head(nodes, **flags):
+def head(nodes, tls=None, **flags):
     """Serves nodes; entered, it is the address."""
-    return head_server(nodes, ParallelConfig(tensor_parallel_size=4, num_nodes=2, **flags))
+    return head_server(nodes, ParallelConfig(tensor_parallel_size=4, num_nodes=2, **flags), tls)
 
 
 @contextlib.asynccontextmanager
@@ -100,6 +102,26 @@ class TestARealNode:
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
+
+    async def test_joins_over_mutual_tls_and_not_with_a_strange_certificate(self, tmp_path):
+        ours, strange = Authority(tmp_path), Authority(tmp_path, "strange")
+        pair = ours.issue("head", LOOPBACK)
+        server_tls = ServerTls(cert=pair.cert, key=pair.key, client_ca=ours.cert)
+        nodes = JoinedNodes(2)
+        async with head(nodes, server_tls) as address:
+            for authority in (strange, ours):
+                pair = authority.issue("node", LOOPBACK)
+                tls = ClientTls(ca=ours.cert, cert=pair.cert, key=pair.key)
+                node = Node(NodeConfig(head=address), NodeSecret(), tls)
+                if authority is strange:
+                    with pytest.raises(LostHeadError):
+                        await node.join()
+                    continue
+                joining = asyncio.create_task(node.join())
+                (link,) = await nodes.wait_for_all(60, lambda stage: None)
+                link.close()
+                with pytest.raises(LostHeadError, match="it has ended the ranks"):
+                    await joining
 
     async def test_waits_for_an_engine_that_is_not_there_yet(self):
         nodes = JoinedNodes(2)
