@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,17 +11,6 @@ from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.config.serving import is_loopback
 
 _NUMBER_VARIABLES = ("NODE_RANK", "GROUP_RANK")
-
-
-def _head_of_environment() -> str:
-    """Returns MASTER_ADDR and MASTER_PORT, as torchrun sets them; empty without them."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    return f"{host}:{port}" if host and port else ""
-
-
-def _number_of_environment() -> int | None:
-    """Returns this host's number as torchrun sets it; None where it is not said."""
-    return next((int(os.environ[name]) for name in _NUMBER_VARIABLES if name in os.environ), None)
 
 
 class NodeConfig(BaseSettings):
@@ -43,9 +32,9 @@ class NodeConfig(BaseSettings):
         cli_avoid_json=True,
     )
 
-    head: str = Field(default_factory=_head_of_environment)
+    head: str = ""
     """The engine, as host:port; MASTER_ADDR and MASTER_PORT when absent."""
-    node_rank: int | None = Field(default_factory=_number_of_environment, ge=1)
+    node_rank: int | None = Field(default=None, ge=1)
     """Number of this host, from 1 on; NODE_RANK, GROUP_RANK or the first free one when absent."""
     interface: str = LOOPBACK_INTERFACE
     """Network interface of this host on which its ranks meet those of other hosts."""
@@ -61,6 +50,17 @@ class NodeConfig(BaseSettings):
     """Least severe line that is logged; ranks have the engine's."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_torchrun(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Takes from torchrun's variables what is not said otherwise."""
+        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        numbers = [os.environ[name] for name in _NUMBER_VARIABLES if name in os.environ]
+        found: dict[str, Any] = {"node_rank": numbers[0]} if numbers else {}
+        if host and port:
+            found["head"] = f"{host}:{port}"
+        return found | values
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:

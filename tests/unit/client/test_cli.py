@@ -55,7 +55,7 @@ def test_the_version_is_that_of_the_distribution(octavo):
 
 def test_help_lists_every_command(octavo):
     _, out, _ = octavo("--help")
-    names = [*COMMANDS, "engine", "frontend", "bench", "cache", "replay"]
+    names = [*COMMANDS, "engine", "frontend", "bench", "cache", "replay", "worker-node"]
     assert [name for name in names if name not in out] == []
 
 

@@ -13,7 +13,10 @@ def test_the_head_and_the_number_come_from_the_environment_of_torchrun(monkeypat
     monkeypatch.setenv("GROUP_RANK", "3")
     config = NodeConfig()
     assert (config.head, config.node_rank) == ("localhost:50051", 3)
-    assert NodeConfig(head="[::1]:9", node_rank=1).head == "[::1]:9"
+    given = NodeConfig(head="[::1]:9", node_rank=1)
+    assert (given.head, given.node_rank) == ("[::1]:9", 1)
+    monkeypatch.setenv("OCTAVO_NODE_HEAD", "localhost:7")
+    assert NodeConfig().head == "localhost:7"
 
 
 @pytest.mark.parametrize(
