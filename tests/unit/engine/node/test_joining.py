@@ -210,8 +210,8 @@ class TestTheHead:
         nodes = JoinedNodes(2)
         async with head(nodes) as address, raw_node(address) as call:
             await join(call)
-            await call.write(NodeMessage(event=RankEvent(rank=9)))
             (link,) = await nodes.wait_for_all(60, lambda stage: None)
+            await call.write(NodeMessage(event=RankEvent(rank=9)))
             await until(lambda: link.is_closed)
             assert "node 1 has no rank 9" in str(link.loss)
 
