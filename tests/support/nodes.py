@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import psutil
@@ -21,7 +22,7 @@ from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.server import listen, make_server
 from services.telemetry.tls import ServerTls
-from tests.support.processes import ROOT, Flag, flag_arguments
+from tests.support.processes import LOG_TAIL_LINES, ROOT, Flag, flag_arguments
 
 _LIMITS = ServerLimits(
     max_request_bytes=2**24,
@@ -126,6 +127,13 @@ class NodeProcess:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            error.add_note("\n".join(["--- node", *self.log.splitlines()[-LOG_TAIL_LINES:]]))
         self.stop()
         self._log.close()

@@ -25,15 +25,19 @@ from services.engine.node.config import NodeConfig
 from services.engine.node.hosted_ranks import HostedRanks
 from services.engine.rpc.nodes import BEATS_PER_TIMEOUT, HELLO_TIMEOUT_S
 from services.engine.worker.wire import MAX_MESSAGE_BYTES
-from services.telemetry.grpc_options import channel_options
+from services.telemetry.grpc_options import Options
 from services.telemetry.tls import ClientTls, open_channel
 
 log = structlog.get_logger()
 
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
-PING_TIMEOUT_S = 60.0
-"""Of gRPC's own pings; the head says which silence means that it is lost."""
+OPTIONS: Options = [
+    # No keepalive: both sides send signs of life, and a server that sends little takes pings amiss.
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+"""Options of a node's channel."""
 _FINAL = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -91,8 +95,7 @@ class Node:
             LostHeadError: it has ended.
             RefusedNodeError: the engine does not take this node.
         """
-        options = channel_options(MAX_MESSAGE_BYTES, silence_timeout_s=PING_TIMEOUT_S)
-        async with open_channel(self._config.head, options, self._tls) as channel:
+        async with open_channel(self._config.head, OPTIONS, self._tls) as channel:
             call = NodeServiceStub(channel).Join()  # type: ignore[no-untyped-call]  # generated
             stream = _Stream(call, self._config.head)
             try:

@@ -77,11 +77,14 @@ class NodeServicer(NodeServiceServicer):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             link.lose("its connection ended")
             self._nodes.remove(link)
             reason = str(link.loss or "the engine has ended its ranks")
             log.info("node_left", node=link.node, peer=context.peer(), reason=reason)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
     async def _shake_hands(self, messages: _Messages, context: Any) -> NodeHello:
         """Checks that the other side is a node of this engine; returns its first message.
