@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
-from models.forward_context import GraphKey, PromptChunk
+from models.forward_context import DPMetadata, GraphKey, PromptChunk
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
@@ -87,8 +87,14 @@ class InputBuffers:
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
         self.block_table = zeros(rows + 1, limits.block_table_width)
         # The parts of a header are adjacent: one copy a step.
-        self._header = zeros(5 * requests + 1)
+        num_dp = limits.data_parallel_size
+        end = 5 * requests + 1
+        self._header = zeros(end + (num_dp if num_dp > 1 else 0))
         self._offsets = (0, *(part * requests + 1 for part in range(1, 5)))
+        self.dp_metadata: DPMetadata | None = None
+        """The tokens of each data-parallel rank, a part of the header; None where there is one."""
+        if num_dp > 1:
+            self.dp_metadata = DPMetadata(num_tokens_across_dp=self._header[end:])
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests
         self._made_slices: dict[tuple[int, int], Header] = {}
@@ -140,7 +146,7 @@ class InputBuffers:
                 arrays = self._filled_with_decodes(batch, key)
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
-        self._write_header(*arrays, batch.sample_indices)
+        self._write_header(*arrays, batch.sample_indices, batch.num_tokens_across_dp)
         return self.header(len(batch.row_ids), len(batch.sample_indices))
 
     def header(self, num_requests: int, num_sampling: int = 0) -> Header:
@@ -161,7 +167,9 @@ class InputBuffers:
     def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
+        across_dp = self.dp_metadata
         return {
+            **({} if across_dp is None else {"across_dp": across_dp.num_tokens_across_dp}),
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,
@@ -256,6 +264,7 @@ class InputBuffers:
         seq_lens: Int32Array,
         row_ids: Int32Array,
         sample_indices: Int32Array,
+        num_tokens_across_dp: Int32Array | None,
     ) -> None:
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the previous step's copy may still be running.
@@ -270,6 +279,10 @@ class InputBuffers:
         parts = query_start_loc, seq_lens, row_ids, sample_indices, append_positions
         for offset, part in zip(self._offsets, parts, strict=True):
             view[offset : offset + len(part)] = part
+        if self.dp_metadata is not None:
+            # Other ranks do the same in a step of this rank alone: every row counts.
+            counts = len(self._input_ids) if num_tokens_across_dp is None else num_tokens_across_dp
+            view[-len(self.dp_metadata.num_tokens_across_dp) :] = counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
 
