@@ -76,9 +76,10 @@ class JointPrefixJournal(PrefixJournal):
 
     def record(self, key: bytes, *, is_present: bool) -> None:
         """Records that one of the indexes added or removed a key."""
-        num_holders = self._num_holders.pop(key, 0) + (1 if is_present else -1)
-        if num_holders:
-            self._num_holders[key] = num_holders  # now the youngest
+        num_holders = self._num_holders.get(key, 0) + (1 if is_present else -1)
+        self._num_holders[key] = num_holders
+        if not num_holders:
+            del self._num_holders[key]
         if num_holders == is_present:
             super().record(key, is_present=is_present)
 
