@@ -33,5 +33,16 @@ class DataParallelLoop(StepLoop):
             num_tokens=num_rows(step.descriptor),
             batch_size=max(each.batch_size for each in contexts),
         )
-        for part, told in zip(parts, (result, *result.across_dp), strict=True):
-            self._watchers.publish(part, told)
+        if self._watchers.are_any:
+            for part, own in zip(parts, _separate(result), strict=True):
+                self._watchers.publish(part, own)
+
+
+def _separate(result: StepResult) -> list[StepResult]:
+    """Takes joined results apart."""
+    others = []
+    for each in result.across_dp:
+        others.append(StepResult())
+        others[-1].CopyFrom(each)
+    result.ClearField("across_dp")
+    return [result, *others]
