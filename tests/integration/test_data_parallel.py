@@ -88,7 +88,7 @@ async def test_both_services_give_the_tokens_of_transformers(services, expected)
     assert stats.graph_dispatch["graph"] > 0
 
 
-@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (0, signal.SIGSTOP)])
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
 async def test_the_tokens_go_on_after_a_rank_is_lost(services, expected, rank, number):
     seen = [[], [], []]
     async with engine_stub(services.engine.address) as stub:
