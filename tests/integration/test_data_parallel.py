@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 
 import grpc
+import httpx
 import pytest
 
 from protos.common.v1 import sampling_pb2
@@ -14,7 +16,7 @@ from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.engine.batch import read_int32
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.processes import stack
+from tests.support.processes import free_port, stack
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import greedy_continuation
 from tests.support.transformers_reference import TransformersReference
@@ -23,6 +25,7 @@ from tests.support.waiting import until
 TEXTS = ("The cat sat", "One two three", "A")
 NUM_TOKENS = 150
 STEP_TIMEOUT_S = 10.0
+METRICS_PORT = free_port()
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,7 @@ def services(folder, expected):
         "cudagraph_capture_sizes": "[1,4]",
         "kv_cache_memory_mb": 16,
         "step_timeout_s": STEP_TIMEOUT_S,
+        "metrics_port": METRICS_PORT,
     }
     with stack(engine={"model": folder, **flags}) as running:
         yield running
@@ -86,6 +90,12 @@ async def test_both_services_give_the_tokens_of_transformers(services, expected)
     assert len(stats.rank_loads) == 2
     assert stats.num_free_blocks == stats.num_blocks - 1
     assert stats.graph_dispatch["graph"] > 0
+    async with httpx.AsyncClient(timeout=60) as client:
+        text = (await client.get(f"http://127.0.0.1:{METRICS_PORT}/metrics")).text
+    free = [load.num_free_blocks for load in stats.rank_loads]
+    for rank, sample in enumerate(re.findall(r"^octavo_rank_free_blocks\{.*\} (\S+)$", text, re.M)):
+        assert float(sample) == free[rank]
+    assert text.count("octavo_rank_waiting{") == 2
 
 
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
