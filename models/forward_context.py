@@ -157,7 +157,11 @@ class SpecDecodeMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPMetadata:
-    """Token counts across data-parallel ranks: [ranks] int32."""
+    """Token counts across data-parallel ranks.
+
+    num_tokens_across_dp: [ranks] int32, query tokens of each rank. All ranks compute as many rows:
+        the most of any rank, or those of the graph that all replay.
+    """
 
     num_tokens_across_dp: torch.Tensor
 

@@ -13,6 +13,7 @@ from models.layers.decoder import GatedMLP
 from models.layers.weight import Replicated, ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.communication.all_reduce import all_reduce
+from models.ops.communication.gather_rows import gather_rows, reduce_scatter
 from models.ops.linear.linear import linear
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
@@ -65,6 +66,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         count = moe.num_experts
+        group = group.of_experts
         self.placement: ExpertPlacement | None = None
         self.ranks = group
         if group.enable_expert_parallel and group.size > 1:
@@ -249,6 +251,7 @@ class FusedMoE(nn.Module):
         moe = moe_config(config)
         self._moe = moe
         self._group = group
+        self._gathers = group.data_parallel_size > 1
         self.gate = Router(config.hidden_size, moe, bias=router_bias)
         self.experts = experts or Experts(config.hidden_size, moe, bias=False, group=group)
         # A placement changes while serving; traced code must not depend on it.
@@ -261,9 +264,12 @@ class FusedMoE(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         moe, experts = self._moe, self.experts
+        rows = hidden
+        if self._gathers:
+            rows = gather_rows(hidden, experts.ranks.name, experts.ranks.size)
         arguments = (
-            hidden,
-            self.gate(hidden),
+            rows,
+            self.gate(rows),
             experts.gate_up_proj,
             experts.down_proj,
             experts.gate_up_proj_bias,
@@ -283,10 +289,12 @@ class FusedMoE(nn.Module):
         output: torch.Tensor
         if self._has_whole_experts:
             output = torch.ops.octavo.expert_parallel_moe(
-                *arguments, experts.expert_map, experts.expert_load
+                *arguments, experts.expert_map, experts.expert_load, self._gathers
             )
         else:
             output = torch.ops.octavo.fused_moe(*arguments)
+        if self._gathers:
+            output = reduce_scatter(output, experts.ranks.name, experts.ranks.size)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden)
         return output if self._group.size == 1 else all_reduce(output, self._group.name)
@@ -294,7 +302,8 @@ class FusedMoE(nn.Module):
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
-        if shared is None or shared.has_packed_weights or self._group.size > 1:
+        has_one = self._group.size == 1 and not self._gathers
+        if shared is None or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}
 

@@ -109,7 +109,8 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             params = _give_storage(model, device)
             loads = [own.into(params) for load in loads for own in load.of_this_rank()]
             model.weight_formats = weight_formats(loads, model)
-            load_weights(loads, device, on_progress or _ignore_progress, is_shared=group.size > 1)
+            is_shared = group.of_experts.size > 1  # attention is not, on data-parallel ranks
+            load_weights(loads, device, on_progress or _ignore_progress, is_shared=is_shared)
     return model.eval()
 
 

@@ -137,13 +137,25 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
         _gather(stacked.flatten(0, 1), tensor, group=_handles.get(group))
 
 
+def reduce_scatter_into(share: torch.Tensor, tensor: torch.Tensor, group: str) -> None:
+    """Writes this rank's part of the sum of all ranks' tensors into `share`.
+
+    Both are contiguous; `tensor` has a part for each rank, one after the other along the first
+    dimension.
+    """
+    if _silence.is_on:
+        share.copy_(tensor[: len(share)])
+        return
+    with begun():
+        _reduce_scatter(share, tensor, group=_handles.get(group))
+
+
 def reduce_scatter_rows(x: torch.Tensor, group: str) -> torch.Tensor:
     """Returns this rank's rows, those of `own_rows`, of the sum of all ranks' x [T, H]."""
     own = own_rows(x.shape[0], group)
     padded = in_shares(x, group).flatten(0, 1)
     share = x.new_empty((padded.shape[0] // num_ranks(group), *x.shape[1:]))
-    with begun():
-        _reduce_scatter(share, padded, group=_handles.get(group))
+    reduce_scatter_into(share, padded, group)
     return share[: own.stop - own.start]
 
 

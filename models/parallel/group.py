@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 TENSOR_PARALLEL = "tensor_parallel"
 """Name of the group whose ranks each hold a share of every layer."""
+DATA_PARALLEL = "data_parallel"
+"""Name of the group whose ranks have different tokens and share the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,8 @@ class ParallelGroup:
 
     The default is one process that holds everything; it calls no collectives and needs no
     torch.distributed. `name` is that of models.parallel.collectives. With enable_expert_parallel
-    each rank holds whole experts, and num_redundant_experts of them twice.
+    each rank holds whole experts, and num_redundant_experts of them twice. Of several
+    data-parallel ranks each holds all but the experts, which they share whole.
     """
 
     rank: int = 0
@@ -68,11 +71,26 @@ class ParallelGroup:
     enable_expert_parallel: bool = False
     num_redundant_experts: int = 0
     stage: PipelineStage = WHOLE_MODEL
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Checks that the rank is inside the group."""
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank is {self.rank}; it must be in [0, {self.size})")
+
+    @property
+    def of_experts(self) -> "ParallelGroup":
+        """The ranks that share the experts; this group, unless it has one of several dp ranks."""
+        if self.data_parallel_size == 1:
+            return self
+        return ParallelGroup(
+            rank=self.data_parallel_rank,
+            size=self.data_parallel_size,
+            name=DATA_PARALLEL,
+            enable_expert_parallel=True,
+            num_redundant_experts=self.num_redundant_experts,
+        )
 
     def split(self, total: int, what: str, *, replicas: int = 1) -> int:
         """Returns one rank's share of `total`, where `replicas` neighbours hold the same share.

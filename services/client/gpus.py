@@ -1,6 +1,7 @@
 """Divides this machine's GPUs among the engines that share it."""
 
 import argparse
+import math
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -40,21 +41,28 @@ def engine_needs(arguments: Sequence[str], environ: Mapping[str, str] = os.envir
     parser.add_argument("--tensor-parallel-size", type=int, default=size)
     stages = environ.get("OCTAVO_ENGINE_PIPELINE_PARALLEL_SIZE", "1")
     parser.add_argument("--pipeline-parallel-size", type=int, default=stages)
+    copies = environ.get("OCTAVO_ENGINE_DATA_PARALLEL_SIZE", "1")
+    parser.add_argument("--data-parallel-size", type=int, default=copies)
     parser.add_argument("--devices", default=environ.get("OCTAVO_ENGINE_DEVICES"))
     try:
         found, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ServiceFailedError(f"the engine's flags: {error}", exit_code=2) from None
-    sizes = found.tensor_parallel_size, found.pipeline_parallel_size
-    if found.device not in ("auto", "cpu", "cuda") or min(sizes) < 1:
+    sizes = {
+        "--tensor-parallel-size": found.tensor_parallel_size,
+        "--pipeline-parallel-size": found.pipeline_parallel_size,
+        "--data-parallel-size": found.data_parallel_size,
+    }
+    if found.device not in ("auto", "cpu", "cuda") or min(sizes.values()) < 1:
+        flags = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ServiceFailedError(
-            f"the engine's flags: --device {found.device}, --tensor-parallel-size {sizes[0]} and "
-            f"--pipeline-parallel-size {sizes[1]} are not a device and numbers of GPUs",
+            f"the engine's flags: --device {found.device}, {flags} are not a device and numbers "
+            "of GPUs",
             exit_code=2,
         )
     return EngineNeeds(
         device=found.device,
-        num_gpus=sizes[0] * sizes[1],
+        num_gpus=math.prod(sizes.values()),
         names_devices=found.devices is not None,
     )
 

@@ -39,6 +39,7 @@ __all__ = [
     "SpecDecodeMetadata",
     "StepFailure",
     "StepResult",
+    "num_rows",
     "ordered_mode",
     "pack_float32",
     "pack_int32",
@@ -281,6 +282,12 @@ def step_result(
         result.top_token_ids = pack_int32(top_token_ids)
         result.top_logprobs = pack_float32(top_logprobs)
     return result
+
+
+def num_rows(descriptor: BatchDescriptor) -> int:
+    """Returns the query tokens of a step, of the data-parallel rank that has most."""
+    counts = read_int32(descriptor.dp_metadata.num_tokens_across_dp)
+    return int(counts.max(initial=descriptor.context.num_tokens))
 
 
 def read_tokens(result: StepResult) -> list[list[int]]:

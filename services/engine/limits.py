@@ -33,6 +33,8 @@ class StepLimits:
     """Whether a small model makes the drafts."""
     num_stages: int = 1
     """Pipeline stages, which run as many steps at a time."""
+    data_parallel_size: int = 1
+    """Ranks with requests of their own, which run their steps together."""
 
     @classmethod
     def of(
@@ -59,6 +61,7 @@ class StepLimits:
             lookup_sizes=config.speculation.lookup_sizes,
             has_draft_model=config.speculation.has_draft_model,
             num_stages=config.parallel.pipeline_parallel_size,
+            data_parallel_size=config.parallel.data_parallel_size,
         )
 
     def of_layers(self, layers: range) -> "StepLimits":

@@ -245,6 +245,8 @@ class Request:
     arrival_index: int = 0
     """Position in the order of submission."""
     row: int | None = None
+    data_parallel_rank: int = 0
+    """The rank that runs it, of several that have requests of their own."""
     started: StepMark | None = None
     """The step that first computed tokens of the request, marked when it was scheduled."""
     num_losses: int = 0

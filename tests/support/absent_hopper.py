@@ -40,11 +40,13 @@ def launched_by(
     num_drafts: int = 0,
     keep_quantized: bool | None = None,
     num_ranks: int = 1,
+    data_parallel_size: int = 1,
     max_model_len: int = 128,
 ):
     """Returns the kernels that a worker launches for a checkpoint, before it is ready and later.
 
-    num_ranks: that share whole experts; the first one's kernels.
+    num_ranks: that share whole experts; the first one's kernels. data_parallel_size: of these ranks
+    where each has tokens of its own.
     """
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
@@ -69,7 +71,11 @@ def launched_by(
         load_format="dummy",
         keep_quantized=keep_quantized,
         with_draft_layers=num_drafts > 0,
-        group=ParallelGroup(size=num_ranks, enable_expert_parallel=num_ranks > 1),
+        group=ParallelGroup(
+            size=num_ranks,
+            enable_expert_parallel=num_ranks > 1,
+            data_parallel_size=data_parallel_size,
+        ),
     )
     limits = StepLimits(
         max_num_seqs=256,
@@ -79,6 +85,7 @@ def launched_by(
         vocab_size=model.config.vocab_size,
         layer_groups=group_layers(model.config.sliding_windows, max_model_len=max_model_len),
         num_speculative_tokens=num_drafts,
+        data_parallel_size=data_parallel_size,
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)
     config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)

@@ -19,6 +19,7 @@ from services.engine.batch import (
     RowSampling,
     StepFailure,
     StepResult,
+    num_rows,
     pack_int32,
     read_int32,
     set_prompt_logprobs,
@@ -97,8 +98,10 @@ class FakeWorker:
         if descriptor.num_failed_steps < self._num_failed_steps:
             return StepResult(step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED)
         require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
-        if descriptor.context.num_tokens > self.memory_tokens:
+        if num_rows(descriptor) > self.memory_tokens:
             return self._fail(descriptor)
+        if not descriptor.context.batch_size:  # other data-parallel ranks have requests
+            return StepResult(step_id=descriptor.step_id)
         self.update_tables(descriptor)
         self._write_drafts(descriptor)
         rows, starts, ends = self._read_layout(descriptor)

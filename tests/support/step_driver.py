@@ -8,6 +8,7 @@ import torch
 
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
+from models.parallel.group import ParallelGroup
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
@@ -75,10 +76,12 @@ class StepDriver:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         max_model_len: int = 128,
+        data_parallel_size: int = 1,
         prepare: Callable[[CausalLM], object] = id,
     ) -> None:
         target = torch.device(device)
-        model = load_model(folder, device=target, dtype=dtype)
+        group = ParallelGroup(data_parallel_size=data_parallel_size)
+        model = load_model(folder, device=target, dtype=dtype, group=group)
         prepare(model)
         self.model = model
         limits = StepLimits(
@@ -87,6 +90,7 @@ class StepDriver:
             max_model_len=max_model_len,
             block_size=block_size,
             vocab_size=model.config.vocab_size,
+            data_parallel_size=data_parallel_size,
         )
         self.kv_cache_data = allocate_kv_cache(
             model, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=target

@@ -1,11 +1,13 @@
 """This rank's part of a mixture of experts: octavo::expert_parallel_moe.
 
 All ranks have the same tokens and route all of them. Each computes its own experts; the sum over
-the ranks is the layer's result.
+the ranks is the layer's result. The rows of data-parallel ranks are gathered before: each rank's
+tokens, padded to the most of any rank.
 """
 
 import torch
 
+from models.forward_context import get_forward_context
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.moe.moe import apply_experts, route
@@ -32,6 +34,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     limit: float | None,
     expert_map: torch.Tensor,
     expert_load: torch.Tensor,
+    is_gathered: bool,
 ) -> torch.Tensor:
     """Adds up the weighted results of this rank's experts, [T, H] like hidden.
 
@@ -41,7 +44,10 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
 
     expert_map: [E, ranks] int32, see models.parallel.expert_placement.
     expert_load: [E] int64.
+    is_gathered: whether hidden has the rows of data-parallel ranks, [ranks * T / ranks, H]. The
+        forward context says how many of each are tokens; the others are left out.
     """
+    counts = _tokens_across_dp() if is_gathered else None
     routing = Routing(
         top_k=top_k,
         is_sigmoid=is_sigmoid,
@@ -66,14 +72,26 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         from models.ops.triton.moe import moe as kernel
 
         weights, ids = kernel.route(
-            router_logits, correction_bias, routing, expert_map, expert_load, len(down)
+            router_logits, correction_bias, routing, expert_map, expert_load, len(down), counts
         )
         return kernel.apply_experts(hidden, weights, ids, experts)
     weights, ids = route(router_logits, correction_bias, routing)
-    expert_load.add_(ids.flatten().bincount(minlength=len(expert_load)))
-    return apply_experts(
-        hidden, weights, own_slots(ids, expert_map), experts, rounds_activations=experts.is_fp8
-    )
+    slots = own_slots(ids, expert_map)
+    if counts is not None:
+        rows = torch.arange(len(ids) // len(counts), device=ids.device)
+        is_padding = (rows >= counts.unsqueeze(1)).view(-1, 1)
+        slots = slots.masked_fill(is_padding, len(down))
+        ids = ids.masked_fill(is_padding, len(expert_load))
+    loads = ids.flatten().bincount(minlength=len(expert_load) + 1)
+    expert_load.add_(loads[: len(expert_load)])
+    return apply_experts(hidden, weights, slots, experts, rounds_activations=experts.is_fp8)
+
+
+def _tokens_across_dp() -> torch.Tensor:
+    """Returns the number of tokens among the rows of each data-parallel rank, [ranks] int32."""
+    metadata = get_forward_context().dp_metadata
+    assert metadata is not None, "the worker sets it where ranks gather"
+    return metadata.num_tokens_across_dp
 
 
 def own_slots(ids: torch.Tensor, expert_map: torch.Tensor) -> torch.Tensor:

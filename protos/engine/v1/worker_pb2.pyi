@@ -201,7 +201,7 @@ class WorkerReady(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
-    __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks", "pipeline_parallel_rank")
+    __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks", "pipeline_parallel_rank", "data_parallel_rank")
     RANK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,7 @@ class RankInfo(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     rank: int
     tensor_parallel_rank: int
     pid: int
@@ -216,7 +217,8 @@ class RankInfo(_message.Message):
     num_parameters: int
     num_blocks: int
     pipeline_parallel_rank: int
-    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_blocks: _Optional[int] = ..., pipeline_parallel_rank: _Optional[int] = ...) -> None: ...
+    data_parallel_rank: int
+    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_blocks: _Optional[int] = ..., pipeline_parallel_rank: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ...) -> None: ...
 
 class CompileReport(_message.Message):
     __slots__ = ("pass_matches",)

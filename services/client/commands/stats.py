@@ -130,6 +130,12 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     if len(stats.ranks) > 1:
         has_stages = any(rank.pipeline_parallel_rank for rank in stats.ranks)
         rows["ranks"] = "; ".join(_describe_rank(rank, has_stages) for rank in stats.ranks)
+    if stats.rank_loads:
+        rows["requests by rank"] = "; ".join(
+            f"{rank}: {load.num_running} running, {load.num_waiting} waiting, "
+            f"{load.num_free_blocks} KV blocks free"
+            for rank, load in enumerate(stats.rank_loads)
+        )
     if stats.experts:
         rows["experts"] = _experts(stats)
     for name, text in rows.items():

@@ -25,6 +25,7 @@ RELEVANT_FLAGS = {
     "tensor_parallel_size": "each rank computes a share of every layer",
     "enable_expert_parallel": "experts get another operator",
     "num_redundant_experts": "decides how many experts a rank has",
+    "data_parallel_size": "the tokens of all ranks are gathered before experts",
     "pipeline_parallel_size": "each rank computes the layers of its stage",
     "pipeline_layers": "as pipeline_parallel_size",
 }

@@ -23,6 +23,9 @@ class ParallelConfig(ConfigSection):
     layers; as many steps are on their way as there are stages."""
     pipeline_layers: list[NumLayers] | None = None
     """Numbers of layers of the stages; as equal as possible when absent."""
+    data_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """Processes that each have requests and a KV cache of their own and hold all but the experts,
+    which they share whole."""
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process of a host; the first ones when absent."""
     all_reduce: Literal["auto", "nccl", "fused"] = "auto"
@@ -50,7 +53,25 @@ class ParallelConfig(ConfigSection):
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
-        return self.pipeline_parallel_size * self.tensor_parallel_size
+        return self.pipeline_parallel_size * self.data_parallel_size * self.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _check_data_parallel(self) -> Self:
+        """Refuses what data-parallel ranks do not do yet."""
+        if self.data_parallel_size == 1:
+            return self
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) > 1:
+                raise ValueError(
+                    f"--data-parallel-size is {self.data_parallel_size}: it must be 1 with "
+                    f"--{name.replace('_', '-')} {getattr(self, name)}"
+                )
+        if self.all_reduce == "fused":
+            raise ValueError(
+                f"--data-parallel-size is {self.data_parallel_size}: its ranks add up no "
+                "attention, so --all-reduce fused has nothing to do"
+            )
+        return self
 
     @property
     def ranks_per_node(self) -> int:
@@ -87,11 +108,12 @@ class ParallelConfig(ConfigSection):
     def _check_experts(self) -> Self:
         """Refuses settings of whole experts where no process holds some."""
         has_experts = self.enable_expert_parallel and self.tensor_parallel_size > 1
+        has_experts |= self.data_parallel_size > 1
         for name in ("num_redundant_experts", "eplb_interval"):
             if getattr(self, name) and not has_experts:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be 0 without "
-                    "--enable-expert-parallel and several processes"
+                    "--enable-expert-parallel and several processes, or --data-parallel-size"
                 )
         if self.eplb_interval and self.pipeline_parallel_size > 1:
             raise ValueError(
@@ -107,9 +129,13 @@ class ParallelConfig(ConfigSection):
         if devices is None:
             return self
         if len(devices) != self.ranks_per_node:
-            stages, nodes = self.pipeline_parallel_size, self.num_nodes
-            times = f" times --pipeline-parallel-size {stages}" if stages > 1 else ""
-            times += f", on --num-nodes {nodes}" if nodes > 1 else ""
+            names = ("data_parallel_size", "pipeline_parallel_size")
+            times = "".join(
+                f" times --{name.replace('_', '-')} {getattr(self, name)}"
+                for name in names
+                if getattr(self, name) > 1
+            )
+            times += f", on --num-nodes {self.num_nodes}" if self.num_nodes > 1 else ""
             raise ValueError(
                 f"--devices lists {len(devices)} GPUs, and --tensor-parallel-size is "
                 f"{self.tensor_parallel_size}{times}"

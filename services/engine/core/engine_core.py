@@ -15,6 +15,7 @@ from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config.engine_config import EngineConfig
+from services.engine.core.engine_scheduler import make_step_loop
 from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
@@ -25,11 +26,15 @@ from services.engine.core.step_loop import StepLoop
 from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
-from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
+from services.engine.errors import (
+    DeadlineExpiredError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestOutput
-from services.engine.scheduler.scheduler import Scheduler
 from services.engine.worker.rank_process import WorkerKilledError
 
 if TYPE_CHECKING:
@@ -108,6 +113,13 @@ class EngineCore:
     def is_ready(self) -> bool:
         """Whether the engine takes new requests."""
         return self._steps is not None and not self._is_draining
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV caches of all ranks that have one of their own, and one null block."""
+        if self.worker is None:
+            return 0
+        return self._limits.data_parallel_size * (self.worker.num_blocks - 1) + 1
 
     @property
     def is_draining(self) -> bool:
@@ -200,9 +212,12 @@ class EngineCore:
 
         Raises:
             EngineUnavailableError: there is no worker to take a snapshot of.
+            InvalidRequestError: several ranks have rows, and a snapshot has those of one.
         """
         snapshot = None
         if include_snapshot:
+            if self._limits.data_parallel_size > 1:
+                raise InvalidRequestError("a snapshot needs an engine of one data-parallel rank")
             if self._steps is None:
                 raise EngineUnavailableError("the engine is not ready: its worker is starting")
             snapshot = self._steps.snapshot()
@@ -219,7 +234,7 @@ class EngineCore:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_free_blocks=num_free_blocks,
-            num_used_blocks=self.worker.num_blocks - 1 - num_free_blocks,  # one is the null block
+            num_used_blocks=self.num_blocks - 1 - num_free_blocks,  # one is the null block
         )
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
@@ -234,7 +249,7 @@ class EngineCore:
         return EngineStats(
             uptime_s=time.monotonic() - self._started_s,
             load=self.load(),
-            num_blocks=0 if self.worker is None else self.worker.num_blocks,
+            num_blocks=self.num_blocks,
             num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
             num_speculative_tokens=self._limits.num_speculative_tokens,
             num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,
@@ -243,6 +258,7 @@ class EngineCore:
             coverage=self._coverage,
             counters=self.counters,
             ranks=() if self.worker is None else tuple(self.worker.ranks),
+            rank_loads=tuple(scheduler.rank_loads()) if scheduler is not None else (),
         )
 
     async def expert_figures(self) -> list[ExpertFigures]:
@@ -265,16 +281,12 @@ class EngineCore:
             self._experts = ExpertBalance(
                 ready.experts, executor, interval=interval, counters=self.counters
             )
-        self._steps = StepLoop(
-            scheduler=Scheduler(
-                self._limits,
-                num_blocks=ready.num_blocks,
-                max_num_waiting=config.scheduler.max_num_waiting,
-                enable_prefix_caching=config.cache.enable_prefix_caching,
-                dispatcher=self._graphs.dispatcher,
-                counts=self.counters.scheduler,
-                priority_ageing_s=config.scheduler.priority_ageing_s,
-            ),
+        self._steps = make_step_loop(
+            config,
+            self._limits,
+            num_blocks=ready.num_blocks,
+            dispatcher=self._graphs.dispatcher,
+            counts=self.counters.scheduler,
             channel=executor,
             step_timeout_s=config.worker.step_timeout_s,
             publish=self._live.publish,

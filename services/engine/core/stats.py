@@ -8,7 +8,7 @@ from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, r
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
-from services.engine.scheduler.stats import SchedulerCounts
+from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 
 
 @dataclass(slots=True)
@@ -98,6 +98,8 @@ class EngineStats:
     counters: Counters
     ranks: tuple[RankInfo, ...] = ()
     """The processes that run the model; empty before the first worker is ready."""
+    rank_loads: tuple[RankLoad, ...] = ()
+    """The loads of data-parallel ranks; empty where there is one."""
 
 
 def dispatch_name(reason: int) -> str:

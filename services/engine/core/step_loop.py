@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 import structlog
 
 from protos.engine.v1.worker_pb2 import CompileReport, ExpertLoad, GraphReport, Recompilation
-from services.engine.batch import BatchDescriptor, StepFailure, StepResult
+from services.engine.batch import BatchDescriptor, StepFailure, StepResult, num_rows
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.expert_balance import ExpertBalance
 from services.engine.core.graph_ledger import GraphLedger
@@ -17,7 +17,8 @@ from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
 from services.engine.request import Request, RequestOutput
-from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
+from services.engine.scheduler.data_parallel import AnyScheduler
+from services.engine.scheduler.scheduler import ScheduledStep
 
 log = structlog.get_logger()
 
@@ -33,8 +34,8 @@ class WorkerHungError(Exception):
 class StepChannel(Protocol):
     """The part of an executor that runs steps."""
 
-    def send(self, descriptor: BatchDescriptor) -> None:
-        """Orders a step; never blocks."""
+    def send(self, descriptor: BatchDescriptor, *others: BatchDescriptor) -> None:
+        """Orders a step, of the first data-parallel rank and the others; never blocks."""
 
     def place_experts(self, layer: int, placement: Sequence[int]) -> None:
         """Orders a move of a layer's experts between the steps before and after the call."""
@@ -58,7 +59,7 @@ class StepLoop:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
+        scheduler: AnyScheduler,
         channel: StepChannel,
         step_timeout_s: float,
         publish: Callable[[list[RequestOutput]], None],
@@ -155,6 +156,15 @@ class StepLoop:
         counters.schedule_ns += time.perf_counter_ns() - started_ns
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
+        self._count(step, result)
+        return outputs
+
+    def _send(self, step: ScheduledStep) -> None:
+        self._channel.send(step.descriptor)
+
+    def _count(self, step: ScheduledStep, result: StepResult) -> None:
+        """Counts a step by its size and its graph, and shows it to watchers."""
+        counters = self._counters
         counters.drafts.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         context = step.descriptor.context
@@ -162,7 +172,6 @@ class StepLoop:
         counters.num_step_tokens += num_tokens
         self._history.count(num_tokens=num_tokens, batch_size=context.batch_size)
         self._watchers.publish(step, result)
-        return outputs
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes back a step that was not computed, and all later ones."""
@@ -173,7 +182,7 @@ class StepLoop:
         log.warning(
             "step_ran_out_of_memory",
             step_id=step.step_id,
-            num_tokens=step.descriptor.context.num_tokens,
+            num_tokens=num_rows(step.descriptor),
             num_batched_tokens_limit=self.scheduler.num_batched_tokens_limit,
             num_ended=len(outputs),
         )
@@ -188,7 +197,7 @@ class StepLoop:
                 break
             if self.experts is not None:
                 self.experts.begin_step()
-            self._channel.send(step.descriptor)
+            self._send(step)
             self._in_flight.append(step)
         self._counters.schedule_ns += time.perf_counter_ns() - started_ns
         if not self._in_flight and not self.scheduler.has_work:

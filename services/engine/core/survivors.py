@@ -23,8 +23,8 @@ from services.engine.errors import (
     RequestFaultError,
 )
 from services.engine.request import Request
+from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.recovery import lose_worker
-from services.engine.scheduler.scheduler import Scheduler
 
 log = structlog.get_logger()
 
@@ -100,7 +100,7 @@ class Survivors:
         loop = asyncio.get_running_loop()
         self._giving_up = loop.call_later(max(0.0, self._give_up_s - now_s), self._give_up)
 
-    def hand_over(self, scheduler: Scheduler) -> None:
+    def hand_over(self, scheduler: AnyScheduler) -> None:
         """Gives all live requests to the next worker's scheduler."""
         if self._giving_up is not None:
             self._giving_up.cancel()

@@ -82,6 +82,11 @@ class StepWatchers:
         self._pending: dict[StepWatcher, PendingSnapshot] = {}
         self._with_snapshot: set[StepWatcher] = set()
 
+    @property
+    def are_any(self) -> bool:
+        """Whether someone watches."""
+        return bool(self._watchers or self._pending)
+
     def add(
         self, *, include_token_ids: bool, snapshot: PendingSnapshot | None = None
     ) -> StepWatcher:

@@ -15,7 +15,7 @@ from itertools import islice
 from services.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
-from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.request import Request
 
 
@@ -32,6 +32,7 @@ class KVCache:
         block_size: int,
         enable_prefix_caching: bool,
         groups: CacheGroups | None = None,
+        journal: PrefixJournal | None = None,
     ) -> None:
         """Starts with all blocks free.
 
@@ -40,10 +41,14 @@ class KVCache:
             block_size: tokens in one block.
             enable_prefix_caching: whether requests find blocks by their content.
             groups: of the model's layers; by default one group without a window.
+            journal: takes the changes of prefixes; by default one of its own.
         """
         self._pool = BlockPool(num_blocks)
         self._groups = groups or CacheGroups(block_size=block_size, max_query_tokens=1)
-        self._indexes = [PrefixIndex() for _ in self._groups.windows]
+        # The first group bounds every match, so it alone has a journal to read.
+        self._indexes = [
+            PrefixIndex(None if group else journal) for group in range(len(self._groups.windows))
+        ]
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
         self._num_cached_blocks = 0

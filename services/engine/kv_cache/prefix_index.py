@@ -52,10 +52,11 @@ def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list
 class PrefixIndex:
     """Maps each key to one block with its content."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: PrefixJournal | None = None) -> None:
+        """Starts empty; `journal` replaces one of its own, where several indexes share it."""
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: dict[int, bytes] = {}
-        self._journal = PrefixJournal()
+        self._journal = journal or PrefixJournal()
 
     def __len__(self) -> int:
         """Blocks that can be found."""

@@ -65,3 +65,27 @@ class PrefixJournal:
             removed=tuple(key for key, is_present in latest.items() if not is_present),
             cursor=now,
         )
+
+
+class JointPrefixJournal(PrefixJournal):
+    """The changes of several indexes: a key is present while one of them has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_holders: dict[bytes, int] = {}
+
+    def record(self, key: bytes, *, is_present: bool) -> None:
+        """Records that one of the indexes added or removed a key."""
+        num_holders = self._num_holders.get(key, 0) + (1 if is_present else -1)
+        self._num_holders[key] = num_holders
+        if not num_holders:
+            del self._num_holders[key]
+        if num_holders == is_present:
+            super().record(key, is_present=is_present)
+
+    def since(
+        self, cursor: PrefixCursor | None, present: Collection[bytes], *, max_keys: int
+    ) -> PrefixChanges:
+        """Returns the changes after a cursor; `present`, of one index, is left out of account."""
+        del present
+        return super().since(cursor, self._num_holders, max_keys=max_keys)

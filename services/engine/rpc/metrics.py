@@ -19,6 +19,11 @@ FINISHED = (*(reason.value for reason in FinishReason), "failed")
 REJECTED = tuple(code.name for code in STATUS_CODES.values())
 DISPATCHED = tuple(map(dispatch_name, FallbackReason.values()))
 """Label values that are exported from the start, with a count of 0."""
+_RANK_LOADS = {
+    "num_running": "Requests of a data-parallel rank that hold blocks",
+    "num_waiting": "Requests of a data-parallel rank that wait",
+    "num_free_blocks": "KV blocks of a data-parallel rank that no request holds",
+}
 
 
 class EngineFamilies:
@@ -66,6 +71,12 @@ class EngineFamilies:
                 {str(each.rank): each.num_blocks for each in stats.ranks},
                 "KV blocks for which a rank has memory",
             )
+        for name, what in _RANK_LOADS.items():
+            loads = {str(rank): getattr(each, name) for rank, each in enumerate(stats.rank_loads)}
+            if loads:
+                yield self._families.gauges(
+                    f"rank_{name.removeprefix('num_')}", "rank", loads, what
+                )
         yield gauge("graphs_captured", len(stats.graphs.captured), "Graphs that may be replayed")
         yield gauge("graphs_planned", stats.graphs.num_planned, "Graphs that are to be captured")
 

@@ -116,7 +116,7 @@ class EngineServicer(EngineServiceServicer):
             prefix_key_version=PREFIX_KEY_VERSION,
         )
         if worker is not None:
-            info.num_blocks = worker.num_blocks
+            info.num_blocks = self._core.num_blocks
             info.device_name = worker.device_name
             info.dtype = worker.dtype
             info.num_parameters = worker.num_parameters

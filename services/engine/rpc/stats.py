@@ -1,6 +1,7 @@
 """The engine's statistics as protobuf."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
@@ -8,6 +9,7 @@ from protos.engine.v1.engine_pb2 import (
     GetStatsResponse,
     GraphCoverage,
     GraphStats,
+    RankLoad,
 )
 from protos.engine.v1.worker_pb2 import KeptWeights
 from services.engine.capture_sizes.coverage import Coverage
@@ -77,6 +79,7 @@ def stats_to_proto(
         ranks=stats.ranks,
         experts=map(_experts_to_proto, experts),
         num_expert_moves=counters.num_expert_moves,
+        rank_loads=[RankLoad(**asdict(each)) for each in stats.rank_loads],
     )
 
 

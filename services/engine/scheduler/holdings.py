@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from services.engine.errors import InvalidRequestError
 from services.engine.kv_cache.cache import KVCache
+from services.engine.kv_cache.prefix_journal import PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.scheduler.finish_rate import FinishRate
@@ -33,12 +34,14 @@ class Holdings:
         enable_prefix_caching: bool,
         priority_ageing_s: float,
         clock: Callable[[], float],
+        journal: PrefixJournal | None = None,
     ) -> None:
         self.cache = KVCache(
             num_blocks=num_blocks,
             block_size=limits.block_size,
             enable_prefix_caching=enable_prefix_caching,
             groups=limits.cache_groups,
+            journal=journal,
         )
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()

@@ -44,6 +44,8 @@ class ScheduledStep:
     """Requests that compute part of their tokens and do not sample, in the order of the batch."""
     prompt_spans: Sequence[PromptSpan] = ()
     """Prompt tokens with log-probabilities in the result, in its order."""
+    others: Sequence["ScheduledStep"] = ()
+    """The steps that the other data-parallel ranks run at the same time, in their order."""
 
     @property
     def num_drafts(self) -> Sequence[int]:

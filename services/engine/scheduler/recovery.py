@@ -5,6 +5,7 @@ See docs/decisions/0007-suspects-run-alone.md.
 
 from collections.abc import Sequence
 
+from services.engine.batch import num_rows
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.holdings import Holdings
@@ -65,11 +66,13 @@ class Recovery:
         while holdings.running:
             holdings.preempt_last()
         self.num_failed_steps += 1
-        num_tokens = failed.descriptor.context.num_tokens
+        # A data-parallel rank computes as many rows as the one with most tokens.
+        num_tokens = num_rows(failed.descriptor)
         self.budget.halve(num_tokens)
-        request = (failed.requests + failed.unsampled)[0]
-        if num_tokens > 1 or request.status is RequestStatus.FINISHED:
+        requests = failed.requests + failed.unsampled
+        if num_tokens > 1 or not requests or requests[0].status is RequestStatus.FINISHED:
             return []
+        request = requests[0]
         holdings.end(request)
         error = MemoryExhaustedError("there is no memory left for a step of one token")
         return [RequestOutput(request, [], error=error)]

@@ -17,9 +17,9 @@ last stage has the token. There the steps on their way share the requests.
 import time
 from collections.abc import Callable, Sequence
 
-from services.engine.batch import StepResult, read_tokens
+from services.engine.batch import BatchDescriptor, StepResult, read_tokens
 from services.engine.errors import InvalidRequestError, QueueFullError, RequestFaultError
-from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import (
     FinishReason,
@@ -33,7 +33,7 @@ from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
-from services.engine.scheduler.stats import SchedulerCounts
+from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 from services.engine.spec_decode.carried_drafts import CarriedDrafts
 from services.engine.spec_decode.draft_length import DraftLength
 from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
@@ -52,7 +52,7 @@ class Scheduler:
     three overtakings, and the oldest running prompt has a quarter of each step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # settings, most of which have defaults
         self,
         limits: StepLimits,
         *,
@@ -63,6 +63,7 @@ class Scheduler:
         counts: SchedulerCounts | None = None,
         priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        journal: PrefixJournal | None = None,
     ) -> None:
         """Starts without requests and with an empty cache.
 
@@ -75,6 +76,7 @@ class Scheduler:
             counts: of the schedulers before this one.
             priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: returns the time of `Request.arrival_s`, in seconds.
+            journal: takes the changes of cached prefixes; by default one of its own.
         """
         self._limits = limits
         self._max_num_waiting = max_num_waiting
@@ -89,6 +91,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             priority_ageing_s=priority_ageing_s,
             clock=clock,
+            journal=journal,
         )
         self._recovery = Recovery(
             self._holdings, max_num_batched_tokens=limits.max_num_batched_tokens
@@ -159,14 +162,34 @@ class Scheduler:
         """Most query tokens of a step at present."""
         return self._recovery.budget.tokens
 
+    def rank_loads(self) -> list[RankLoad]:
+        """Returns nothing: there is one data-parallel rank."""
+        return []
+
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns the cached prefixes added and removed after a cursor; all for None."""
         return self._holdings.cache.prefix_changes(cursor, max_keys=max_keys)
 
-    def add(self, request: Request) -> None:
+    def room_after(self, request: Request) -> int:
+        """Returns the free blocks after all requests and this new one have those of their tokens.
+
+        Negative if some must wait. Blocks with its prefix are no loss.
+        """
+        holdings, size = self._holdings, self._limits.block_size
+        live = (*holdings.running, *holdings.waiting)
+        num_wanted = sum(-(-len(each.token_ids) // size) for each in (*live, request))
+        num_held = sum(len(each.block_ids) for each in live)
+        num_held += len(holdings.cache.match_prefix(request))
+        return holdings.cache.num_free_blocks - num_wanted * self._num_groups + num_held
+
+    def add(self, request: Request, *, num_waiting_elsewhere: int = 0) -> None:
         """Adds a new request to the waiting queue.
 
         It ends with FinishReason.LENGTH at the latest where `Holdings.bound_tokens` says.
+
+        Args:
+            request: the new one.
+            num_waiting_elsewhere: requests that wait at other schedulers of the engine.
 
         Raises:
             InvalidRequestError: the prompt is too long for the model or the KV cache, or a resumed
@@ -179,7 +202,7 @@ class Scheduler:
                 f"the request has {len(request.token_ids)} tokens already; it can have"
                 f" {max_num_tokens}"
             )
-        num_waiting = len(self._holdings.waiting)
+        num_waiting = len(self._holdings.waiting) + num_waiting_elsewhere
         if num_waiting >= self._max_num_waiting:
             raise QueueFullError(
                 f"{num_waiting} requests wait; the limit is {self._max_num_waiting}",
@@ -234,6 +257,16 @@ class Scheduler:
         if recovery.num_failed_steps:
             ordered.descriptor.num_failed_steps = recovery.num_failed_steps
         return ordered
+
+    def idle_step(self) -> ScheduledStep:
+        """Returns a step without requests, for when other data-parallel ranks have some."""
+        self._last_step_id += 1
+        descriptor = BatchDescriptor(
+            step_id=self._last_step_id, num_failed_steps=self._recovery.num_failed_steps
+        )
+        return ScheduledStep(
+            step_id=self._last_step_id, descriptor=descriptor, requests=[], unsampled=[]
+        )
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes the result of the oldest step in flight and ends finished requests.

@@ -15,3 +15,12 @@ class SchedulerCounts:
     """Tokens generated for requests that were still live."""
     num_preemptions: int = 0
     """Times a running request gave its blocks back to start over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """The present load of one data-parallel rank."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections.abc import Iterator
 
 from services.engine.request import Request
 
@@ -42,6 +43,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yields the requests, in no order."""
+        return iter(self._waiting.values())
 
     def push(self, request: Request) -> None:
         """Adds a request with an arrival index and a rank."""

@@ -2,7 +2,8 @@
 
 Every rank gets the same commands in the same order, and does in this order whatever communicates
 with the others. One rank sends the results, the reporter: the first of the last pipeline stage. The
-others speak up only if something is wrong.
+others speak up only if something is wrong. Data-parallel ranks have steps of their own: each gets
+its part of a step, and sends its result.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.worker.environment import worker_environment
+from services.engine.worker.joined_results import JoinedResults
 from services.engine.worker.meeting import Meeting
-from services.engine.worker.placement import RankPlace, rank_places, reporting_rank
+from services.engine.worker.placement import RankPlace, rank_places, reporting_ranks
 from services.engine.worker.rank_process import LostPeerError, RankProcess, WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes, RemoteRank
 
@@ -67,9 +69,12 @@ class WorkerExecutor:
         self._nodes = nodes
         places = rank_places(config.parallel)
         self._ranks = [_rank_at(place, len(places)) for place in places]
-        self._reporter = reporting_rank(config.parallel)
+        self._reporters = reporting_ranks(config.parallel)
+        self._reporter = self._reporters[0]
         self._others = [number for number in range(len(places)) if number != self._reporter]
         self._watches: list[asyncio.Task[WorkerDiedError]] = []
+        self._joined: JoinedResults | None = None
+        self._joining: asyncio.Task[None] | None = None
         self._due: dict[int, GraphOrder] = {}
         self._failures: dict[int, StepResult] = {}
         self._has_failed = asyncio.Event()
@@ -110,6 +115,9 @@ class WorkerExecutor:
         except BaseException:
             await self.stop()
             raise
+        if len(self._reporters) > 1:
+            self._joined = JoinedResults(self._reporters)
+            self._joining = asyncio.create_task(self._join_results(self._joined))
         self._watches = [asyncio.create_task(self._watch(number)) for number in self._others]
         ready = readies[self._reporter]
         infos = [info for _, each in sorted(readies.items()) for info in each.ranks]
@@ -117,9 +125,19 @@ class WorkerExecutor:
         ready.ranks.extend(infos)
         return ready
 
-    def send(self, descriptor: BatchDescriptor) -> None:
-        """Orders a step. Never blocks; a worker that is gone shows in `receive`."""
-        self._command(WorkerCommand(step=descriptor.SerializeToString()))
+    def send(self, descriptor: BatchDescriptor, *others: BatchDescriptor) -> None:
+        """Orders a step. Never blocks; a worker that is gone shows in `receive`.
+
+        Args:
+            descriptor: the order, of the first data-parallel rank if there are several.
+            others: those of the others, in order.
+        """
+        if not others:
+            self._command(WorkerCommand(step=descriptor.SerializeToString()))
+            return
+        for number, each in zip(self._reporters, (descriptor, *others), strict=True):
+            command = WorkerCommand(step=each.SerializeToString())
+            self._ranks[number].send(command.SerializeToString())
 
     def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
         """Orders the start or end of a profile of the reporter; `receive` passes on its answers."""
@@ -162,6 +180,7 @@ class WorkerExecutor:
                 news = getattr(event, kind)
                 return news
             elif kind == "result":
+                self._require_joint(event.result)
                 if _is_out_of_memory(event.result):
                     await self._agree_on_failure(event.result)
                 return event.result
@@ -184,6 +203,10 @@ class WorkerExecutor:
         watches, self._watches = self._watches, []
         for watch in watches:
             watch.cancel()
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            joining.cancel()
+        self._joined = None
         await asyncio.gather(*(each.stop() for each in self._ranks))
         self._due.clear()
         self._failures.clear()
@@ -275,6 +298,8 @@ class WorkerExecutor:
     async def _next_event(self) -> WorkerEvent:
         """Returns what the reporter says next; if a rank is lost, raises what it was lost by."""
         try:
+            if self._joined is not None:
+                return await self._joined.next_event()
             return await self._ranks[self._reporter].next_event()
         except LostPeerError as error:
             if not self._watches:
@@ -283,6 +308,18 @@ class WorkerExecutor:
                 self._watches, timeout=CAUSE_GRACE_S, return_when=asyncio.FIRST_COMPLETED
             )
             raise _cause_among([*(task.result() for task in done), error]) from error
+
+    async def _join_results(self, joined: JoinedResults) -> None:
+        """Listens to the reporter where its results need those of other data-parallel ranks."""
+        try:
+            while True:
+                event = await self._ranks[self._reporter].next_event()
+                if event.WhichOneof("event") == "result":
+                    self._hear(self._reporter, event)
+                else:
+                    joined.pass_on(event)
+        except WorkerDiedError as error:
+            joined.pass_on(error)
 
     async def _watch(self, number: int) -> WorkerDiedError:
         """Listens to a rank that sends no results; its end ends `receive`."""
@@ -299,8 +336,13 @@ class WorkerExecutor:
             return error
 
     def _hear(self, number: int, event: WorkerEvent) -> None:
-        """Takes an event of a rank other than the reporter, which says what it leaves out."""
+        """Takes an event of a rank other than the reporter, which says what it leaves out.
+
+        Results of data-parallel ranks count too, the reporter's among them.
+        """
         kind = event.WhichOneof("event")
+        if kind == "result" and self._joined is not None:
+            self._joined.put(number, event.result)
         if kind == "capture_due":
             self._take_due(number, event.capture_due)
         elif kind == "result" and _is_out_of_memory(event.result):
@@ -315,6 +357,13 @@ class WorkerExecutor:
         if len(self._due) == len(self._ranks):
             self._command(WorkerCommand(capture=self._due[self._reporter]))
             self._due.clear()
+
+    def _require_joint(self, result: StepResult) -> None:
+        """Raises WorkerDiedError if data-parallel ranks did not all fail, or all succeed."""
+        for number, each in zip(self._reporters, (result, *result.across_dp), strict=False):
+            if each.failure != result.failure:
+                rank, failed = (number, each) if each.failure else (self._reporter, result)
+                raise _alone(self._ranks[rank], failed)
 
     async def _agree_on_failure(self, result: StepResult) -> None:
         """Waits until all ranks have failed at the same place of a step.

@@ -26,11 +26,12 @@ def rank_places(config: ParallelConfig) -> list[RankPlace]:
     """Returns every rank, in order."""
     per_node = config.ranks_per_node
     devices = config.devices or range(per_node)
+    num_in_stage = config.data_parallel_size * config.tensor_parallel_size
     return [
         RankPlace(
             rank=rank,
-            pipeline_parallel_rank=rank // config.tensor_parallel_size,
-            data_parallel_rank=0,
+            pipeline_parallel_rank=rank // num_in_stage,
+            data_parallel_rank=rank % num_in_stage // config.tensor_parallel_size,
             tensor_parallel_rank=rank % config.tensor_parallel_size,
             node=rank // per_node,
             device=devices[rank % per_node],
@@ -39,6 +40,11 @@ def rank_places(config: ParallelConfig) -> list[RankPlace]:
     ]
 
 
-def reporting_rank(config: ParallelConfig) -> int:
-    """Returns the rank that sends results: the first one of the last stage, which samples."""
-    return config.num_ranks - config.tensor_parallel_size
+def reporting_ranks(config: ParallelConfig) -> range:
+    """Returns the ranks that send results, one of each data-parallel rank, in order.
+
+    They are the first ones of the last stage, which samples. The first of them also sends what all
+    agree on, such as the next graph to capture.
+    """
+    size = config.tensor_parallel_size
+    return range(config.num_ranks - config.data_parallel_size * size, config.num_ranks, size)

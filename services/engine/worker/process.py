@@ -30,7 +30,7 @@ from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
-from services.engine.worker.placement import RankPlace, reporting_rank
+from services.engine.worker.placement import RankPlace, reporting_ranks
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
@@ -60,7 +60,7 @@ def run_worker(
     server = StepServer(
         channel,
         fail_on_late_build=config.compilation.fail_on_late_build,
-        sends_results=place.rank == reporting_rank(config.parallel),
+        sends_results=place.rank in reporting_ranks(config.parallel),
         num_ranks=config.parallel.num_ranks,
     )
     try:
@@ -162,7 +162,7 @@ class StepServer:
         Args:
             channel: the connection to the engine service.
             fail_on_late_build: whether code that is compiled while serving is an error.
-            sends_results: whether it does; of several ranks one does.
+            sends_results: whether it does; of ranks that share every layer one does.
             num_ranks: processes that share the model.
         """
         self._channel = channel
@@ -222,7 +222,7 @@ class StepServer:
             self.report_graph(outcome)
 
     def _send_result(self, pending: Pending) -> None:
-        """Sends a step's result. Of several ranks one does; the others send failures.
+        """Sends a step's result. Ranks that send none send failures.
 
         Raises:
             LostPeerError: another rank left out its part of the step.

@@ -1,6 +1,6 @@
 from rich.console import Console
 
-from protos.engine.v1.engine_pb2 import ExpertStats, GetStatsResponse
+from protos.engine.v1.engine_pb2 import ExpertStats, GetStatsResponse, RankLoad
 from protos.engine.v1.worker_pb2 import RankInfo
 from services.client.commands import stats
 
@@ -43,3 +43,10 @@ def test_the_load_of_whole_experts_is_shown():
     assert "1.25 times the mean load, 1.50 in the worst layer; 7 layers moved" in text
     assert "no tokens yet" in shown(experts=layers[1:2])
     assert "whole on" not in shown()
+
+
+def test_the_load_of_each_data_parallel_rank_is_shown():
+    loads = [RankLoad(num_running=2, num_waiting=n, num_free_blocks=7) for n in range(2)]
+    text = shown(rank_loads=loads)
+    assert "0: 2 running, 0 waiting, 7 KV blocks free; 1: 2 running, 1 waiting" in text
+    assert "requests by rank" not in shown()

@@ -20,12 +20,29 @@ _MANY_PAIRS_AT_ONCE = 8192
 """
 
 
-@triton.jit(do_not_specialize=["logits_stride"])
+@triton.jit
+def _own_slots(
+    chosen, is_used, token, map_ptr, load_ptr, counts_ptr, num_rows,
+    NUM_RANKS: tl.constexpr, NUM_LOCAL: tl.constexpr, HAS_COUNTS: tl.constexpr,
+):  # fmt: skip
+    """Counts a token's experts and maps them to this rank's slots; NUM_LOCAL for no slot."""
+    if HAS_COUNTS:
+        is_used = is_used & (token % num_rows < tl.load(counts_ptr + token // num_rows))
+    tl.atomic_add(load_ptr + chosen, is_used.to(tl.int64), mask=is_used)
+    chosen = tl.load(map_ptr + chosen * NUM_RANKS + (token % NUM_RANKS).to(tl.int32))
+    if HAS_COUNTS:
+        chosen = tl.where(is_used, chosen, NUM_LOCAL)
+    return chosen
+
+
+@triton.jit(do_not_specialize=["logits_stride", "num_rows"])
 def _route_kernel(
-    logits_ptr, bias_ptr, weights_ptr, experts_ptr, map_ptr, load_ptr, logits_stride, scaling,
+    logits_ptr, bias_ptr, weights_ptr, experts_ptr, map_ptr, load_ptr, counts_ptr, logits_stride,
+    num_rows, scaling,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr, IS_NORMED: tl.constexpr, NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr, NUM_RANKS: tl.constexpr, NUM_LOCAL: tl.constexpr,
+    HAS_COUNTS: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -76,8 +93,10 @@ def _route_kernel(
     if IS_NORMED:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     if NUM_RANKS > 1:
-        tl.atomic_add(load_ptr + chosen, (slots < TOP_K).to(tl.int64), mask=slots < TOP_K)
-        chosen = tl.load(map_ptr + chosen * NUM_RANKS + (token % NUM_RANKS).to(tl.int32))
+        chosen = _own_slots(
+            chosen, slots < TOP_K, token, map_ptr, load_ptr, counts_ptr, num_rows,
+            NUM_RANKS, NUM_LOCAL, HAS_COUNTS,
+        )  # fmt: skip
         weights = tl.where(chosen < NUM_LOCAL, weights, 0.0)
     at = token * TOP_K + slots
     tl.store(weights_ptr + at, weights * scaling, mask=slots < TOP_K)
@@ -91,11 +110,13 @@ def route(
     expert_map: torch.Tensor | None = None,
     expert_load: torch.Tensor | None = None,
     num_local: int = 0,
+    counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Does what models.ops.moe.moe.route does, with int32 ids. Rows of logits are contiguous.
 
     With an expert_map, [E, ranks] int32, and expert_load, [E] int64, it counts the chosen experts,
-    and ids are this rank's slots; num_local stands for other ranks' slots, whose weight is 0.
+    and ids are this rank's slots; num_local stands for other ranks' slots, whose weight is 0. With
+    counts, [R] int32, the tokens are R equal runs of rows, of which the first counts[r] are used.
     """
     num_tokens, num_experts = logits.shape
     shape = (num_tokens, routing.top_k)
@@ -104,11 +125,14 @@ def route(
     _route_kernel[(num_tokens,)](
         logits, logits if correction_bias is None else correction_bias, weights, ids,
         logits if expert_map is None else expert_map,
-        logits if expert_load is None else expert_load, logits.stride(0), routing.scaling,
+        logits if expert_load is None else expert_load, logits if counts is None else counts,
+        logits.stride(0), num_tokens if counts is None else num_tokens // len(counts),
+        routing.scaling,
         NUM_EXPERTS=num_experts, TOP_K=routing.top_k, IS_SIGMOID=routing.is_sigmoid,
         HAS_BIAS=correction_bias is not None, IS_NORMED=routing.is_normed,
         NUM_GROUPS=routing.num_groups, TOP_GROUPS=routing.top_groups,
         NUM_RANKS=1 if expert_map is None else expert_map.shape[1], NUM_LOCAL=num_local,
+        HAS_COUNTS=counts is not None,
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_K=triton.next_power_of_2(routing.top_k),
         BLOCK_G=triton.next_power_of_2(routing.num_groups), num_warps=1,

@@ -285,7 +285,7 @@ class GraphSet:
 def _has_room(key: GraphKey, batch: Batch) -> bool:
     num_requests = len(batch.row_ids)
     return (
-        batch.num_tokens <= key.num_tokens
+        batch.num_rows <= key.num_tokens
         and num_requests <= key.graph_bs
         and batch.max_seqlen_q <= key.max_q_len
         and (key.kind is not GraphKind.DECODE or batch.num_tokens == num_requests * key.max_q_len)

@@ -145,6 +145,7 @@ class Batch:
     is_prefill: a request computes prompt tokens.
     graph_key: the graph that the scheduler ordered; None runs the step without one.
     drafts: drafts to verify; None without speculative decoding.
+    num_tokens_across_dp: [ranks], tokens of all data-parallel ranks; None where there is one.
     last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
     assignments: rows that requests take with this step.
@@ -163,9 +164,16 @@ class Batch:
     graph_key: GraphKey | None = None
     drafts: Drafts | None = None
     last_token_ids: Int32Array | None = None
+    num_tokens_across_dp: Int32Array | None = None
     block_writes: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of hidden states that the step needs without a graph: T, or the most of any rank."""
+        counts = self.num_tokens_across_dp
+        return self.num_tokens if counts is None else max(self.num_tokens, int(counts.max()))
 
     @property
     def chunks(self) -> tuple[PromptChunk, ...]:
@@ -212,11 +220,12 @@ class Batch:
             max_seqlen_k=attention.max_seqlen_k,
             is_prefill=context.is_prefill,
             step_id=descriptor.step_id,
-            graph_key=_ordered_graph(descriptor),
+            graph_key=ordered_graph(descriptor),
             block_writes=read_block_writes(descriptor, limits, num_blocks=num_blocks),
             assignments=read_assignments(descriptor, limits),
             sampling=sampling,
             last_token_ids=read_int32(sampling.last_token_ids) if limits.num_stages > 1 else None,
+            num_tokens_across_dp=read_tokens_across_dp(descriptor, limits),
         )
         _require_supported(descriptor, limits)
         batch._check_sizes(context.batch_size, limits)
@@ -332,7 +341,28 @@ def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequenc
     return descriptor.row_assignments
 
 
-def _ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
+def read_tokens_across_dp(descriptor: BatchDescriptor, limits: StepLimits) -> Int32Array | None:
+    """Returns the query tokens of each data-parallel rank, [ranks]; None where there is one.
+
+    Raises:
+        ValueError: they are not those of as many ranks, or exceed a step.
+    """
+    if not descriptor.HasField("dp_metadata"):
+        return None  # a step that this rank runs alone
+    counts = read_int32(descriptor.dp_metadata.num_tokens_across_dp)
+    size = limits.data_parallel_size
+    _require(len(counts) == size > 1, f"the tokens of {len(counts)} data-parallel ranks")
+    limit = max(limits.max_num_batched_tokens, descriptor.context.num_tokens)
+    _require(_is_below(counts, limit + 1), f"more than {limit} tokens of a data-parallel rank")
+    return counts
+
+
+def ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
+    """Returns the graph that a step orders, if any.
+
+    Raises:
+        ValueError: it is not one that a step can order.
+    """
     mode, key = descriptor.cudagraph_runtime_mode, descriptor.graph_key
     if mode == _NO_GRAPH:
         return None
@@ -346,7 +376,6 @@ def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
     num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
     if num_spec_steps != limits.num_speculative_tokens:
         _refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")
-    _require(not descriptor.HasField("dp_metadata"), "data parallelism")
 
 
 def _carried(

@@ -3,10 +3,13 @@
 They write only to the null block, and their results do not depend on the order of requests.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
+from services.engine.batch import BatchDescriptor
 from services.engine.limits import StepLimits
-from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.batch import Batch, ordered_graph, read_tokens_across_dp
 
 MAX_DUMMY_KEYS = 2**18
 """Bound of a dummy decode step's requests times the tokens of its longest sequence.
@@ -94,6 +97,23 @@ def dummy_chunks(
     q_lens = np.diff(starts)
     q_lens = q_lens[q_lens > 0]
     return dummy_batch(starts[: len(q_lens) + 1], q_lens + num_cached, row_id, is_prefill=True)
+
+
+def idle_batch(descriptor: BatchDescriptor, limits: StepLimits) -> Batch:
+    """Returns a step of one dummy request, for a data-parallel rank without requests.
+
+    Raises:
+        ValueError: the descriptor contradicts itself.
+    """
+    batch = dummy_decodes(
+        limits, batch_size=1, q_len=1, row_id=limits.max_num_seqs, variant=0, max_keys=0
+    )
+    return replace(
+        batch,
+        step_id=descriptor.step_id,
+        graph_key=ordered_graph(descriptor),
+        num_tokens_across_dp=read_tokens_across_dp(descriptor, limits),
+    )
 
 
 def dummy_batch(

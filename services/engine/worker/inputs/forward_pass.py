@@ -12,6 +12,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
     AttentionMetadata,
     Context,
+    DPMetadata,
     ForwardContext,
     GraphKey,
     SpecDecodeMetadata,
@@ -46,6 +47,8 @@ class ForwardPass:
         self.received: Tensor | None = None
         """The hidden states [max_num_batched_tokens, hidden] of the pipeline stage before, which
         the model takes for input ids; None on the first stage."""
+        self.dp_metadata: DPMetadata | None = None
+        """The tokens of each data-parallel rank; None where there is one."""
         # The groups' entries alternate.
         num_groups = max(1, len(groups))
         self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
@@ -115,6 +118,7 @@ class ForwardPass:
             attn_metadata=group_metadata[0],
             layer_attn_metadata=self._by_layer(group_metadata),
             kv_cache_data=self.kv_cache_data,
+            dp_metadata=self.dp_metadata,
             spec_decode_metadata=spec_decode_metadata,
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,

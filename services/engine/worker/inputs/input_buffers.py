@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
-from models.forward_context import GraphKey, PromptChunk
+from models.forward_context import DPMetadata, GraphKey, PromptChunk
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
@@ -94,8 +94,14 @@ class InputBuffers:
         self.block_table = zeros(rows + 1, limits.block_table_width)
         self.row_lengths = zeros(rows)
         # The parts of a header are adjacent: one copy a step.
-        self._header = zeros(6 * requests + 1)
+        num_dp = limits.data_parallel_size
+        end = 6 * requests + 1
+        self._header = zeros(end + (num_dp if num_dp > 1 else 0))
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
+        self.dp_metadata: DPMetadata | None = None
+        """The tokens of each data-parallel rank, a part of the header; None where there is one."""
+        if num_dp > 1:
+            self.dp_metadata = DPMetadata(num_tokens_across_dp=self._header[end:])
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests
         self._made_slices: dict[tuple[int, int], Header] = {}
@@ -148,7 +154,7 @@ class InputBuffers:
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
         drafts = batch.drafts
-        self._write_header(*arrays, batch.sample_indices, drafts)
+        self._write_header(*arrays, batch.sample_indices, drafts, batch.num_tokens_across_dp)
         header = self.header(len(batch.row_ids), len(batch.sample_indices))
         if drafts is not None and len(drafts.carried):
             self._carry_lengths(header)
@@ -172,7 +178,9 @@ class InputBuffers:
     def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
+        across_dp = self.dp_metadata
         return {
+            **({} if across_dp is None else {"across_dp": across_dp.num_tokens_across_dp}),
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,
@@ -273,6 +281,7 @@ class InputBuffers:
         row_ids: Int32Array,
         sample_indices: Int32Array,
         drafts: Drafts | None,
+        num_tokens_across_dp: Int32Array | None,
     ) -> None:
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the previous step's copy may still be running.
@@ -292,6 +301,10 @@ class InputBuffers:
             view[offset : offset + len(part)] = part
         if drafts is not None:
             view[self._offsets[1] + drafts.carried] = _CARRIED
+        if self.dp_metadata is not None:
+            # Other ranks do the same in a step of this rank alone: every row counts.
+            counts = len(self._input_ids) if num_tokens_across_dp is None else num_tokens_across_dp
+            view[-len(self.dp_metadata.num_tokens_across_dp) :] = counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
 

@@ -28,6 +28,7 @@ from services.engine.worker.inputs.batch import (
     read_assignments,
     read_block_writes,
 )
+from services.engine.worker.inputs.dummy_steps import idle_batch
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
 from services.engine.worker.inputs.transfer import to_device
@@ -77,6 +78,7 @@ class ModelRunner:
             block_size=limits.block_size,
             groups=limits.layer_groups,
         )
+        self.forward.dp_metadata = self.buffers.dp_metadata
         self._handed = IntermediateTensors(
             model.stage,
             max_num_tokens=limits.max_num_batched_tokens,
@@ -174,7 +176,7 @@ class ModelRunner:
             ValueError: the descriptor is inconsistent or exceeds the worker's limits.
         """
         started_ns = time.perf_counter_ns()
-        batch = Batch.read(descriptor, self._limits, num_blocks=self._num_blocks)
+        batch = self._read(descriptor)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
         num_padded = 0 if batch.graph_key is None else batch.graph_key.num_tokens
@@ -195,6 +197,12 @@ class ModelRunner:
             fallback_reason=output.fallback_reason,
         )
 
+    def _read(self, descriptor: BatchDescriptor) -> Batch:
+        limits = self._limits
+        if limits.data_parallel_size > 1 and not descriptor.context.batch_size:
+            return idle_batch(descriptor, limits)
+        return Batch.read(descriptor, limits, num_blocks=self._num_blocks)
+
     def _run(self, batch: Batch, header: Header) -> ForwardOutput:
         key, reason = batch.graph_key, _FOLLOWED
         outputs = None if key is None else self._graphs.replay(key, batch)
@@ -202,7 +210,7 @@ class ModelRunner:
         if outputs is not None:
             hidden, *chosen = (each[: batch.num_tokens] for each in outputs)
         else:
-            hidden = self.forward(self.buffers.gather_batch(batch))
+            hidden = self._run_without_graph(batch)
             if key is None:
                 self._graphs.note_missed(batch)
             else:
@@ -225,6 +233,18 @@ class ModelRunner:
             token_ids=token_ids,
             fallback_reason=reason,
         )
+
+    def _run_without_graph(self, batch: Batch) -> Tensor:
+        """Returns the hidden states of a step's tokens; data-parallel ranks pad to the same rows.
+
+        A graph that this rank has given up decides the rows all the same: others may replay it.
+        """
+        if batch.num_tokens_across_dp is None:
+            return self.forward(self.buffers.gather_batch(batch))
+        key = batch.graph_key
+        num_rows = batch.num_rows if key is None else key.num_tokens
+        inputs = self.buffers.gather_batch(batch, num_tokens=num_rows)
+        return self.forward(inputs)[: batch.num_tokens]
 
     def _sampled_tokens(self, batch: Batch, header: Header) -> Tensor | None:
         """Returns the query tokens after which the step samples, [n]; None for all."""

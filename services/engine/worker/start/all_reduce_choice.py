@@ -41,7 +41,7 @@ def choose_all_reduce(config: EngineConfig, ranks: Ranks, rows: Rows) -> None:
         ValueError: fused is wanted and impossible.
     """
     wish = config.parallel.all_reduce
-    if wish == "nccl" or (wish == "auto" and not ranks.has_others):
+    if wish == "nccl" or (wish == "auto" and ranks.group.size == 1):
         return
     obstacle = ranks.common_fault(_obstacle(config, rows))
     if not obstacle:

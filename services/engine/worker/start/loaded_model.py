@@ -26,6 +26,7 @@ from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
+from services.engine.worker.start.data_parallel import check_data_parallel
 from services.engine.worker.start.device import (
     choose_cache_dtype,
     choose_device,
@@ -113,6 +114,7 @@ class LoadedModel:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        check_data_parallel(model_config, config.parallel.data_parallel_size)
         if is_invariant:
             check_batch_invariance(
                 model_config,

@@ -15,11 +15,19 @@ from models.parallel.collectives import (
     LostPeerError,
     begin_send,
     finish,
+    gather_into,
     receive_into,
+    reduce_scatter_into,
     sum_in_place,
     use_process_group,
 )
-from models.parallel.group import SINGLE, TENSOR_PARALLEL, ParallelGroup, PipelineStage
+from models.parallel.group import (
+    DATA_PARALLEL,
+    SINGLE,
+    TENSOR_PARALLEL,
+    ParallelGroup,
+    PipelineStage,
+)
 from models.parallel.intermediate_tensors import STAGE_AFTER, STAGE_BEFORE
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.meeting import Meeting
@@ -91,6 +99,8 @@ class Ranks:
             stage=stage,
             enable_expert_parallel=config.parallel.enable_expert_parallel,
             num_redundant_experts=config.parallel.num_redundant_experts,
+            data_parallel_rank=place.data_parallel_rank,
+            data_parallel_size=config.parallel.data_parallel_size,
         )
         _say_hello(group, device)
         return cls(place=place, group=group, host_group=hosts)
@@ -188,12 +198,15 @@ def _open_store(meeting: Meeting, rank: int, size: int, limit_s: float) -> Store
 def _form_groups(config: EngineConfig, place: RankPlace, limit: timedelta) -> None:
     """Makes the groups of a stage's ranks, and of each two ranks of neighbouring stages.
 
+    Data-parallel ranks are one group, of all.
+
     Every rank makes all groups, in the same order, and is in some of them.
     """
     size, num_stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     if num_stages == 1:
         assert dist.group.WORLD is not None, "the caller has made it"
-        use_process_group(TENSOR_PARALLEL, dist.group.WORLD)
+        is_parallel = config.parallel.data_parallel_size > 1
+        use_process_group(DATA_PARALLEL if is_parallel else TENSOR_PARALLEL, dist.group.WORLD)
         return
     ranks = range(size * num_stages)
     for first in ranks[::size]:
@@ -214,6 +227,11 @@ def _say_hello(group: ParallelGroup, device: torch.device) -> None:
     one = torch.zeros(1, device=device)
     if group.size > 1:
         sum_in_place(one, group.name)
+    if group.data_parallel_size > 1:
+        experts = group.of_experts
+        all_ones = one.new_empty(experts.size, 1)
+        gather_into(all_ones, one, experts.name)
+        reduce_scatter_into(one, all_ones.view(-1), experts.name)
     if not group.stage.is_first:
         receive_into(one, STAGE_BEFORE)
     if not group.stage.is_last:

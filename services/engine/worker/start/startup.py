@@ -250,6 +250,7 @@ def _rank_info(loaded: LoadedModel, num_blocks: int) -> RankInfo:
         rank=place.rank,
         tensor_parallel_rank=place.tensor_parallel_rank,
         pipeline_parallel_rank=place.pipeline_parallel_rank,
+        data_parallel_rank=place.data_parallel_rank,
         pid=os.getpid(),
         device=str(loaded.device),
         num_parameters=count_parameters(loaded.model),

@@ -72,8 +72,9 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     if config.moe is not None:
         fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
         experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
-        missing = _untaken(experts, [sum(q_lens) for q_lens in fitting])
-        steps += [_prompts(count, limits.max_model_len) for count in missing]
+        num_dp = limits.data_parallel_size  # experts get the rows of all ranks
+        missing = _untaken(experts, [num_dp * sum(q_lens) for q_lens in fitting])
+        steps += [_prompts(-(-count // num_dp), limits.max_model_len) for count in missing]
     if config.mla is not None:
         steps += steps_of_each_form(config.mla, MANY_LATENT_TOKENS)
     return steps

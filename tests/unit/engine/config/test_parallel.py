@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import ParallelConfig
-from services.engine.worker.placement import rank_places, reporting_rank
+from services.engine.worker.placement import rank_places, reporting_ranks
 
 
 def test_ranks_take_the_first_gpus_or_those_of_the_list():
@@ -21,8 +21,17 @@ def test_the_ranks_of_a_stage_are_neighbours_and_the_last_stage_reports():
     places = rank_places(config)
     assert [each.pipeline_parallel_rank for each in places] == [0, 0, 1, 1, 2, 2]
     assert [each.tensor_parallel_rank for each in places] == [0, 1, 0, 1, 0, 1]
-    assert reporting_rank(config) == 4
-    assert reporting_rank(ParallelConfig(tensor_parallel_size=2)) == 0
+    assert list(reporting_ranks(config)) == [4]
+    assert list(reporting_ranks(ParallelConfig(tensor_parallel_size=2))) == [0]
+
+
+def test_every_data_parallel_rank_reports():
+    config = ParallelConfig(data_parallel_size=3, devices=[4, 2, 0])
+    places = rank_places(config)
+    assert [each.data_parallel_rank for each in places] == [0, 1, 2]
+    assert [each.device for each in places] == [4, 2, 0]
+    assert {(each.tensor_parallel_rank, each.pipeline_parallel_rank) for each in places} == {(0, 0)}
+    assert list(reporting_ranks(config)) == [0, 1, 2]
 
 
 def test_the_ranks_of_a_node_are_neighbours_and_use_its_first_gpus():
@@ -50,6 +59,21 @@ def test_several_hosts_on_loopback_need_no_secret():
             {"pipeline_parallel_size": 2, "num_speculative_tokens": 2},
             "it must be 0 with --pipeline-parallel-size",
         ),
+        ({"devices": [0], "data_parallel_size": 2}, "is 1 times --data-parallel-size 2"),
+        (
+            {"data_parallel_size": 2, "tensor_parallel_size": 2},
+            "--data-parallel-size is 2: it must be 1 with --tensor-parallel-size 2",
+        ),
+        (
+            {"data_parallel_size": 2, "pipeline_parallel_size": 2},
+            "--data-parallel-size is 2: it must be 1 with --pipeline-parallel-size 2",
+        ),
+        (
+            {"data_parallel_size": 2, "num_speculative_tokens": 2},
+            "it must be 1 with --num-speculative-tokens",
+        ),
+        ({"data_parallel_size": 2, "batch_invariant": True}, "it must be 1 with --batch-invariant"),
+        ({"data_parallel_size": 2, "all_reduce": "fused"}, "has nothing to do"),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
         ({"num_nodes": 2}, "1 processes cannot be shared equally by these hosts"),
         ({"num_nodes": 3, "tensor_parallel_size": 4}, "4 processes cannot be shared equally"),

@@ -25,7 +25,7 @@ from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
 NEVER_SET = {"dp_metadata"}
-"""Data parallelism comes with ranks."""
+"""Set with several data-parallel ranks: see runner/test_data_parallel_steps.py."""
 ATTENTION = torch.ops.octavo.latent_attention_with_output.default
 NUM_DRAFTS = 2
 

@@ -107,6 +107,7 @@ with absent_gpu():
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
         | launched_by(made("qwen3_moe"), num_ranks=2)
+        | launched_by(made("qwen3_moe"), data_parallel_size=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in([fused, summed, packed_products, on_other_gpus])

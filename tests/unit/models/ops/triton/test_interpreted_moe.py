@@ -188,6 +188,20 @@ for name in ("softmax", "sigmoid-groups"):
                 rounds_activations=number == 2,
             )
             assert_rows_close(total.float(), exact)
+routing = ROUTINGS["softmax"]
+logits, bias = make_logits(6, routing)
+_, ids = reference.route(logits, bias, routing)
+is_token = torch.tensor([1, 1, 0, 0, 1, 0], dtype=torch.bool)  # of 3 ranks with 2 rows each
+counts = torch.tensor([2, 0, 1], dtype=torch.int32)
+for rank in range(placement.num_ranks):
+    expert_map = torch.tensor(placement.expert_map(rank), dtype=torch.int32)
+    load = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    num_local = placement.num_local
+    weights, slots = kernels.route(logits, bias, routing, expert_map, load, num_local, counts)
+    own = own_slots(ids, expert_map).masked_fill(~is_token[:, None], num_local)
+    assert torch.equal(slots.long(), own)
+    assert torch.equal(weights == 0, own == num_local)
+    assert torch.equal(load, ids[is_token].flatten().bincount(minlength=NUM_EXPERTS))
 """
 
 

@@ -1,0 +1,49 @@
+"""The tokens of all data-parallel ranks, gathered before experts and shared out after them.
+
+octavo::gather_rows and octavo::reduce_scatter. All ranks of the group have equally many rows.
+"""
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.parallel.collectives import gather_into, reduce_scatter_into
+
+
+def _gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    """Returns every rank's rows, [size * T, H], in rank order.
+
+    x: [T, H], of one shape on all ranks.
+    group: the group's name.
+    size: number of its ranks.
+    """
+    stacked = x.new_empty((size, *x.shape))
+    gather_into(stacked, x.contiguous(), group)
+    return stacked.flatten(0, 1)
+
+
+def _fake_gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    del group
+    return x.new_empty((size * x.shape[0], *x.shape[1:]))
+
+
+def _reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    """Returns this rank's rows, [T, H], of the sum of every rank's x.
+
+    x: [size * T, H], of one shape on all ranks; the rows of `gather_rows`.
+    group: the group's name.
+    size: number of its ranks.
+    """
+    share = x.new_empty((x.shape[0] // size, *x.shape[1:]))
+    reduce_scatter_into(share, x.contiguous(), group)
+    return share
+
+
+def _fake_reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    del group
+    return x.new_empty((x.shape[0] // size, *x.shape[1:]))
+
+
+gather_rows = direct_register_custom_op("gather_rows", _gather_rows, (), _fake_gather_rows)
+reduce_scatter = direct_register_custom_op(
+    "reduce_scatter", _reduce_scatter, (), _fake_reduce_scatter
+)

@@ -1,0 +1,197 @@
+"""Plans the steps of data-parallel ranks together: each has requests and a cache of its own.
+
+The ranks share the experts, so all run a step at the same time, with equally many rows; a rank
+without requests gets an idle step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from services.engine.batch import StepResult, ordered_mode, pack_int32
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
+from services.engine.request import Request, RequestOutput, RequestStatus
+from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
+from services.engine.scheduler.planned_step import ScheduledStep
+from services.engine.scheduler.scheduler import Scheduler
+from services.engine.scheduler.stats import RankLoad
+
+AnyScheduler: TypeAlias = "Scheduler | DataParallelScheduler"
+
+
+class DataParallelScheduler:
+    """The schedulers of all ranks, used like one.
+
+    A new request goes to the rank that has most free blocks after it. Where a rank has the blocks
+    of its prefix they count as free, so a long prefix finds its rank and a short one, which many
+    requests have, does not bring them all to the same.
+    """
+
+    num_stages = 1
+    is_speculative = False
+
+    def __init__(self, ranks: Sequence[Scheduler], dispatcher: GraphDispatcher) -> None:
+        """Starts without requests.
+
+        Args:
+            ranks: each rank's scheduler, which knows no graphs.
+            dispatcher: knows the graphs, which all ranks have.
+        """
+        self._ranks = tuple(ranks)
+        self._dispatcher = dispatcher
+        self._suspects: list[Request] = []
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a row and blocks."""
+        return sum(each.num_running for each in self._ranks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, for the first time or after a preemption."""
+        return sum(each.num_waiting for each in self._ranks)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests with a row and blocks, rank after rank."""
+        return [request for each in self._ranks for request in each.running]
+
+    @property
+    def next_step_id(self) -> int:
+        """Id of the step that `schedule` plans next."""
+        return self._ranks[0].next_step_id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is live."""
+        return any(each.has_work for each in self._ranks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return sum(each.num_free_blocks for each in self._ranks)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks that the prefix caches can still find."""
+        return sum(each.num_cached_blocks for each in self._ranks)
+
+    @property
+    def num_batched_tokens_limit(self) -> int:
+        """Most query tokens of a rank's step at present."""
+        return min(each.num_batched_tokens_limit for each in self._ranks)
+
+    def rank_loads(self) -> list[RankLoad]:
+        """Returns each rank's load."""
+        return [
+            RankLoad(
+                num_running=each.num_running,
+                num_waiting=each.num_waiting,
+                num_free_blocks=each.num_free_blocks,
+            )
+            for each in self._ranks
+        ]
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns the prefixes that any rank has since a cursor, or has no more; all for None."""
+        return self._ranks[0].prefix_changes(cursor, max_keys=max_keys)
+
+    def add(self, request: Request) -> None:
+        """Adds a new request to a rank's waiting queue; see `Scheduler.add`.
+
+        Raises:
+            InvalidRequestError: it can never run.
+            QueueFullError: too many requests wait, at all ranks together.
+        """
+        rank = self._assign(request)
+        rank.add(request, num_waiting_elsewhere=self.num_waiting - rank.num_waiting)
+
+    def resume(self, request: Request) -> None:
+        """Adds a request of a lost worker, which continues after its known tokens.
+
+        All suspects go to the first rank, which runs one at a time.
+
+        Raises:
+            InvalidRequestError: it does not fit this worker's KV cache.
+        """
+        if request.is_suspect:
+            self._suspects.append(request)
+            request.data_parallel_rank = 0
+            self._ranks[0].resume(request)
+        else:
+            self._assign(request).resume(request)
+
+    def abort(self, request: Request) -> bool:
+        """Ends a request without output; returns whether it was live."""
+        return self._ranks[request.data_parallel_rank].abort(request)
+
+    def schedule(self) -> ScheduledStep | None:
+        """Plans the next step of every rank; all must run them in the order of these calls.
+
+        Returns:
+            The first rank's step, with the others'; None if no rank can run a request.
+        """
+        num_allowed = len(self._ranks)
+        if self._suspects:
+            self._suspects = [
+                each
+                for each in self._suspects
+                if each.is_suspect and each.status is not RequestStatus.FINISHED
+            ]
+            # The other ranks share a worker's end with a suspect, so they wait.
+            num_allowed = 1 if self._suspects else num_allowed
+        planned = [each.schedule() for each in self._ranks[:num_allowed]]
+        if not any(planned):
+            return None
+        planned += [None] * (len(self._ranks) - num_allowed)
+        first, *others = (
+            step or rank.idle_step() for rank, step in zip(self._ranks, planned, strict=True)
+        )
+        self._order_together([first, *others])
+        return replace(first, others=others)
+
+    def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+        """Takes the results of the oldest step in flight, of all ranks."""
+        outputs: list[RequestOutput] = []
+        steps, results = (step, *step.others), (result, *result.across_dp)
+        for rank, part, told in zip(self._ranks, steps, results, strict=True):
+            outputs += rank.update(part, told)
+        return outputs
+
+    def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
+        """Takes back a step that ran out of memory on all ranks, and the later ones in flight."""
+        parts = zip(*((step, *step.others) for step in steps), strict=True)
+        outputs: list[RequestOutput] = []
+        for rank, own in zip(self._ranks, parts, strict=True):
+            outputs += rank.retreat(own)
+        return outputs
+
+    def _assign(self, request: Request) -> Scheduler:
+        """Chooses a request's rank."""
+        rooms = [each.room_after(request) for each in self._ranks]
+        loads = [each.num_running + each.num_waiting for each in self._ranks]
+        numbers = range(len(self._ranks))
+        request.data_parallel_rank = min(numbers, key=lambda rank: (-rooms[rank], loads[rank]))
+        return self._ranks[request.data_parallel_rank]
+
+    def _order_together(self, steps: Sequence[ScheduledStep]) -> None:
+        """Sets in each step the tokens of all ranks, and the graph that fits all steps, if any.
+
+        One graph for all ranks means equally many rows: as many as its size.
+        """
+        contexts = [step.descriptor.context for step in steps]
+        dispatch = self._dispatcher.dispatch(
+            BatchShape(
+                num_tokens=max(each.num_tokens for each in contexts),
+                batch_size=max(each.batch_size for each in contexts),
+                max_q_len=max(each.max_q_len for each in contexts),
+            )
+        )
+        num_tokens = pack_int32([each.num_tokens for each in contexts])
+        for step in steps:
+            descriptor = step.descriptor
+            descriptor.dp_metadata.num_tokens_across_dp = num_tokens
+            descriptor.cudagraph_runtime_mode = ordered_mode(dispatch.graph_key)
+            descriptor.fallback_reason = dispatch.fallback_reason
+            if dispatch.graph_key is not None:
+                descriptor.graph_key.CopyFrom(dispatch.graph_key)
