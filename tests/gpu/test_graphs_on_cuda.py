@@ -8,7 +8,7 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.ops import kernel_choice
-from protos.engine.v1.worker_pb2 import GraphReport
+from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.batch import FallbackReason, StepResult, read_int32
 from services.engine.compilation.graphs.capture_plan import full_decode_key
@@ -20,6 +20,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.sampling.sampler import greedy
 from services.engine.worker.executor import WorkerExecutor
 from tests.support.compilation import compilation_config
+from tests.support.graph_captures import completed
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver
@@ -151,19 +152,20 @@ class TestAPlantedBadGraph:
                 tokens = chosen
             return computed, tokens
 
-        def start(implied):
+        def captured(implied):
             nonlocal num_runs
             num_runs = 0
-            return runner.start(
+            capture = runner.capture(
                 key,
                 program,
                 {"logits": logits},
                 lambda variant: logits.copy_(contents[variant]),
                 implied=implied,
-            ).finish()
+            )
+            return completed(capture)
 
         for implied in (None, lambda outputs: [greedy(outputs[0]).int()]):
-            assert "of the integers that it computes are wrong" in start(implied).fault
+            assert "of the integers that it computes are wrong" in captured(implied).fault
             assert key not in runner
 
     def test_a_program_that_waits_for_the_device_is_refused_and_the_device_goes_on(self, folder):
@@ -313,7 +315,8 @@ async def serve_at_once(folder):
         while len(tokens) < 4 or len(reports) < len(SIZES):
             event = await executor.receive()
             if isinstance(event, GraphReport):
-                reports.append(event)
+                if event.state != GraphState.GRAPH_STATE_PROVISIONAL:
+                    reports.append(event)
             elif isinstance(event, StepResult):
                 tokens.append(int(read_int32(event.token_ids)[0]))
     finally:

@@ -10,7 +10,10 @@ from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.graphs.graph_set import GraphSet
 
 SERVING_SHARE = 4.0
-"""Under load, serving gets this multiple of the last slice's time before the next."""
+"""Under load, serving gets this multiple of the last slice's time before the next, if steps have
+missed the graph."""
+LEISURE_SHARE = 30.0
+"""The multiple otherwise: fewer than one step in a hundred waits."""
 
 POLL_S = 2e-3
 """Pause between checks of a running compilation or test."""
@@ -20,9 +23,9 @@ class BackgroundCapture:
     """Decides when to capture the next graph, and captures it in slices between steps.
 
     An idle worker captures continuously, each graph while the device tests the last. Under load,
-    captures take at most a fifth of the time, and a step waits for at most one slice. While the
-    model is compiled, only decodes that steps have missed are captured, and only while the
-    compilation waits for other processes.
+    graphs that steps have missed take at most a fifth of the time, others a thirtieth, and a step
+    waits for at most one slice. While the model is compiled, only decodes that steps have missed
+    are captured, and only while the compilation waits for other processes.
     """
 
     def __init__(
@@ -102,9 +105,10 @@ class BackgroundCapture:
 
     def _capture(self, *, is_idle: bool) -> GraphOutcome | None:
         started_s = self._clock()
+        share = SERVING_SHARE if self._graphs.is_next_missed else LEISURE_SHARE
         outcome = self._graphs.capture_slice(max_under_test=self._max_under_test(is_idle))
         ended_s = self._clock()
-        self._next_s = ended_s + SERVING_SHARE * (ended_s - started_s)
+        self._next_s = ended_s + share * (ended_s - started_s)
         return outcome
 
     def _max_under_test(self, is_idle: bool) -> int:

@@ -172,6 +172,12 @@ class GraphSet:
             pending = [key for key in pending if key.kind in _OF_DECODES and self._num_wanted[key]]
         return max(pending, key=self._num_wanted.__getitem__, default=None)
 
+    @property
+    def is_next_missed(self) -> bool:
+        """Whether a step would have replayed the graph to go on with."""
+        key = self.next_pending
+        return key is not None and self._num_wanted[key] > 0
+
     def capture_first(self, key: GraphKey) -> None:
         """Makes a graph `next_pending` until it is captured."""
         self._told = key

@@ -6,6 +6,7 @@ import torch
 from services.engine.compilation.graphs.capture_plan import full_decode_key
 from services.engine.compilation.graphs.graph_runner import GraphRunner
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
+from tests.support.graph_captures import completed
 
 KEY = full_decode_key(2)
 LOGITS = torch.tensor([[[0.0, 2.0, 1.0], [5.0, 1.0, 1.0]], [[3.0, 2.0, 1.0], [0.0, 1.0, 9.0]]])
@@ -41,9 +42,7 @@ class Captured:
             lambda variant: logits.copy_(LOGITS[variant]),
             implied=implied,
         )
-        while not capture.is_under_test:
-            capture.advance()
-        self.fault = capture.finish().fault
+        self.fault = completed(capture).fault
         self.is_kept = KEY in runner
 
 

@@ -8,6 +8,7 @@ from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphRunner
 from services.engine.compilation.graphs.recorder import FixedInputs, GraphFaultError
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
+from tests.support.graph_captures import completed
 
 KEY = GraphKey(kind=GraphKind.DECODE, num_tokens=3, graph_bs=3, max_q_len=1)
 
@@ -86,10 +87,10 @@ def test_a_replay_with_other_inputs_than_those_captured_fails(change, named):
     inputs = {"x": torch.ones(3)}
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        started = runner.start(
+        capture = runner.capture(
             KEY, lambda: inputs["x"] * 2, inputs, lambda variant: inputs["x"].fill_(variant + 1)
         )
-        outcome = started.finish()
+        outcome = completed(capture)
         assert outcome.fault == ""
         assert runner.replay(KEY, inputs).tolist() == [4.0] * 3
         with pytest.raises(GraphFaultError, match=named):
@@ -110,8 +111,8 @@ def test_a_graph_that_computes_something_else_is_not_kept():
 
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        started = runner.start(KEY, program, {"x": x}, lambda variant: x.fill_(variant))
-        outcome = started.finish()
+        capture = runner.capture(KEY, program, {"x": x}, lambda variant: x.fill_(variant))
+        outcome = completed(capture)
     assert "off by" in outcome.fault
     assert KEY not in runner
 
@@ -120,6 +121,6 @@ def test_an_output_that_is_not_a_number_is_a_fault():
     x = torch.zeros(3)
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        started = runner.start(KEY, lambda: x / x, {"x": x}, lambda variant: x.fill_(0.0))
-        outcome = started.finish()
+        capture = runner.capture(KEY, lambda: x / x, {"x": x}, lambda variant: x.fill_(0.0))
+        outcome = completed(capture)
     assert "off by nan" in outcome.fault

@@ -13,7 +13,11 @@ from protos.engine.v1.worker_pb2 import GraphState, WorkerCommand, WorkerEvent, 
 from services.engine.batch import BatchDescriptor, step_result
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
-from services.engine.worker.graphs.background_capture import SERVING_SHARE, BackgroundCapture
+from services.engine.worker.graphs.background_capture import (
+    LEISURE_SHARE,
+    SERVING_SHARE,
+    BackgroundCapture,
+)
 from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
@@ -39,6 +43,7 @@ class Graphs:
         self._under_test = deque()
         self._clock = clock
         self.is_early = False
+        self.is_next_missed = True
         self.is_decided = True
 
     @property
@@ -205,12 +210,15 @@ def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error
     assert installed == []
 
 
-def test_under_load_serving_gets_most_of_the_time():
+@pytest.mark.parametrize(("is_missed", "share"), [(True, SERVING_SHARE), (False, LEISURE_SHARE)])
+def test_under_load_serving_gets_most_of_the_time(is_missed, share):
     clock = Clock()
-    capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
+    graphs = Graphs([2, 1], clock)
+    graphs.is_next_missed = is_missed
+    capture = BackgroundCapture(graphs, clock=clock)
     assert capture.is_due(is_idle=False)
     capture.run(is_idle=False)
-    clock.now_s += SERVING_SHARE * SLICE_S - 0.1
+    clock.now_s += share * SLICE_S - 0.1
     assert not capture.is_due(is_idle=False)
     assert capture.is_due(is_idle=True)
     clock.now_s += 0.1
