@@ -4,10 +4,12 @@
 
 An engine starts with empty caches, and --streams requests decode from the moment it is ready. The
 figures are the gaps between two tokens of a request while the model is compiled, while graphs are
-captured, and in the --after-s seconds that follow, of whatever of these there is.
+captured (at most --capturing-s seconds: graphs that no step has missed take their time), and in the
+--after-s seconds that follow, of whatever of these there is.
 """
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,8 +103,12 @@ async def measure(settings: Settings, report: Report) -> None:
             streams = Streams(engine, arguments.streams, settings.max_model_len)
             moments = [time.perf_counter()]
             num_planned = engine.core.stats().graphs.num_planned
-            for num_graphs in (1, num_planned):
-                while len(engine.graph_figures()) < min(num_graphs, num_planned):
+            for num_graphs, limit_s in ((1, math.inf), (num_planned, arguments.capturing_s)):
+                end_s = moments[-1] + limit_s
+                while (
+                    len(engine.graph_figures()) < min(num_graphs, num_planned)
+                    and time.perf_counter() < end_s
+                ):
                     streams.replace_finished()
                     await asyncio.sleep(POLL_S)
                 moments.append(time.perf_counter())
@@ -136,6 +142,7 @@ def main() -> None:
     """Measures and prints."""
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=int, default=8, help="requests that decode")
+    parser.add_argument("--capturing-s", type=float, default=20.0, help="most of it to watch")
     parser.add_argument("--after-s", type=float, default=5.0, help="time to measure at the end")
     with TemporaryDirectory(prefix="octavo-bench-") as folder:
         settings = read_settings(parser, Path(folder))

@@ -74,7 +74,8 @@ def test_ways_of_drafting_are_measured(tmp_path):
     run("tests.bench.drafts", *SMALL, *few, "--enforce-eager", "--out", out)
     content = json.loads(out.read_text())
     ways = ["none", "head, fixed", "head, adaptive"]
-    assert set(content["figures"]) == {f"{way}, batch 2" for way in ways}
+    names = [f"{way}, batch 2" for way in ways]
+    assert set(content["figures"]) == {*names, *(f"{name}, worker idle" for name in names)}
     assert 0 <= content["facts"]["head, fixed, batch 2, drafts that held"] <= 3
 
 
