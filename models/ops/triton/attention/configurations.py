@@ -144,6 +144,13 @@ _INVARIANT = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
+_INVARIANT_FEW = {
+    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=3),
+    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=3),
+}
+"""For few queries of each request: the products' shapes and the keys of a tile, which decide a
+row's bits, are those of _INVARIANT, whose warps have 16 rows each too."""
+
 _HOPPER = {
     64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
     128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
@@ -202,12 +209,17 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
     return _look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
 
 
-def invariant_tiles(dtype: torch.dtype, padded_head_dim: int) -> Tiles:
-    """Returns the tiles of invariant_attention, the same for every step.
+def invariant_tiles(dtype: torch.dtype, padded_head_dim: int, *, num_rows: int) -> Tiles:
+    """Returns the tiles of invariant_attention for requests of up to `num_rows` rows.
+
+    A row is a query's head. Which tiles compute a row changes no bit of it.
 
     Raises:
         ValueError: no kernel takes such heads.
     """
+    few = _INVARIANT_FEW.get((dtype.itemsize, max(64, padded_head_dim)))
+    if few is not None and num_rows <= few.rows:
+        return few
     return _look_up(_INVARIANT, dtype, padded_head_dim)
 
 

@@ -90,6 +90,19 @@ def _store(output_ptrs, acc, total, in_tile):
     tl.store(output_ptrs, acc.to(output_ptrs.dtype.element_ty), mask=in_tile)
 
 
+@triton.jit
+def _request_at(
+    tile, query_start_ptr, num_requests, QUERIES: tl.constexpr, IS_SINGLE: tl.constexpr
+):
+    """Returns the request of a tile of queries, its first token and its number of tokens."""
+    if IS_SINGLE:
+        # With few keys for each request, the search would take as long as their attention.
+        return tile, tile, 1
+    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    query_start = tl.load(query_start_ptr + request)
+    return request, query_start, tl.load(query_start_ptr + request + 1) - query_start
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all queries and their merge
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
@@ -99,20 +112,24 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
+    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+
+    IS_SINGLE: every request has one token.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     split = tl.program_id(2)
-    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    request, query_start, num_queries = _request_at(
+        tile, query_start_ptr, num_requests, QUERIES, IS_SINGLE
+    )
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    first_query = (tile - query_start // QUERIES - request) * QUERIES
+    first_query = 0 if IS_SINGLE else (tile - query_start // QUERIES - request) * QUERIES
     if first_query >= num_queries:
         return
     end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
@@ -222,11 +239,16 @@ def attend(
     workspace, most_queries = metadata.workspace, metadata.max_seqlen_q
     # Beside longer chunks only single tokens are shared.
     split_queries = most_queries if most_queries <= _MOST_SPLIT_QUERIES else 1
-    queries, launch = _launcher(
-        num_heads, num_kv_heads, head_dim, cache.k.shape[1],
-        invariant_tiles(q.dtype, max(16, triton.next_power_of_2(head_dim))),
-        sliding_window or 0, sinks is not None, cache.k_scale is not None, soft_cap, q.device,
+    is_single = most_queries == 1 and num_tokens == num_requests
+    tiles = invariant_tiles(
+        q.dtype, max(16, triton.next_power_of_2(head_dim)),
+        num_rows=most_queries * triton.next_power_of_2(num_heads // num_kv_heads),
     )  # fmt: skip
+    queries, launch = _launcher(
+        num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
+        sinks is not None, cache.k_scale is not None, soft_cap, is_single, q.device,
+    )  # fmt: skip
+    num_tiles = num_requests if is_single else num_tokens // queries + num_requests
     split_queries = min(split_queries, queries)
     num_splits, most_partials = 1, 0
     # Without splits the kernel touches none of these three.
@@ -240,7 +262,7 @@ def attend(
         if num_requests * num_kv_heads > counters.numel():
             num_splits = 1
     launch(
-        (num_kv_heads, num_tokens // queries + num_requests, num_splits),
+        (num_kv_heads, num_tiles, num_splits),
         q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables,
         metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
         partials, sums, counters, metadata.block_tables.stride(0), num_requests, num_splits,
@@ -259,6 +281,7 @@ def _launcher(
     has_sinks: bool,
     has_scales: bool,
     soft_cap: float,
+    is_single: bool,
     device: torch.device,
 ) -> tuple[int, Launch]:
     """Returns the queries of a program, and the kernel."""
@@ -270,7 +293,8 @@ def _launcher(
         BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group,
         PART=_PART, KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
-        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, num_warps=tiles.num_warps,
+        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
+        num_warps=tiles.num_warps,
         **launch_options(device),
     )  # fmt: skip
     return queries, launch

@@ -85,7 +85,9 @@ def _rotate_and_cache_kernel(
     at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
     if head < 2 * NUM_KV_HEADS:
         in_tokens = tokens < num_tokens
-        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=0)
+        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=-1)
+        is_stored = slots >= 0
+        in_slots = in_tile & is_stored[:, None]
         kv_head = head % NUM_KV_HEADS
         heads = slots * NUM_KV_HEADS + kv_head
         if head < NUM_KV_HEADS:
@@ -102,7 +104,7 @@ def _rotate_and_cache_kernel(
                 tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
                 tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
             _store(
-                k_cache_ptr, k_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                k_cache_ptr, k_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
         else:
@@ -110,7 +112,7 @@ def _rotate_and_cache_kernel(
             first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
             second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
             _store(
-                v_cache_ptr, v_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                v_cache_ptr, v_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
     elif HAS_ROTATION:
@@ -141,9 +143,9 @@ def rotate_and_cache(
     """Stores each token's key and value in its slot, and transforms queries and keys.
 
     Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping are
-    padding. Each token's heads are contiguous in q [T, Hq, D], k and v [T, Hk, D], D even;
-    rotated_q, contiguous, and rotated_k take the results. transform None only stores keys and
-    values.
+    padding, and a slot of -1 stores nothing. Each token's heads are contiguous in q [T, Hq, D], k
+    and v [T, Hk, D], D even; rotated_q, contiguous, and rotated_k take the results. transform None
+    only stores keys and values.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape
