@@ -63,13 +63,12 @@ def invariant_gated_linear(
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Returns silu_and_mul of invariant_linear, in one kernel for many tokens."""
+    """Returns silu_and_mul of invariant_linear, in one kernel on Hopper's tensor cores."""
     num_rows, num_inputs = weight.shape
     is_fused = (
         bias is None
         and weight_scale is None
         and x.dim() == 2
-        and len(x) > MOST_TOKENS
         and has_kernels(x.device)
         and _fits_tensor_cores(x, weight)
         and num_rows // 2 * x.itemsize % COPY_ALIGNMENT == 0
@@ -77,10 +76,16 @@ def invariant_gated_linear(
     )
     if not is_fused:
         return silu_and_mul(invariant_linear(x, weight, bias, weight_scale))
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.matrix_linear import matrix_linear
     from models.ops.triton.linear.wide_linear import wide_linear
 
+    x = x.contiguous()
+    if len(x) <= MOST_TOKENS:
+        few = invariant_matrix_tiles(len(x), num_rows, num_inputs, is_gated=True)
+        return matrix_linear(x, weight, None, few, is_gated=True, rounds=True)
     tiles = invariant_wide_tiles(len(x), num_rows, 1)
-    return wide_linear(x.contiguous(), weight, tiles, is_gated=True, rounds=True)
+    return wide_linear(x, weight, tiles, is_gated=True, rounds=True)
 
 
 def _product(

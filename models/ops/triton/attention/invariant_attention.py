@@ -15,6 +15,7 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import Tiles, invariant_tiles
 from models.ops.triton.attention.online_softmax import attend_keys
@@ -213,6 +214,15 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
         _store(at_output, acc, total, in_tile)
 
 
+def takes_transform(q: torch.Tensor, transform: HeadTransform) -> bool:
+    """Returns whether `attend` has the bits of the operators that a transform replaces.
+
+    A model that is not compiled calls those. Products of two elements must be exact in float32, so
+    that the compiler's choice to round them or not makes no difference.
+    """
+    return q.itemsize == transform.cos.itemsize == 2
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -221,6 +231,7 @@ def attend(
     cache: KVCacheData,
     metadata: AttentionMetadata,
     *,
+    transform: HeadTransform | None,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
@@ -228,22 +239,18 @@ def attend(
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU.
 
-    Queries and keys are transformed already. All keys are read from the cache, as stored. The grid
-    depends on T, R, Hk and the workspace only and the host reads nothing, so a launch may be
-    captured. T tokens, R requests, Hq/Hk query/kv heads, D head dim.
+    All keys are read from the cache, as stored. The grid depends on T, R, Hk and the workspace only
+    and the host reads nothing, so a launch may be captured. T tokens, R requests, Hq/Hk query/kv
+    heads, D head dim.
     """
-    q = q.contiguous()
-    rotate_and_cache(q, k, v, q, k, cache, metadata.slot_mapping, None)
+    q = _stored(q, k, v, output, cache, metadata.slot_mapping, transform)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, num_requests = cache.k.shape[2], metadata.seq_lens.shape[0]
     workspace, most_queries = metadata.workspace, metadata.max_seqlen_q
     # Beside longer chunks only single tokens are shared.
     split_queries = most_queries if most_queries <= _MOST_SPLIT_QUERIES else 1
     is_single = most_queries == 1 and num_tokens == num_requests
-    tiles = invariant_tiles(
-        q.dtype, max(16, triton.next_power_of_2(head_dim)),
-        num_rows=most_queries * triton.next_power_of_2(num_heads // num_kv_heads),
-    )  # fmt: skip
+    tiles = invariant_tiles(q.dtype, max(16, triton.next_power_of_2(head_dim)))
     queries, launch = _launcher(
         num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
         sinks is not None, cache.k_scale is not None, soft_cap, is_single, q.device,
@@ -268,6 +275,25 @@ def attend(
         partials, sums, counters, metadata.block_tables.stride(0), num_requests, num_splits,
         split_queries, most_partials, scale * LOG2_E,
     )  # fmt: skip
+
+
+def _stored(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    cache: KVCacheData,
+    slot_mapping: torch.Tensor,
+    transform: HeadTransform | None,
+) -> torch.Tensor:
+    """Stores the step's keys and values; returns its queries, transformed and contiguous."""
+    if transform is None:
+        q = q.contiguous()
+        rotate_and_cache(q, k, v, q, None, cache, slot_mapping, None)
+        return q
+    # The output holds the queries at first: a program overwrites its own after all have read them.
+    rotate_and_cache(q, k, v, output, None, cache, slot_mapping, transform, rounds=True)
+    return output
 
 
 @lru_cache

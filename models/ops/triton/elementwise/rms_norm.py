@@ -8,6 +8,7 @@ import triton.language as tl
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.token_scales import TOKEN_ALIGNMENT, empty_token_scales
+from models.ops.triton.arithmetic.mean_square import mean_of, sums_integers, units_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -43,13 +44,14 @@ def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, normed_ptr, scale_ptr, sum_ptr, eps,
     SIZE: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    INTEGERS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual.
 
     Runs of HEADS adjacent rows of x begin every STRIDE elements. ROUNDS: the sum of several parts
-    is rounded to the residual's dtype before it is added. The norm is rounded to x's dtype
-    and, unless scale_ptr is None, then to FP8 with a scale for each GROUP columns.
+    is rounded to the residual's dtype before it is added. INTEGERS: see mean_square. The norm is
+    rounded to x's dtype and, unless scale_ptr is None, then to FP8 with a scale for each GROUP
+    columns.
     """
     let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
@@ -71,7 +73,12 @@ def _rms_norm_kernel(
         x = (total + residual.to(tl.float32)).to(residual.dtype)
         tl.store(sum_ptr + at, x, mask=is_column)
     x = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    if INTEGERS:
+        largest = tl.max(x * x, 0)
+        mean = mean_of(tl.sum(units_of(x * x, largest), 0), largest, SIZE)
+    else:
+        mean = tl.sum(x * x, 0) / SIZE
+    scale = tl.rsqrt(mean + eps)
     if scale_ptr is None:
         dtype = normed_ptr.dtype.element_ty
         tl.store(normed_ptr + at, (x * scale * weight).to(dtype), mask=is_column)
@@ -165,7 +172,9 @@ def _launch(
     num_parts = x.numel() // normed.numel()
     group = BLOCK if scale is not None and scale.shape[1] > 1 else size
     has_residual, rounds = residual is not None, rounds and num_parts > 1
-    launch = _launcher(size, heads, stride, num_parts, has_residual, group, rounds, x.device)
+    launch = _launcher(
+        size, heads, stride, num_parts, has_residual, group, rounds, sums_integers(size), x.device
+    )
     launch(
         (num_rows, 1, 1),
         x, x if residual is None else residual, weight, normed, scale, total, eps,
@@ -181,6 +190,7 @@ def _launcher(
     has_residual: bool,
     group: int,
     rounds: bool,
+    integers: bool,
     device: torch.device,
 ) -> Launch:
     block = triton.next_power_of_2(size)
@@ -188,5 +198,5 @@ def _launcher(
     return Launch(
         _rms_norm_kernel, SIZE=size, HEADS=heads, STRIDE=stride, PARTS=num_parts,
         HAS_RESIDUAL=has_residual, GROUP=group, BLOCK=block, ROUNDS=rounds,
-        num_warps=min(16, max(1, block // 256)), **launch_options(device),
+        INTEGERS=integers, num_warps=min(16, max(1, block // 256)), **launch_options(device),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.gate import gated
 from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
@@ -122,16 +123,10 @@ def _before(slot, phase, SLOTS: gl.constexpr):
 
 @gluon.jit
 def _gate(sums, dtype: gl.constexpr, ROUNDS: gl.constexpr):
-    """Returns silu(gate) * up of rows that alternate eight of each.
-
-    ROUNDS: as silu_and_mul computes it from sums that were rounded to `dtype`.
-    """
+    """Returns silu(gate) * up of rows that alternate eight of each."""
     eights = sums.reshape([4, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
     gate, up = eights.reshape([32, sums.shape[1], 2]).split()
-    if ROUNDS:
-        gate = gate.to(dtype).to(gl.float32)
-        return gate * (1 / (1 + gl.exp(-gate))) * up.to(dtype).to(gl.float32)
-    return gate / (1.0 + gl.exp(-gate)) * up
+    return gated(gate, up, dtype, ROUNDS)
 
 
 @gluon.jit
@@ -201,8 +196,8 @@ def _multiply(
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
         if GATED:
-            gated = _gate(sums, output_ptr.dtype.element_ty, ROUNDS)
-            _store(gated, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
+            outputs = _gate(sums, output_ptr.dtype.element_ty, ROUNDS)
+            _store(outputs, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
         elif SPLITS > 1:
             _store_part(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
         else:
