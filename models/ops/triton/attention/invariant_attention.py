@@ -250,7 +250,9 @@ def attend(
     # Beside longer chunks only single tokens are shared.
     split_queries = most_queries if most_queries <= _MOST_SPLIT_QUERIES else 1
     is_single = most_queries == 1 and num_tokens == num_requests
-    tiles = invariant_tiles(q.dtype, max(16, triton.next_power_of_2(head_dim)))
+    tiles = invariant_tiles(
+        q.dtype, cache.k.dtype, max(16, triton.next_power_of_2(head_dim)), is_single=is_single
+    )
     queries, launch = _launcher(
         num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
         sinks is not None, cache.k_scale is not None, soft_cap, is_single, q.device,
@@ -320,7 +322,6 @@ def _launcher(
         PART=_PART, KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
         HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
-        num_warps=tiles.num_warps,
-        **launch_options(device),
+        num_warps=tiles.num_warps, maxnreg=tiles.registers, **launch_options(device),
     )  # fmt: skip
     return queries, launch
