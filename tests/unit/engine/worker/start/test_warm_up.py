@@ -168,8 +168,16 @@ def test_every_way_through_products_of_many_tokens_is_warmed_up(
     ("num_rows", "parts"),
     [(1024, 4), (2560, 2), (4096, 2), (5120, 2), (6144, 1), (24576, 1), (151936, 1)],
 )
-def test_every_way_through_batch_invariant_products_is_warmed_up(num_rows, parts):
-    counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
+def test_every_way_through_batch_invariant_products_is_warmed_up(tmp_path, num_rows, parts):
+    write_checkpoint(tmp_path, "qwen3")
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
     warmed_up = {
         invariant_wide_tiles(count, num_rows, parts) for count in (*counts, 8192) if count > 64
     }
