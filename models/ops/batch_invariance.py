@@ -6,11 +6,11 @@ is cut into chunks then run in one fixed way for each row:
 | operator | GPU | CPU |
 |---|---|---|
 | linear, fp8_linear | inputs summed in one order, by weight shape | a row at a time |
-| fused operators | the operators that they stand for | the same |
+| fused operators | the bits of the operators that they replace | these operators |
 | attention | keys in parts fixed by position, merged in order | a query at a time |
 | fused_moe | experts' rows sorted, one kernel | a row at a time |
 | all_reduce | parts added in rank order | the same |
-| norms, gate, rotary | as always, a row at a time | a row at a time |
+| norms, gate, rotary | a row at a time; of a head, see arithmetic.mean_square | a row at a time |
 """
 
 from collections.abc import Callable

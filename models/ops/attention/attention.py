@@ -64,15 +64,15 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    if transform is not None and is_batch_invariant():
-        (q, k), transform = transform_heads(q, k, transform), None
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
         if is_batch_invariant():
             from models.ops.triton.attention import invariant_attention as kernel
 
+            if transform is not None and not kernel.takes_transform(q, transform):
+                (q, k), transform = transform_heads(q, k, transform), None
             kernel.attend(
-                q, k, v, output, cache, metadata,
+                q, k, v, output, cache, metadata, transform=transform,
                 sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
             )  # fmt: skip
             return

@@ -58,7 +58,11 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention import slot_mapping as kernel
 
-        slot_mapping = kernel.slot_mapping(block_tables, token_request, positions, block_size)
+        # Batch-invariant attention reads all keys from the cache, those of dummy requests too.
+        slot_mapping = kernel.slot_mapping(
+            block_tables, token_request, positions, block_size,
+            keeps_null_block=is_batch_invariant(),
+        )  # fmt: skip
     else:
         slot_mapping = _slot_mapping(block_tables, token_request, positions, block_size)
         if is_recorded and len(positions) == len(seq_lens) * max_seqlen_q:

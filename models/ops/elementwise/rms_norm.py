@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from models.ops.batch_invariance import row_wise
+from models.ops.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -46,7 +46,8 @@ def _add_rms_norm(
     if has_kernels(x.device) and residual.is_contiguous():
         from models.ops.triton.elementwise import rms_norm as kernel
 
-        return kernel.add_rms_norm(x.contiguous(), residual, weight, eps)
+        rounds = is_batch_invariant()
+        return kernel.add_rms_norm(x.contiguous(), residual, weight, eps, rounds=rounds)
     residual.add_(x.sum(0) if x.dim() > residual.dim() else x)
     return rms_norm(residual, weight, eps)
 

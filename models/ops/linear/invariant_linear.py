@@ -4,6 +4,7 @@ import torch
 
 from models.number_formats import BLOCK
 from models.ops.batch_invariance import row_wise
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import HOPPER, has_kernels
 from models.ops.linear.fp8_linear import plain_product, product_of_rounded, rounded_for
 from models.ops.operands.weight_scales import is_by_block
@@ -29,16 +30,73 @@ def invariant_linear(
     """
     if not has_kernels(x.device):
         return row_wise(lambda row: plain_product(row, weight, bias, weight_scale), x)
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.sum_parts import sum_parts
+
     tokens = x.reshape(-1, x.shape[-1])
-    if weight_scale is not None:
-        output = _fp8_linear(tokens, weight, weight_scale)
-    elif _fits_tensor_cores(tokens, weight):
-        output = _tensor_core_linear(tokens, weight)
-    else:
-        output = _fixed_linear(tokens, weight)
+    output = _product(tokens, weight, weight_scale)
+    if output.dim() > tokens.dim():
+        output = sum_parts(output, x.dtype)
     output = output.view(*x.shape[:-1], weight.shape[0])
     # Only one of the kernels takes a bias; added here, it is added to the same rounded sums.
     return output if bias is None else output.add_(bias)
+
+
+def invariant_addends(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns invariant_linear's product [T, N], or its addends in order, [S, T, N] float32.
+
+    add_rms_norm adds them up and rounds as invariant_linear does. x is [T, K].
+    """
+    if bias is not None or not has_kernels(x.device):
+        return invariant_linear(x, weight, bias, weight_scale)
+    return _product(x, weight, weight_scale)
+
+
+def invariant_gated_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns silu_and_mul of invariant_linear, in one kernel on Hopper's tensor cores."""
+    num_rows, num_inputs = weight.shape
+    is_fused = (
+        bias is None
+        and weight_scale is None
+        and x.dim() == 2
+        and has_kernels(x.device)
+        and _fits_tensor_cores(x, weight)
+        and num_rows // 2 * x.itemsize % COPY_ALIGNMENT == 0
+        and invariant_splits(num_rows, num_inputs) == 1
+    )
+    if not is_fused:
+        return silu_and_mul(invariant_linear(x, weight, bias, weight_scale))
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.matrix_linear import matrix_linear
+    from models.ops.triton.linear.wide_linear import wide_linear
+
+    x = x.contiguous()
+    if len(x) <= MOST_TOKENS:
+        few = invariant_matrix_tiles(len(x), num_rows, num_inputs, is_gated=True)
+        return matrix_linear(x, weight, None, few, is_gated=True, rounds=True)
+    tiles = invariant_wide_tiles(len(x), num_rows, 1)
+    return wide_linear(x, weight, tiles, is_gated=True, rounds=True)
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns x @ weight^T, [T, N], or its addends in order, [S, T, N] float32."""
+    if weight_scale is not None:
+        return _fp8_linear(x, weight, weight_scale)
+    if _fits_tensor_cores(x, weight):
+        return _tensor_core_linear(x, weight)
+    return _fixed_linear(x, weight)
 
 
 def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -77,16 +135,13 @@ def _tensor_core_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.matrix_linear import matrix_linear
-    from models.ops.triton.linear.sum_parts import sum_parts
     from models.ops.triton.linear.wide_linear import wide_linear
 
     x = x.contiguous()
     if len(x) <= MOST_TOKENS:
-        output = matrix_linear(x, weight, None, invariant_matrix_tiles(len(x), *weight.shape))
-    else:
-        splits = invariant_splits(*weight.shape)
-        output = wide_linear(x, weight, invariant_wide_tiles(len(x), splits))
-    return output if output.dim() == x.dim() else sum_parts(output, x.dtype)
+        return matrix_linear(x, weight, None, invariant_matrix_tiles(len(x), *weight.shape))
+    parts = invariant_splits(*weight.shape)
+    return wide_linear(x, weight, invariant_wide_tiles(len(x), len(weight), parts))
 
 
 def _fixed_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.fp8_linear import rounded_product
+from models.ops.linear.invariant_linear import invariant_addends
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import add_norm_linear, norm_linear, rounds_in_norm
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
@@ -37,6 +38,9 @@ def _linear_residual(
         bias: [N].
         weight_scale: of an FP8 weight, as in linear.
     """
+    if is_batch_invariant():
+        residual.add_(linear(x, weight, bias, weight_scale))
+        return
     product = add_product(residual, x, weight, bias, weight_scale)
     if product is not None:
         residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
@@ -118,6 +122,8 @@ def add_product(
     """
     # A kernel that writes the residual while others read x needs two tensors.
     is_apart = x.data_ptr() != residual.data_ptr() and residual.is_contiguous()
+    if is_batch_invariant() and residual.is_contiguous() and x.dim() == 2:
+        return invariant_addends(x, weight, bias, weight_scale)
     if is_batch_invariant() or not is_apart:
         return linear(x, weight, bias, weight_scale)
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)

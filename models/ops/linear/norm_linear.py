@@ -18,6 +18,7 @@ from models.ops.linear.fp8_linear import (
     gated_rounded_product,
     product_of_rounded,
 )
+from models.ops.linear.invariant_linear import invariant_gated_linear
 from models.ops.linear.linear import linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.operands.weight_scales import is_by_block
@@ -42,7 +43,7 @@ def _gated_linear(
         [T, N].
     """
     if is_batch_invariant():
-        return silu_and_mul(linear(x, weight, bias, weight_scale))
+        return invariant_gated_linear(x, weight, bias, weight_scale)
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=True)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):

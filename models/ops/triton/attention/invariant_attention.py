@@ -15,6 +15,7 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import Tiles, invariant_tiles
 from models.ops.triton.attention.online_softmax import attend_keys
@@ -90,6 +91,19 @@ def _store(output_ptrs, acc, total, in_tile):
     tl.store(output_ptrs, acc.to(output_ptrs.dtype.element_ty), mask=in_tile)
 
 
+@triton.jit
+def _request_at(
+    tile, query_start_ptr, num_requests, QUERIES: tl.constexpr, IS_SINGLE: tl.constexpr
+):
+    """Returns the request of a tile of queries, its first token and its number of tokens."""
+    if IS_SINGLE:
+        # With few keys for each request, the search would take as long as their attention.
+        return tile, tile, 1
+    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    query_start = tl.load(query_start_ptr + request)
+    return request, query_start, tl.load(query_start_ptr + request + 1) - query_start
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all queries and their merge
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
@@ -99,20 +113,24 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
+    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+
+    IS_SINGLE: every request has one token.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     split = tl.program_id(2)
-    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    request, query_start, num_queries = _request_at(
+        tile, query_start_ptr, num_requests, QUERIES, IS_SINGLE
+    )
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    first_query = (tile - query_start // QUERIES - request) * QUERIES
+    first_query = 0 if IS_SINGLE else (tile - query_start // QUERIES - request) * QUERIES
     if first_query >= num_queries:
         return
     end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
@@ -196,6 +214,15 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
         _store(at_output, acc, total, in_tile)
 
 
+def takes_transform(q: torch.Tensor, transform: HeadTransform) -> bool:
+    """Returns whether `attend` has the bits of the operators that a transform replaces.
+
+    A model that is not compiled calls those. Products of two elements must be exact in float32, so
+    that the compiler's choice to round them or not makes no difference.
+    """
+    return q.itemsize == transform.cos.itemsize == 2
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -204,6 +231,7 @@ def attend(
     cache: KVCacheData,
     metadata: AttentionMetadata,
     *,
+    transform: HeadTransform | None,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
@@ -211,22 +239,25 @@ def attend(
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU.
 
-    Queries and keys are transformed already. All keys are read from the cache, as stored. The grid
-    depends on T, R, Hk and the workspace only and the host reads nothing, so a launch may be
-    captured. T tokens, R requests, Hq/Hk query/kv heads, D head dim.
+    All keys are read from the cache, as stored. The grid depends on T, R, Hk and the workspace only
+    and the host reads nothing, so a launch may be captured. T tokens, R requests, Hq/Hk query/kv
+    heads, D head dim.
     """
-    q = q.contiguous()
-    rotate_and_cache(q, k, v, q, k, cache, metadata.slot_mapping, None)
+    q = _stored(q, k, v, output, cache, metadata.slot_mapping, transform)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, num_requests = cache.k.shape[2], metadata.seq_lens.shape[0]
     workspace, most_queries = metadata.workspace, metadata.max_seqlen_q
     # Beside longer chunks only single tokens are shared.
     split_queries = most_queries if most_queries <= _MOST_SPLIT_QUERIES else 1
+    is_single = most_queries == 1 and num_tokens == num_requests
+    tiles = invariant_tiles(
+        q.dtype, cache.k.dtype, max(16, triton.next_power_of_2(head_dim)), is_single=is_single
+    )
     queries, launch = _launcher(
-        num_heads, num_kv_heads, head_dim, cache.k.shape[1],
-        invariant_tiles(q.dtype, max(16, triton.next_power_of_2(head_dim))),
-        sliding_window or 0, sinks is not None, cache.k_scale is not None, soft_cap, q.device,
+        num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
+        sinks is not None, cache.k_scale is not None, soft_cap, is_single, q.device,
     )  # fmt: skip
+    num_tiles = num_requests if is_single else num_tokens // queries + num_requests
     split_queries = min(split_queries, queries)
     num_splits, most_partials = 1, 0
     # Without splits the kernel touches none of these three.
@@ -240,12 +271,31 @@ def attend(
         if num_requests * num_kv_heads > counters.numel():
             num_splits = 1
     launch(
-        (num_kv_heads, num_tokens // queries + num_requests, num_splits),
+        (num_kv_heads, num_tiles, num_splits),
         q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables,
         metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
         partials, sums, counters, metadata.block_tables.stride(0), num_requests, num_splits,
         split_queries, most_partials, scale * LOG2_E,
     )  # fmt: skip
+
+
+def _stored(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    cache: KVCacheData,
+    slot_mapping: torch.Tensor,
+    transform: HeadTransform | None,
+) -> torch.Tensor:
+    """Stores the step's keys and values; returns its queries, transformed and contiguous."""
+    if transform is None:
+        q = q.contiguous()
+        rotate_and_cache(q, k, v, q, None, cache, slot_mapping, None)
+        return q
+    # The output holds the queries at first: a program overwrites its own after all have read them.
+    rotate_and_cache(q, k, v, output, None, cache, slot_mapping, transform, rounds=True)
+    return output
 
 
 @lru_cache
@@ -259,6 +309,7 @@ def _launcher(
     has_sinks: bool,
     has_scales: bool,
     soft_cap: float,
+    is_single: bool,
     device: torch.device,
 ) -> tuple[int, Launch]:
     """Returns the queries of a program, and the kernel."""
@@ -270,7 +321,7 @@ def _launcher(
         BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group,
         PART=_PART, KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
-        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, num_warps=tiles.num_warps,
-        **launch_options(device),
+        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
+        num_warps=tiles.num_warps, maxnreg=tiles.registers, **launch_options(device),
     )  # fmt: skip
     return queries, launch

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
+from models.ops.triton.arithmetic.mean_square import mean_of, units_of
 from models.ops.triton.attention.cache_scales import cache_scales, scale_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -29,21 +30,39 @@ _VARYING = [
 @triton.jit
 def _transform(
     first, second, weight_ptr, cos_ptr, sin_ptr, at_rotation, dims, in_half, in_tile, eps,
-    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr, DTYPE: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the two halves of heads, normalised if HAS_NORM, then rotated."""
+    """Returns the two halves of heads, normalised if HAS_NORM, then rotated.
+
+    ROUNDS: they are rounded to DTYPE after each, as two operators do.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     if HAS_NORM:
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        if ROUNDS:
+            largest = tl.maximum(tl.max(first * first, 1), tl.max(second * second, 1))
+            units = units_of(first * first, largest[:, None])
+            units += units_of(second * second, largest[:, None])
+            mean = mean_of(tl.sum(units, 1), largest, HEAD_DIM)
+        else:
+            mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / HEAD_DIM
+        scale = tl.rsqrt(mean + eps)[:, None]
         weight = tl.load(weight_ptr + dims, mask=in_half, other=0.0).to(tl.float32)
         first = first * scale * weight[None, :]
         weight = tl.load(weight_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)
         second = second * scale * weight[None, :]
+        if ROUNDS:
+            first = first.to(DTYPE).to(tl.float32)
+            second = second.to(DTYPE).to(tl.float32)
     cos = tl.load(cos_ptr + at_rotation, mask=in_tile, other=0.0).to(tl.float32)
     # The table's first half carries the minus sign of the first half's sine.
     sin = tl.load(sin_ptr + at_rotation + HALF, mask=in_tile, other=0.0).to(tl.float32)
-    return first * cos - second * sin, second * cos + first * sin
+    rotated = first * cos - second * sin
+    second = second * cos + first * sin
+    if ROUNDS:
+        rotated = rotated.to(DTYPE).to(tl.float32)
+        second = second.to(DTYPE).to(tl.float32)
+    return rotated, second
 
 
 @triton.jit
@@ -71,12 +90,17 @@ def _rotate_and_cache_kernel(
     num_tokens, q_stride, k_stride, v_stride, rotated_k_stride, rotation_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Does one head of TOKENS tokens: key heads first, then value heads, then query heads."""
+    """Does one head of TOKENS tokens: key heads first, then value heads, then query heads.
+
+    rotated_k_ptr None: the cache alone takes the keys.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     HALF: tl.constexpr = HEAD_DIM // 2
+    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     head = tl.program_id(0)
     tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     dims = tl.arange(0, BLOCK_HALF)
@@ -85,7 +109,9 @@ def _rotate_and_cache_kernel(
     at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
     if head < 2 * NUM_KV_HEADS:
         in_tokens = tokens < num_tokens
-        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=0)
+        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=-1)
+        is_stored = slots >= 0
+        in_slots = in_tile & is_stored[:, None]
         kv_head = head % NUM_KV_HEADS
         heads = slots * NUM_KV_HEADS + kv_head
         if head < NUM_KV_HEADS:
@@ -95,14 +121,17 @@ def _rotate_and_cache_kernel(
             if HAS_ROTATION:
                 first, second = _transform(
                     first, second, k_weight_ptr, cos_ptr, sin_ptr,
-                    at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+                    at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM, DTYPE, ROUNDS,
                 )  # fmt: skip
-                at_rotated = tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
-                dtype = rotated_k_ptr.dtype.element_ty
-                tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
-                tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
+                if rotated_k_ptr is not None:
+                    at_rotated = (
+                        tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
+                    )
+                    dtype = rotated_k_ptr.dtype.element_ty
+                    tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
+                    tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
             _store(
-                k_cache_ptr, k_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                k_cache_ptr, k_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
         else:
@@ -110,7 +139,7 @@ def _rotate_and_cache_kernel(
             first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
             second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
             _store(
-                v_cache_ptr, v_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                v_cache_ptr, v_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
     elif HAS_ROTATION:
@@ -120,7 +149,7 @@ def _rotate_and_cache_kernel(
         second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
         first, second = _transform(
             first, second, q_weight_ptr, cos_ptr, sin_ptr,
-            at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+            at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM, DTYPE, ROUNDS,
         )  # fmt: skip
         at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
         dtype = rotated_q_ptr.dtype.element_ty
@@ -133,17 +162,20 @@ def rotate_and_cache(
     k: torch.Tensor,
     v: torch.Tensor,
     rotated_q: torch.Tensor,
-    rotated_k: torch.Tensor,
+    rotated_k: torch.Tensor | None,
     cache: KVCacheData,
     slot_mapping: torch.Tensor,
     transform: HeadTransform | None,
+    *,
+    rounds: bool = False,
 ) -> None:
     """Stores each token's key and value in its slot, and transforms queries and keys.
 
-    Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping are
-    padding. Each token's heads are contiguous in q [T, Hq, D], k and v [T, Hk, D], D even;
-    rotated_q, contiguous, and rotated_k take the results. transform None only stores keys and
-    values.
+    Unlike the reference it rounds once, after the rotation; with `rounds` also before it, to the
+    bits that rms_norm and rotary have in batch-invariant mode for 16-bit tensors. Tokens past the
+    end of slot_mapping are padding, and a slot of -1 stores nothing. Each token's heads are
+    contiguous in q [T, Hq, D], k and v [T, Hk, D], D even; rotated_q, contiguous, and rotated_k, if
+    any, take the results. transform None only stores keys and values.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape
@@ -159,13 +191,14 @@ def rotate_and_cache(
             q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
     launch = _launcher(
         num_heads, num_kv_heads, head_dim, transform is not None, has_norm, tokens,
-        cache.k_scale is not None, q.device,
+        cache.k_scale is not None, rounds, q.device,
     )  # fmt: skip
+    rotated_k_stride = 0 if rotated_k is None else rotated_k.stride(0)
     launch(
         (num_programs, -(-num_tokens // tokens), 1),
         q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
-        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0), eps,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k_stride, cos.stride(0), eps,
     )  # fmt: skip
 
 
@@ -178,11 +211,12 @@ def _launcher(
     has_norm: bool,
     tokens: int,
     has_scales: bool,
+    rounds: bool,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _rotate_and_cache_kernel, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, HAS_ROTATION=has_rotation, HAS_NORM=has_norm, TOKENS=tokens,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=has_scales,
-        num_warps=1 if tokens == 1 else 4, **launch_options(device),
+        ROUNDS=rounds, num_warps=1 if tokens == 1 else 4, **launch_options(device),
     )  # fmt: skip

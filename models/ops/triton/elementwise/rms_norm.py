@@ -8,6 +8,7 @@ import triton.language as tl
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.token_scales import TOKEN_ALIGNMENT, empty_token_scales
+from models.ops.triton.arithmetic.mean_square import mean_of, sums_integers, units_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -42,13 +43,15 @@ def store_rounded(
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, normed_ptr, scale_ptr, sum_ptr, eps,
     SIZE: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
+    INTEGERS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual.
 
-    Runs of HEADS adjacent rows of x begin every STRIDE elements. The norm is rounded to x's dtype
-    and, unless scale_ptr is None, then to FP8 with a scale for each GROUP columns.
+    Runs of HEADS adjacent rows of x begin every STRIDE elements. ROUNDS: the sum of several parts
+    is rounded to the residual's dtype before it is added. INTEGERS: see mean_square. The norm is
+    rounded to x's dtype and, unless scale_ptr is None, then to FP8 with a scale for each GROUP
+    columns.
     """
     let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
@@ -65,13 +68,17 @@ def _rms_norm_kernel(
         part_size = tl.num_programs(0).to(tl.int64) * SIZE
         for part in tl.static_range(1, PARTS):
             total += tl.load(x_ptr + part * part_size + at, mask=is_column, other=0.0)
-        if PARTS > 1 and scale_ptr is not None:
-            # FP8 numbers would enlarge the difference that a rounding less makes.
+        if PARTS > 1 and ROUNDS:
             total = total.to(residual.dtype).to(tl.float32)
         x = (total + residual.to(tl.float32)).to(residual.dtype)
         tl.store(sum_ptr + at, x, mask=is_column)
     x = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    if INTEGERS:
+        largest = tl.max(x * x, 0)
+        mean = mean_of(tl.sum(units_of(x * x, largest), 0), largest, SIZE)
+    else:
+        mean = tl.sum(x * x, 0) / SIZE
+    scale = tl.rsqrt(mean + eps)
     if scale_ptr is None:
         dtype = normed_ptr.dtype.element_ty
         tl.store(normed_ptr + at, (x * scale * weight).to(dtype), mask=is_column)
@@ -94,14 +101,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, rounds: bool
 ) -> torch.Tensor:
     """Runs models.ops.elementwise.rms_norm.add_rms_norm; x and residual are contiguous.
 
-    The sum may replace the residual: a thread reads the elements that it writes.
+    The sum may replace the residual: a thread reads the elements that it writes. rounds: a sum of
+    addends is rounded to the residual's dtype first, as sum_parts does.
     """
     normed = torch.empty_like(residual)
-    _launch(x, residual, weight, eps, normed, residual)
+    _launch(x, residual, weight, eps, normed, residual, rounds=rounds)
     return normed
 
 
@@ -123,7 +131,8 @@ def add_rounded_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds x to the residual as add_rms_norm does; returns the norm as rounded_rms_norm does."""
     rounded, scale = _rounded_outputs(residual.shape, x.device, is_blocked=is_blocked)
-    _launch(x.contiguous(), residual, weight, eps, rounded, residual, scale)
+    # FP8 numbers would enlarge the difference that a rounding less makes.
+    _launch(x.contiguous(), residual, weight, eps, rounded, residual, scale, rounds=True)
     return rounded, scale
 
 
@@ -151,6 +160,8 @@ def _launch(
     normed: torch.Tensor,
     total: torch.Tensor,
     scale: torch.Tensor | None = None,
+    *,
+    rounds: bool = False,
 ) -> None:
     """Runs one program per row; with a residual x may be in parts and `total` takes the sum."""
     size = x.shape[-1]
@@ -160,7 +171,10 @@ def _launch(
         heads, stride = x.numel() // (len(x) * size), x.stride(0)
     num_parts = x.numel() // normed.numel()
     group = BLOCK if scale is not None and scale.shape[1] > 1 else size
-    launch = _launcher(size, heads, stride, num_parts, residual is not None, group, x.device)
+    has_residual, rounds = residual is not None, rounds and num_parts > 1
+    launch = _launcher(
+        size, heads, stride, num_parts, has_residual, group, rounds, sums_integers(size), x.device
+    )
     launch(
         (num_rows, 1, 1),
         x, x if residual is None else residual, weight, normed, scale, total, eps,
@@ -175,12 +189,14 @@ def _launcher(
     num_parts: int,
     has_residual: bool,
     group: int,
+    rounds: bool,
+    integers: bool,
     device: torch.device,
 ) -> Launch:
     block = triton.next_power_of_2(size)
     # A thread reads its eight elements at once: with few rows nothing hides a second read.
     return Launch(
         _rms_norm_kernel, SIZE=size, HEADS=heads, STRIDE=stride, PARTS=num_parts,
-        HAS_RESIDUAL=has_residual, GROUP=group, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)), **launch_options(device),
+        HAS_RESIDUAL=has_residual, GROUP=group, BLOCK=block, ROUNDS=rounds,
+        INTEGERS=integers, num_warps=min(16, max(1, block // 256)), **launch_options(device),
     )  # fmt: skip

@@ -173,8 +173,7 @@ def _hopper_matrix_tiles(
     long rings; where they are too few, the inputs are split.
     """
     if is_gated:
-        stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]
-        return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=stages)
+        return _gated_matrix_tiles(tokens)
     splits = _num_splits(num_outputs, num_inputs)
     if tokens == 64 and splits == 1:
         return None
@@ -182,10 +181,19 @@ def _hopper_matrix_tiles(
     return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages, splits=splits)
 
 
+def _gated_matrix_tiles(tokens: int) -> MatrixTiles:
+    stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=stages)
+
+
 @lru_cache(maxsize=1024)
-def invariant_matrix_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> MatrixTiles:
-    """Returns the tiles of batch-invariant mode."""
+def invariant_matrix_tiles(
+    num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool = False
+) -> MatrixTiles:
+    """Returns the tiles of batch-invariant mode for a weight of `num_outputs` rows."""
     tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    if is_gated:
+        return _gated_matrix_tiles(tokens)
     return MatrixTiles(
         tokens=tokens,
         rows=64,

@@ -24,6 +24,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.gate import gated
 from models.ops.triton.linear.linear_configurations import MatrixTiles
 from models.ops.triton.linear.matrix_weights import (
     finished,
@@ -61,14 +62,16 @@ def _fetch_inputs(x, tile, ready, token, column, is_wanted):
 
 
 @gluon.jit
-def _gate_halves(sums, layout: gl.constexpr, IS_GATED: gl.constexpr):
+def _gate_halves(
+    sums, layout: gl.constexpr, dtype: gl.constexpr, IS_GATED: gl.constexpr, ROUNDS: gl.constexpr
+):
     """Returns silu(first half of the rows) * second half if IS_GATED, in another layout."""
     if IS_GATED:
         ROWS: gl.constexpr = sums.shape[0] // 2
         pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [32, 1, 1], [1, _NUM_WARPS, 1], [2, 0, 1])
         halves = sums.reshape([2, ROWS, sums.shape[1]]).permute((1, 2, 0))
         gate, up = gl.split(gl.convert_layout(halves, pairs))
-        sums = gate / (1.0 + gl.exp(-gate)) * up
+        sums = gated(gate, up, dtype, ROUNDS)
     return gl.convert_layout(sums, layout)
 
 
@@ -76,10 +79,12 @@ def _gate_halves(sums, layout: gl.constexpr, IS_GATED: gl.constexpr):
 def _store(
     sums, bias_ptr, output_ptr, row, token, split, num_tokens,
     NUM_OUTPUTS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr,
+    ROUNDS: gl.constexpr,
 ):  # fmt: skip
     """Stores the outputs from `row` and `token` on, or this split's part of them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, _NUM_WARPS], [0, 1])
-    outputs = _gate_halves(sums, layout, IS_GATED)
+    dtype: gl.constexpr = output_ptr.dtype.element_ty
+    outputs = _gate_halves(sums, layout, dtype, IS_GATED, ROUNDS)
     rows = row + gl.arange(0, outputs.shape[0], gl.SliceLayout(1, layout))
     tokens = token + gl.arange(0, outputs.shape[1], gl.SliceLayout(0, layout))
     is_row = rows < NUM_OUTPUTS
@@ -90,7 +95,7 @@ def _store(
         bias = gl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
         outputs += bias.to(gl.float32)[:, None]
     output_ptr += split * num_tokens * NUM_OUTPUTS
-    gl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_stored)
+    gl.store(output_ptr + at_output, outputs.to(dtype), mask=is_stored)
 
 
 @gluon.jit
@@ -190,9 +195,10 @@ def _leave_sums(
 def _matrix_kernel(
     x, weight, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
-    ROWS: gl.constexpr, COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, ROUNDS: gl.constexpr,
+    SCALE_COLUMNS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    SPLITS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with a tile of TOKENS tokens; sums are [rows, tokens].
 
@@ -282,7 +288,8 @@ def _matrix_kernel(
         outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
         sums *= outer_scales[:, None]
     _store(
-        sums, bias_ptr, output_ptr, row, token, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
+        sums, bias_ptr, output_ptr, row, token, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED,
+        ROUNDS,
     )  # fmt: skip
 
 
@@ -296,6 +303,7 @@ def matrix_linear(
     weight_zero: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
+    rounds: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear, reading the weight for each tiles.tokens tokens.
 
@@ -303,6 +311,8 @@ def matrix_linear(
     has neither bias nor splits. For a weight of 4 bits in kernel order (see
     models.ops.operands.packed_weights), with its weight_scale, weight_zero and row_scale, x is
     bfloat16, K a multiple of 32, and tiles have 256 columns.
+
+    rounds: a gated product is rounded before the gate, like two operators.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -319,7 +329,7 @@ def matrix_linear(
     if weight_scale is not None:
         scale_columns = num_inputs // weight_scale.shape[1]
     launch = _launcher(
-        num_outputs, num_inputs, bias is not None, is_gated, scale_columns, tiles, x.device
+        num_outputs, num_inputs, bias is not None, is_gated, rounds, scale_columns, tiles, x.device
     )
     columns = tiles.columns // per_byte
     launch(
@@ -346,14 +356,15 @@ def _launcher(
     num_inputs: int,
     has_bias: bool,
     is_gated: bool,
+    rounds: bool,
     scale_columns: int,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, SCALE_COLUMNS=scale_columns, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
+        HAS_BIAS=has_bias, IS_GATED=is_gated, ROUNDS=rounds, SCALE_COLUMNS=scale_columns,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
         GROUPS=tiles.groups, REGISTERS=_REGISTERS[tiles.groups], num_warps=_NUM_WARPS.value,
         **launch_options(device),
     )  # fmt: skip

@@ -24,12 +24,15 @@ class WideTiles:
     """Warp groups of a program, tokens of a tile, slots for loading inputs.
 
     splits: parts of the inputs, each summed by programs of its own.
+    parts: parts of a program's inputs, each summed apart and added in order; more than one need
+        tiles of at most 128 tokens, for whom there are registers for two sums.
     """
 
     groups: int
     tokens: int
     slots: int
     splits: int = 1
+    parts: int = 1
 
     def count(self, num_tokens: int, num_rows: int) -> int:
         """Returns the number of tiles of a weight of `num_rows` rows."""
@@ -46,6 +49,8 @@ _WASTE = 1.15
 """Time over that of gapless tiles above which torch's product is faster."""
 _PART_INPUTS = 512
 """Least inputs of a part."""
+_MOST_SPLIT_TOKENS = 256
+"""In batch-invariant mode, most tokens whose parts are summed by programs of their own."""
 
 
 @lru_cache(maxsize=1024)
@@ -104,7 +109,20 @@ def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTile
     return replace(tiles, splits=splits) if splits > 1 else None
 
 
-def invariant_wide_tiles(num_tokens: int, splits: int) -> WideTiles:
-    """Returns the tiles of batch-invariant mode; the parts do not depend on the tokens."""
-    tiles = _THREE_GROUPS if num_tokens <= 512 else _MOST_TOKENS
-    return replace(tiles, splits=splits)
+@lru_cache(maxsize=1024)
+def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTiles:
+    """Returns the tiles of batch-invariant mode for a weight of `num_rows` rows.
+
+    The parts of the inputs do not depend on the tokens. Up to _MOST_SPLIT_TOKENS tokens they are
+    summed by programs of their own; with more tokens, writing and adding float32 takes longer.
+    """
+    splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
+    candidates = _candidates(num_tokens)
+    if parts > splits:
+        # Of equal cost the first is faster.
+        candidates = (_THREE_GROUPS, _TWO_GROUPS) if num_tokens > 512 else (_TWO_GROUPS,)
+
+    def cost(tiles: WideTiles) -> float:
+        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
+
+    return replace(min(candidates, key=cost), splits=splits, parts=parts // splits)

@@ -25,6 +25,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.gate import gated
 from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
@@ -121,21 +122,55 @@ def _before(slot, phase, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def _gate(sums):
+def _gate(sums, dtype: gl.constexpr, ROUNDS: gl.constexpr):
     """Returns silu(gate) * up of rows that alternate eight of each."""
     eights = sums.reshape([4, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
     gate, up = eights.reshape([32, sums.shape[1], 2]).split()
-    return gate / (1.0 + gl.exp(-gate)) * up
+    return gated(gate, up, dtype, ROUNDS)
+
+
+@gluon.jit
+def _sum_part(
+    work, layout: gl.constexpr, slot, phase, next_tile, next_step,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """Returns one group's sums over a part of its tile's steps, and the ring's new state."""
+    weights, xs, full, empty = work[2]
+    SLOTS: gl.constexpr = xs.shape[0]
+    TOKENS: gl.constexpr = xs.shape[1]
+    GROUPS: gl.constexpr = weights.shape[0] // SLOTS
+    sums = gl.zeros([64, TOKENS], gl.float32, layout)
+    for step in range(STEPS // PARTS):
+        mbarrier.wait(full.index(slot), phase)
+        rows = weights.index(slot * GROUPS + GROUP)
+        sums = warpgroup_mma(rows, xs.index(slot).permute((1, 0)), sums, is_async=True)
+        # This product may still run, but the one before it has read its slot.
+        sums = warpgroup_mma_wait(1, deps=(sums,))
+        last, last_phase = _before(slot, phase, SLOTS)
+        mbarrier.arrive(empty.index(last), pred=step > 0)
+        if GROUP == 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
+            if step > 0:
+                next_tile, next_step = _refill(work, last, last_phase, next_tile, next_step, STEPS)
+        slot += 1
+        if slot == SLOTS:
+            slot = 0
+            phase ^= 1
+    sums = warpgroup_mma_wait(0, deps=(sums,))
+    last, last_phase = _before(slot, phase, SLOTS)
+    mbarrier.arrive(empty.index(last))
+    if GROUP == 0:
+        next_tile, next_step = _refill(work, last, last_phase, next_tile, next_step, STEPS)
+    return sums, slot, phase, next_tile, next_step
 
 
 @gluon.jit
 def _multiply(
     work, GROUP: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr,
+    PARTS: gl.constexpr, ROUNDS: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
 ):  # fmt: skip
-    """Computes one group's rows of all of the program's tiles."""
+    """Computes one group's rows of all of the program's tiles, in PARTS sums that it adds up."""
     _, _, ring, output_ptr, num_tokens, counts, _ = work
-    weights, xs, full, empty = ring
+    weights, xs, _, _ = ring
     SLOTS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
     GROUPS: gl.constexpr = weights.shape[0] // SLOTS
@@ -149,34 +184,20 @@ def _multiply(
         next_tile += gl.num_programs(0)
         next_step = 0
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
-        sums = gl.zeros([64, TOKENS], gl.float32, layout)
-        for step in range(STEPS):
-            mbarrier.wait(full.index(slot), phase)
-            rows = weights.index(slot * GROUPS + GROUP)
-            sums = warpgroup_mma(rows, xs.index(slot).permute((1, 0)), sums, is_async=True)
-            # This product may still run, but the one before it has read its slot.
-            sums = warpgroup_mma_wait(1, deps=(sums,))
-            last, last_phase = _before(slot, phase, SLOTS)
-            mbarrier.arrive(empty.index(last), pred=step > 0)
-            if GROUP == 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
-                if step > 0:
-                    next_tile, next_step = _refill(
-                        work, last, last_phase, next_tile, next_step, STEPS
-                    )
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                phase ^= 1
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        last, last_phase = _before(slot, phase, SLOTS)
-        mbarrier.arrive(empty.index(last))
-        if GROUP == 0:
-            next_tile, next_step = _refill(work, last, last_phase, next_tile, next_step, STEPS)
+        sums, slot, phase, next_tile, next_step = _sum_part(
+            work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
+        )
+        for _part in gl.static_range(1, PARTS):
+            more, slot, phase, next_tile, next_step = _sum_part(
+                work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
+            )
+            sums += more
         row_tile, token_tile = place_of(tile, counts)
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
         if GATED:
-            _store(_gate(sums), output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
+            outputs = _gate(sums, output_ptr.dtype.element_ty, ROUNDS)
+            _store(outputs, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
         elif SPLITS > 1:
             _store_part(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
         else:
@@ -188,11 +209,12 @@ def _wide_kernel(
     weight, x, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUPS: gl.constexpr,
     TOKENS: gl.constexpr, SLOTS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
-    REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
+    PARTS: gl.constexpr, ROUNDS: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes tiles of all outputs, over the inputs of one split."""
     let_next_start(DEPENDENT)
     STEPS: gl.constexpr = (NUM_INPUTS + _DEPTH * SPLITS - 1) // (_DEPTH * SPLITS)
+    gl.static_assert(STEPS % PARTS == 0, "parts have equally many steps")
     WIDTH: gl.constexpr = GROUPS * 64 // (2 if GATED else 1)
     num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH
     num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
@@ -210,12 +232,12 @@ def _wide_kernel(
     work = (weight, x, ring, output_ptr, num_tokens, counts, first_depth)
     _fill(work, SLOTS, DEPENDENT)
     if GROUPS == 1:
-        _multiply(work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)
+        _multiply(work, 0, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
-                (_multiply, (work, 1, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+                (_multiply, (work, 0, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)),
+                (_multiply, (work, 1, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)),
             ],
             [4],
             [REGISTERS],
@@ -223,9 +245,9 @@ def _wide_kernel(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
-                (_multiply, (work, 1, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
-                (_multiply, (work, 2, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+                (_multiply, (work, 0, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)),
+                (_multiply, (work, 1, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)),
+                (_multiply, (work, 2, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)),
             ],
             [4, 4],
             [REGISTERS, REGISTERS],
@@ -233,12 +255,19 @@ def _wide_kernel(
 
 
 def wide_linear(
-    x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles, *, is_gated: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tiles: WideTiles,
+    *,
+    is_gated: bool = False,
+    rounds: bool = False,
 ) -> torch.Tensor:
     """Computes a product of any number of tokens, gated or not.
 
     x [T, K] and weight are contiguous, of 16-bit floats, with K a multiple of 8, and N too if
     is_gated. A gated product has no splits.
+
+    rounds: a gated product is rounded before the gate, like two operators.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -249,7 +278,7 @@ def wide_linear(
         output = x.new_empty(num_tokens, num_outputs)
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
-    launch = _launcher(num_outputs, num_inputs, is_gated, tiles, x.device)
+    launch = _launcher(num_outputs, num_inputs, is_gated, rounds, tiles, x.device)
     num_programs = min(MULTIPROCESSORS // tiles.splits, tiles.count(num_tokens, weight.shape[0]))
     launch(
         (num_programs, tiles.splits, 1),
@@ -278,11 +307,17 @@ def _described_weight(weight: torch.Tensor, *, is_gated: bool) -> TensorDescript
 
 @lru_cache
 def _launcher(
-    num_outputs: int, num_inputs: int, is_gated: bool, tiles: WideTiles, device: torch.device
+    num_outputs: int,
+    num_inputs: int,
+    is_gated: bool,
+    rounds: bool,
+    tiles: WideTiles,
+    device: torch.device,
 ) -> Launch:
     num_steps = -(-num_inputs // (_DEPTH.value * tiles.splits))
     return Launch(
         _wide_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUPS=tiles.groups,
         TOKENS=tiles.tokens, SLOTS=min(tiles.slots, num_steps), GATED=is_gated, SPLITS=tiles.splits,
-        REGISTERS=_REGISTERS[tiles.groups], num_warps=4, **launch_options(device),
+        PARTS=tiles.parts, ROUNDS=rounds, REGISTERS=_REGISTERS[tiles.groups], num_warps=4,
+        **launch_options(device),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
-from models.ops.triton.linear.wide_configurations import wide_tiles
+from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from services.engine.limits import StepLimits
 from services.engine.worker.start.kv_memory import probe_runner
@@ -162,6 +162,26 @@ def test_every_way_through_products_of_many_tokens_is_warmed_up(
     warmed_up = {tiles(count) for count in (*counts, 8192) if count > 64}
     assert {tiles(count) for count in range(65, 4097)} <= warmed_up | {None}
     wide_tiles.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "parts"),
+    [(1024, 4), (2560, 2), (4096, 2), (5120, 2), (6144, 1), (24576, 1), (151936, 1)],
+)
+def test_every_way_through_batch_invariant_products_is_warmed_up(tmp_path, num_rows, parts):
+    write_checkpoint(tmp_path, "qwen3")
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
+    warmed_up = {
+        invariant_wide_tiles(count, num_rows, parts) for count in (*counts, 8192) if count > 64
+    }
+    assert {invariant_wide_tiles(count, num_rows, parts) for count in range(65, 4097)} <= warmed_up
 
 
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):

@@ -12,9 +12,13 @@ import pytest
 from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
+from dataclasses import replace
 import torch
 torch.set_num_threads(1)
+from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.attention.invariant_attention import attend
+from models.ops.triton.elementwise.rms_norm import rms_norm
+from models.ops.triton.elementwise.rotary import rotary
 from models.ops.triton.linear.fixed_linear import fixed_linear
 from models.ops.triton.linear.fp8_linear import quantize
 from models.ops.triton.linear.sum_parts import sum_parts
@@ -34,7 +38,7 @@ CASES = [
 def computed(case):
     output = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
     attend(
-        case.q, case.k, case.v, output, case.cache, case.metadata,
+        case.q, case.k, case.v, output, case.cache, case.metadata, transform=case.transform,
         sliding_window=case.sliding_window, sinks=case.sinks, scale=case.q.shape[2] ** -0.5,
         soft_cap=case.soft_cap,
     )
@@ -52,6 +56,24 @@ for dtype in (torch.float32, torch.float16):
         assert case.metadata.workspace.counters.count_nonzero() == 0
         # One program for all parts of the keys, or one for each part.
         assert torch.equal(output, computed(case.unsplit()))
+
+# One kernel for the norms, the rotation and the cache has the bits of three, in both its forms.
+use_batch_invariance(is_on=True)
+for has_norm in (True, False):
+    for counts in ([1, 7], [70]):
+        case = make_case(counts, counts, ODD, dtype=torch.float16, has_norm=has_norm)
+        transform = case.transform
+        q, k = (
+            heads if weight is None else rms_norm(heads, weight, transform.eps)
+            for heads, weight in ((case.q, transform.q_weight), (case.k, transform.k_weight))
+        )
+        q, k = (rotary(heads, transform.cos, transform.signed_sin) for heads in (q, k))
+        cache = replace(case.cache, k=case.cache.k.clone(), v=case.cache.v.clone())
+        apart = replace(case, q=q, k=k, transform=None, cache=cache)
+        assert torch.equal(computed(case), computed(apart))
+        assert torch.equal(case.cache.k, cache.k)
+        assert_rows_close(computed(case), case.exact().run())
+use_batch_invariance(is_on=False)
 
 parts = torch.randn(3, 7, 300)
 assert torch.equal(sum_parts(parts, torch.float32), parts[0] + parts[1] + parts[2])

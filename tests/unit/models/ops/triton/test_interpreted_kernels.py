@@ -61,6 +61,10 @@ for dtype in (torch.float32, torch.float16):
         requests = token_request(metadata.query_start_loc)
         slots = slot_mapping(metadata.block_tables, requests, case.positions, size)
         assert torch.equal(slots, metadata.slot_mapping)
+        # Of tokens without blocks, as of dummy requests, one keeps each slot of the null block.
+        nowhere = torch.zeros_like(metadata.block_tables)
+        slots = slot_mapping(nowhere, requests, case.positions, size, keeps_null_block=True)
+        assert torch.equal(slots, torch.where(case.positions < size, case.positions, -1))
     x, residual = torch.randn(2, 7, 36).to(dtype)
     weight = torch.randn(36).to(dtype)
     kept = residual.clone()

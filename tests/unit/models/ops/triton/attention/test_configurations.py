@@ -7,6 +7,7 @@ from models.ops.triton.attention.configurations import (
     MAX_SPLITS,
     decode_tiles,
     hopper_tiles,
+    invariant_tiles,
     num_splits,
     prefill_tiles,
 )
@@ -23,8 +24,22 @@ def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
         for cache_dtype in (dtype, torch.float8_e4m3fn)
         for num_requests in (None, 1, 16, 64, 10_000)
     ]
-    for tiles in (*decode, *prefill):
+    invariant = [
+        invariant_tiles(dtype, dtype, head_dim, is_single=is_single) for is_single in (False, True)
+    ]
+    for tiles in (*decode, *prefill, *invariant):
         assert min(tiles.rows, tiles.keys) >= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+def test_batch_invariant_products_have_one_shape(dtype, head_dim):
+    prompts, single = (
+        invariant_tiles(dtype, dtype, head_dim, is_single=is_single) for is_single in (False, True)
+    )
+    assert (prompts.rows, prompts.keys, prompts.num_warps) == (
+        single.rows, single.keys, single.num_warps,
+    )  # fmt: skip
 
 
 def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():

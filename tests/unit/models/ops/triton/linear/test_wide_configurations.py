@@ -1,7 +1,11 @@
 import pytest
 import torch
 
-from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
+from models.ops.triton.linear.wide_configurations import (
+    WideTiles,
+    invariant_wide_tiles,
+    wide_tiles,
+)
 
 CUDA = torch.device("cuda", 0)
 
@@ -45,4 +49,27 @@ def test_a_program_fits_into_a_multiprocessor():
     for tiles in found - {None}:
         num_bytes = (64 * tiles.groups + tiles.tokens) * 64 * 2 * tiles.slots
         # The results of a tile pass through memory after the slots: of half as many rows as read.
+        assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024
+
+
+def test_batch_invariant_tiles_keep_the_parts_of_a_weight():
+    for num_tokens in range(65, 2049):
+        tiles = invariant_wide_tiles(num_tokens, 4096, 2)
+        assert tiles.splits * tiles.parts == 2
+        assert tiles.tokens == 128 or tiles.parts == 1
+
+
+def test_batch_invariant_tiles_fill_the_multiprocessors():
+    assert invariant_wide_tiles(128, 4096, 2) == WideTiles(groups=1, tokens=128, slots=7, splits=2)
+    assert invariant_wide_tiles(256, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, splits=2)
+    assert invariant_wide_tiles(1024, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
+    assert invariant_wide_tiles(2048, 4096, 2) == WideTiles(groups=3, tokens=128, slots=5, parts=2)
+    assert invariant_wide_tiles(2048, 6144, 1) == WideTiles(groups=3, tokens=256, slots=3)
+
+
+@pytest.mark.parametrize(("num_rows", "parts"), [(6144, 1), (4096, 2), (24576, 1), (151936, 1)])
+def test_a_batch_invariant_program_fits_into_a_multiprocessor(num_rows, parts):
+    for num_tokens in range(65, 2049):
+        tiles = invariant_wide_tiles(num_tokens, num_rows, parts)
+        num_bytes = (64 * tiles.groups + tiles.tokens) * 64 * 2 * tiles.slots
         assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024

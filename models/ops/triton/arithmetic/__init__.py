@@ -1,0 +1,1 @@
+"""Arithmetic that kernels of several packages have in common."""
