@@ -22,7 +22,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.number_formats import BLOCK
 from models.ops.operands.weight_scales import is_by_block
@@ -33,12 +32,18 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.fp8_configurations import LEAST_SCALES, NarrowFP8Tiles
+from models.ops.triton.linear.fp8_operands import (
+    DEPTH,
+    DTYPES,
+    SCALE_LAYOUT,
+    described_scales,
+    described_tokens,
+    described_weight,
+)
 from models.ops.triton.linear.narrow_fp8_results import store_gated, store_sums
 from models.ops.triton.linear.row_block_scales import keep_row_scales
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS
 
-_DEPTH = gl.constexpr(BLOCK)
-"""Inputs of a tile: those of one scale, and 128 bytes."""
 _GROUP_ROWS = gl.constexpr(GROUP_ROWS)
 _LOAD_REGISTERS = 40
 """Of a thread of the warp that loads."""
@@ -46,10 +51,6 @@ _GROUP_REGISTERS = {1: 232, 2: 104}
 """Of a thread of the second group, by programs of a multiprocessor."""
 _MOST_REGISTERS = {(1, 1): 255, (1, 2): 128, (2, 1): 168, (2, 2): 80}
 """Of a thread when a program starts, by its groups and a multiprocessor's programs."""
-_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-_SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
-_MATRIX = gl.NVMMASharedLayout(128, 8, rank=2)
-_HALVES = gl.NVMMASharedLayout(128, 8, rank=3)
 
 
 @gluon.jit
@@ -57,7 +58,7 @@ def _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED: gl.constexpr
     """Loads the tokens' inputs of a step, and their scales of blocks."""
     _, xs, scales, full, _ = ring
     ready = full.index(slot)
-    tma.async_copy_global_to_shared(x, [0, (first_step + step) * _DEPTH], ready, xs.index(slot))
+    tma.async_copy_global_to_shared(x, [0, (first_step + step) * DEPTH], ready, xs.index(slot))
     if BLOCKED:
         place = [first_step + step, 0]
         tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
@@ -73,11 +74,11 @@ def _load(
     SLOTS: gl.constexpr = xs.shape[0]
     FIRST: gl.constexpr = min(SLOTS, STEPS)
     TOKENS: gl.constexpr = xs.shape[1]
-    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * weight.block_shape[1] + TOKENS) * _DEPTH
+    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * weight.block_shape[1] + TOKENS) * DEPTH
     NUM_BYTES: gl.constexpr = FACTOR_BYTES + (scales.shape[2] * 4 if BLOCKED else 0)
     for step in range(FIRST):
         mbarrier.expect(full.index(step), NUM_BYTES)
-        place = [0, row, (first_step + step) * _DEPTH]
+        place = [0, row, (first_step + step) * DEPTH]
         tma.async_copy_global_to_shared(weight, place, full.index(step), weights.index(step))
     wait_for_previous(DEPENDENT)
     for step in range(FIRST):
@@ -87,7 +88,7 @@ def _load(
     for step in range(FIRST, STEPS):
         mbarrier.wait(empty.index(slot), phase)
         mbarrier.expect(full.index(slot), NUM_BYTES)
-        place = [0, row, (first_step + step) * _DEPTH]
+        place = [0, row, (first_step + step) * DEPTH]
         tma.async_copy_global_to_shared(weight, place, full.index(slot), weights.index(slot))
         _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED)
         slot += 1
@@ -125,16 +126,16 @@ def _multiply(
     TOKENS: gl.constexpr = xs.shape[1]
     HALVES: gl.constexpr = weights.shape[1]
     ROWS: gl.constexpr = weights.shape[2]
-    NUM_ROW_BLOCKS: gl.constexpr = (HALVES * NUM_OUTPUTS + _DEPTH - 1) // _DEPTH
+    NUM_ROW_BLOCKS: gl.constexpr = (HALVES * NUM_OUTPUTS + DEPTH - 1) // DEPTH
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
     output = row + GROUP * _GROUP_ROWS
     first_table = tables.index(GROUP * 2)
     second_table = tables.index(GROUP * 2 + 1)
     if BLOCKED:
-        row_block = gl.minimum(output // _DEPTH, NUM_ROW_BLOCKS - 1)
+        row_block = gl.minimum(output // DEPTH, NUM_ROW_BLOCKS - 1)
         keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
         if GATED:
-            row_block += NUM_OUTPUTS // _DEPTH
+            row_block += NUM_OUTPUTS // DEPTH
             keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
     wait_for_previous(DEPENDENT)
     first = gl.zeros([_GROUP_ROWS, TOKENS], gl.float32, layout)
@@ -143,7 +144,7 @@ def _multiply(
     phase = 0
     for step in range(STEPS):
         mbarrier.wait(full.index(slot), phase)
-        left = weights.index(slot).reshape([HALVES * ROWS, _DEPTH])
+        left = weights.index(slot).reshape([HALVES * ROWS, DEPTH])
         right = xs.index(slot)
         token_scales = scales.index(slot)
         # Past the last block inputs are zeros.
@@ -177,15 +178,15 @@ def _narrow_fp8_kernel(
     x_scale: of rows a pointer, of blocks what the copy engine needs.
     """
     let_next_start(DEPENDENT)
-    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + _DEPTH - 1) // _DEPTH
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + DEPTH - 1) // DEPTH
     STEPS: gl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
     row = gl.program_id(0) * GROUPS * _GROUP_ROWS
     first_step = gl.program_id(1) * STEPS
     weights = gl.allocate_shared_memory(
-        weight.dtype, [SLOTS, weight.block_shape[0], GROUPS * _GROUP_ROWS, _DEPTH], weight.layout
+        weight.dtype, [SLOTS, weight.block_shape[0], GROUPS * _GROUP_ROWS, DEPTH], weight.layout
     )
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, _DEPTH], x.layout)
-    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, SCALES], _SCALES)
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, SCALES], SCALE_LAYOUT)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tables = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, TABLE_BLOCKS], plain)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -253,27 +254,17 @@ def launch_narrow(
     rows = tiles.groups * GROUP_ROWS
     is_blocked = is_by_block(weight, weight_scale)
     launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
-    shape, strides = [halves, num_outputs, num_inputs], [num_outputs * num_inputs, num_inputs, 1]
     launch(
         (-(-num_outputs // rows), tiles.splits, 1),
-        TensorDescriptor(
-            rounded, [*rounded.shape], [num_inputs, 1], [tiles.tokens, BLOCK], _MATRIX
-        ),
-        TensorDescriptor(weight, shape, strides, [halves, rows, BLOCK], _HALVES),
-        _described(scale, _num_scales(tiles)) if is_blocked else scale,
+        described_tokens(rounded, tiles.tokens),
+        described_weight(weight, halves, rows),
+        described_scales(scale, _num_scales(tiles)) if is_blocked else scale,
         weight_scale, bias, output, output_scale, num_tokens,
     )  # fmt: skip
 
 
 def _num_scales(tiles: NarrowFP8Tiles) -> int:
     return max(LEAST_SCALES, tiles.tokens)
-
-
-def _described(scale: torch.Tensor, num_scales: int) -> TensorDescriptor:
-    """Describes the scales of empty_token_scales to the copy engine, a block's of all tokens."""
-    (num_tokens, num_blocks), stride = scale.shape, scale.stride(1)
-    tile = [1, num_scales]
-    return TensorDescriptor(scale.t(), [num_blocks, num_tokens], [stride, 1], tile, _SCALES.value)
 
 
 @lru_cache
@@ -290,7 +281,7 @@ def _launcher(
     return Launch(
         _narrow_fp8_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
         SCALES=_num_scales(tiles), GROUPS=tiles.groups, GATED=is_gated, BLOCKED=is_blocked,
-        SPLITS=tiles.splits, SLOTS=tiles.slots, DTYPE=_DTYPES[dtype],
+        SPLITS=tiles.splits, SLOTS=tiles.slots, DTYPE=DTYPES[dtype],
         TABLE_BLOCKS=triton.next_power_of_2(num_blocks),
         GROUP_REGISTERS=_GROUP_REGISTERS[tiles.programs], LOAD_REGISTERS=_LOAD_REGISTERS,
         num_warps=4, maxnreg=_MOST_REGISTERS[tiles.groups, tiles.programs],

@@ -21,7 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.number_formats import BLOCK
 from models.ops.operands.weight_scales import is_by_block
@@ -32,21 +31,23 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.fp8_configurations import FP8_TOKENS, WideFP8Tiles
+from models.ops.triton.linear.fp8_operands import (
+    DEPTH,
+    DTYPES,
+    SCALE_LAYOUT,
+    described_scales,
+    described_tokens,
+    described_weight,
+)
 from models.ops.triton.linear.row_block_scales import keep_row_scales
 from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS
 from models.ops.triton.linear.wide_fp8_results import store_gated, store_sums
 
-_DEPTH = gl.constexpr(BLOCK)
-"""Inputs of a tile: those of one scale, and 128 bytes."""
 _GROUP_TOKENS = gl.constexpr(64)
 _TOKENS = gl.constexpr(FP8_TOKENS)
 _REGISTERS = (232, 40)
 """Of a thread of the second group, and of the warp that loads."""
-_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-_SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
-_MATRIX = gl.NVMMASharedLayout(128, 8, rank=2)
-_HALVES = gl.NVMMASharedLayout(128, 8, rank=3)
 
 
 @gluon.jit
@@ -61,7 +62,7 @@ def _load(
     weights, xs, scales, full, empty = ring
     SLOTS: gl.constexpr = xs.shape[0]
     TILE_ROWS: gl.constexpr = weight.block_shape[1]
-    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * TILE_ROWS + _TOKENS) * _DEPTH
+    FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * TILE_ROWS + _TOKENS) * DEPTH
     NUM_BYTES: gl.constexpr = FACTOR_BYTES + (_TOKENS * 4 if BLOCKED else 0)
     slot = 0
     phase = 1
@@ -71,7 +72,7 @@ def _load(
         for step in range(STEPS):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
-            depth = (first_step + step) * _DEPTH
+            depth = (first_step + step) * DEPTH
             mbarrier.expect(ready, NUM_BYTES)
             place = [0, row_tile * TILE_ROWS, depth]
             tma.async_copy_global_to_shared(weight, place, ready, weights.index(slot))
@@ -126,8 +127,8 @@ def _multiply(
     PRODUCTS: gl.constexpr = TILE_ROWS // ROWS
     WIDTH: gl.constexpr = TILE_ROWS // (2 if GATED else 1)
     # Of all rows, gate's and up's.
-    NUM_ROW_BLOCKS: gl.constexpr = (NUM_OUTPUTS * (2 if GATED else 1) + _DEPTH - 1) // _DEPTH
-    SECOND_BLOCK: gl.constexpr = (NUM_OUTPUTS if GATED else ROWS) // _DEPTH
+    NUM_ROW_BLOCKS: gl.constexpr = (NUM_OUTPUTS * (2 if GATED else 1) + DEPTH - 1) // DEPTH
+    SECOND_BLOCK: gl.constexpr = (NUM_OUTPUTS if GATED else ROWS) // DEPTH
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
     wait_for_previous(DEPENDENT)
     slot = 0
@@ -137,7 +138,7 @@ def _multiply(
         token = token_tile * _TOKENS + GROUP * _GROUP_TOKENS
         output = row_tile * WIDTH
         if BLOCKED:
-            row_block = output // _DEPTH
+            row_block = output // DEPTH
             keep_row_scales(first_table, operands[1], row_block, NUM_BLOCKS)
             row_block = gl.minimum(row_block + SECOND_BLOCK, NUM_ROW_BLOCKS - 1)
             keep_row_scales(second_table, operands[1], row_block, NUM_BLOCKS)
@@ -146,7 +147,7 @@ def _multiply(
         for step in range(STEPS):
             mbarrier.wait(full.index(slot), phase)
             left = xs.index(slot).slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS)
-            right = weights.index(slot).reshape([TILE_ROWS, _DEPTH])
+            right = weights.index(slot).reshape([TILE_ROWS, DEPTH])
             token_scales = scales.index(slot)
             # Past the last block inputs are zeros.
             block = gl.minimum(first_step + step, NUM_BLOCKS - 1)
@@ -189,7 +190,7 @@ def _wide_fp8_kernel(
     x_scale: of rows a pointer, of blocks what the copy engine needs.
     """
     let_next_start(DEPENDENT)
-    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + _DEPTH - 1) // _DEPTH
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + DEPTH - 1) // DEPTH
     STEPS: gl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
     WIDTH: gl.constexpr = weight.block_shape[1]
     num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH
@@ -197,10 +198,10 @@ def _wide_fp8_kernel(
     counts = (num_row_tiles, num_token_tiles, num_row_tiles * num_token_tiles)
     first_step = gl.program_id(1) * STEPS
     weights = gl.allocate_shared_memory(
-        weight.dtype, [SLOTS, weight.block_shape[0], WIDTH, _DEPTH], weight.layout
+        weight.dtype, [SLOTS, weight.block_shape[0], WIDTH, DEPTH], weight.layout
     )
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, _TOKENS, _DEPTH], x.layout)
-    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, _TOKENS], _SCALES)
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, _TOKENS, DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, _TOKENS], SCALE_LAYOUT)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tables = gl.allocate_shared_memory(gl.float32, [4, TABLE_BLOCKS], plain)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -249,24 +250,13 @@ def launch_wide(
     is_blocked = is_by_block(weight, weight_scale)
     launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
     num_tiles = -(-num_outputs // rows) * -(-num_tokens // FP8_TOKENS)
-    shape, strides = [halves, num_outputs, num_inputs], [num_outputs * num_inputs, num_inputs, 1]
-    tile = [halves, rows, BLOCK]
     launch(
         (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
-        TensorDescriptor(
-            rounded, [*rounded.shape], [num_inputs, 1], [FP8_TOKENS, BLOCK], _MATRIX
-        ),
-        TensorDescriptor(weight, shape, strides, tile, _HALVES),
-        _described(scale) if is_blocked else scale,
+        described_tokens(rounded, FP8_TOKENS),
+        described_weight(weight, halves, rows),
+        described_scales(scale, FP8_TOKENS) if is_blocked else scale,
         weight_scale, bias, output, output_scale, num_tokens,
     )  # fmt: skip
-
-
-def _described(scale: torch.Tensor) -> TensorDescriptor:
-    """Describes the scales of empty_token_scales to the copy engine, a block's of 128 tokens."""
-    (num_tokens, num_blocks), stride = scale.shape, scale.stride(1)
-    tile = [1, FP8_TOKENS]
-    return TensorDescriptor(scale.t(), [num_blocks, num_tokens], [stride, 1], tile, _SCALES.value)
 
 
 @lru_cache
@@ -284,7 +274,7 @@ def _launcher(
     return Launch(
         _wide_fp8_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, ROWS=tiles.rows,
         GATED=is_gated, BLOCKED=is_blocked, SPLITS=tiles.splits, SLOTS=tiles.slots,
-        DTYPE=_DTYPES[dtype], TABLE_BLOCKS=triton.next_power_of_2(num_blocks),
+        DTYPE=DTYPES[dtype], TABLE_BLOCKS=triton.next_power_of_2(num_blocks),
         GROUP_REGISTERS=group_registers, LOAD_REGISTERS=load_registers,
         num_warps=4, **launch_options(device),
     )  # fmt: skip
