@@ -134,6 +134,7 @@ def test_each_piece_is_wrapped_once_and_knows_its_position(folder, eager):
     assert calls[:5] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="depyf 0.20 knows no code of Python 3.14")
 def test_a_dump_holds_the_trace_and_every_piece(folder, tmp_path):
     StepDriver(folder, prepare=compile_at(3, debug_dump_path=tmp_path))
     files = {path.name for path in (tmp_path / "rank_0").iterdir()}
