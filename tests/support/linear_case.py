@@ -67,10 +67,7 @@ class LinearCase:
         """Runs the kernel of the tensor cores, which leaves norm and residual to others."""
         from models.ops.triton.linear.matrix_linear import matrix_linear
 
-        output = matrix_linear(
-            self.x, self.weight, self.bias, tiles,
-            weight_scale=self.weight_scale, is_gated=self.is_gated,
-        )  # fmt: skip
+        output = matrix_linear(self.x, self.weight, self.bias, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)
 
     def run_wide(self, tiles):

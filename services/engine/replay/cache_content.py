@@ -10,12 +10,8 @@ from protos.engine.v1.batch_pb2 import BlockTableUpdates
 from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, read_int32
 from services.engine.limits import StepLimits
 from services.engine.replay.recording import ReplayError
-from services.engine.worker.inputs.batch import (
-    Batch,
-    Int32Array,
-    read_assignments,
-    read_block_writes,
-)
+from services.engine.worker.inputs.batch import Batch, read_assignments, read_block_writes
+from services.engine.worker.inputs.checks import Int32Array
 
 Slots = npt.NDArray[np.int64]
 """Slots of the cache: block id * block size + offset."""

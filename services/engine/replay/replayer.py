@@ -25,7 +25,8 @@ from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
-from services.engine.worker.inputs.batch import Batch, Int32Array
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.runner.speculator import Speculation
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from services.engine.batch import StepResult, read_int32, read_tokens
 from services.engine.replay.recording import ReplayError
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.inputs.batch import Batch, Int64Array
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.checks import Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,11 @@ class BackgroundCapture:
             return True
         if compilation is not None and not (graphs.is_early and compilation.waits):
             return False
-        if not graphs.has_next or graphs.must_wait(max_under_test=self._max_under_test(is_idle)):
+        # The clock is the cheapest to ask, and every step asks.
+        if not is_idle and self._clock() < self._next_s:
             return False
-        return is_idle or self._clock() >= self._next_s
+        max_under_test = self._max_under_test(is_idle)
+        return graphs.has_next and not graphs.must_wait(max_under_test=max_under_test)
 
     @property
     def is_compiling(self) -> bool:

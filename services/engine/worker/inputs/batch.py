@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from models.forward_context import GraphKey, PromptChunk
 from services.engine.batch import (
@@ -14,14 +12,14 @@ from services.engine.batch import (
     GraphKind,
     RowAssignment,
     SamplingMetadata,
-    SpecDecodeMetadata,
     ordered_mode,
     read_int32,
     runtime_mode,
 )
 from services.engine.compilation.graphs.capture_plan import read_key
 from services.engine.limits import StepLimits
-from services.engine.spec_decode.verification import NO_DRAFT
+from services.engine.worker.inputs.checks import Int32Array, is_below, refuse, require
+from services.engine.worker.inputs.drafts import Drafts
 
 _NO_GRAPH = CUDAGraphMode.CUDA_GRAPH_MODE_NONE
 _ORDERED_KINDS = (
@@ -29,111 +27,6 @@ _ORDERED_KINDS = (
     GraphKind.GRAPH_KIND_MIXED,
     GraphKind.GRAPH_KIND_PIECEWISE,
 )
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
-    """Drafts of the S requests that sample, at most k of each.
-
-    A request samples k + 1 tokens: after its last query token that is no draft, and after each
-    draft. A request with fewer drafts repeats its last query token.
-
-    counts: [R], drafts of each request of the step; 0 for one that does not sample.
-    token_ids: [S, k], padded with NO_DRAFT; carried requests have their drafts in their rows.
-    token_indices: [S, k + 1], the query tokens after which the step samples.
-    row_ids: [S, k + 1]. positions: [S, k + 1], of the sampled tokens in their rows; of carried
-        requests the last that is possible.
-    num_next: drafts to make for each request.
-    carried: [C], indices of the requests whose length and drafts their rows know, ascending.
-    is_carried: [S], whether a request is one of them.
-    """
-
-    counts: Int32Array
-    token_ids: Int32Array
-    token_indices: Int32Array
-    row_ids: Int32Array
-    positions: Int32Array
-    num_next: int
-    carried: Int32Array
-    is_carried: npt.NDArray[np.bool_]
-
-    @classmethod
-    def read(
-        cls,
-        metadata: SpecDecodeMetadata,
-        *,
-        query_start_loc: Int32Array,
-        seq_lens: Int32Array,
-        row_ids: Int32Array,
-        sample_indices: Int32Array,
-        vocab_size: int,
-    ) -> "Drafts":
-        """Arranges a step's drafts.
-
-        Args:
-            metadata: the drafts.
-            query_start_loc: [R + 1], of the step, like the other arrays.
-            seq_lens: [R].
-            row_ids: [R].
-            sample_indices: [S].
-            vocab_size: upper bound of drafts.
-
-        Raises:
-            ValueError: the drafts contradict the step.
-        """
-        counts = read_int32(metadata.num_draft_tokens)
-        token_ids = read_int32(metadata.draft_token_ids)
-        num_steps, num_sampling = metadata.num_spec_steps, len(sample_indices)
-        q_lens = np.diff(query_start_loc)
-        _require(len(counts) == len(seq_lens), "a request without its number of drafts")
-        is_carried = _carried(metadata, counts, q_lens)
-        _require(len(token_ids) == counts[~is_carried].sum(), "drafts missing or left over")
-        _require(
-            not is_carried.any() or is_carried[sample_indices].sum() == is_carried.sum(),
-            "a carried request that does not sample",
-        )
-        _require(
-            bool(((counts >= 0) & (counts <= num_steps) & (counts < q_lens)).all()),
-            "more drafts than query tokens or than num_spec_steps",
-        )
-        _require(metadata.num_next_drafts <= num_steps, "more next drafts than num_spec_steps")
-        _require(counts[sample_indices].sum() == counts.sum(), "drafts that are not verified")
-        _require(
-            not len(token_ids) or 0 <= token_ids.min() <= token_ids.max() < vocab_size,
-            "a draft outside the vocabulary",
-        )
-        sampled, is_carried = counts[sample_indices][:, None], is_carried[sample_indices]
-        columns = np.arange(num_steps + 1, dtype=np.int32)
-        padded = np.full((num_sampling, num_steps), NO_DRAFT, np.int32)
-        padded[(columns[:-1] < sampled) & ~is_carried[:, None]] = token_ids
-        from_end = np.minimum(columns, sampled) - sampled
-        return cls(
-            counts=counts,
-            token_ids=padded,
-            token_indices=query_start_loc[sample_indices + 1][:, None] - 1 + from_end,
-            row_ids=np.repeat(row_ids[sample_indices][:, None], num_steps + 1, axis=1),
-            positions=seq_lens[sample_indices][:, None] + from_end,
-            num_next=metadata.num_next_drafts,
-            carried=read_int32(metadata.carried_requests),
-            is_carried=is_carried,
-        )
-
-    @property
-    def least_positions(self) -> Int32Array:
-        """The first positions that the sampled tokens can have, [S, k + 1].
-
-        At most k drafts of a carried request are in flight, and all may be rejected.
-        """
-        return self.positions - self.is_carried[:, None] * np.int32(self.token_ids.shape[1])
-
-    def entries(self, row_length: int) -> Int32Array:
-        """Returns named drafts as writes to the table of tokens: [2, D], indices and values."""
-        is_draft = self.token_ids != NO_DRAFT
-        rows, positions = self.row_ids[:, :-1][is_draft], self.positions[:, :-1][is_draft]
-        return np.stack([rows * row_length + positions, self.token_ids[is_draft]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,39 +145,39 @@ class Batch:
     def _check_sizes(self, batch_size: int, limits: StepLimits) -> None:
         sizes = (len(self.query_start_loc) - 1, len(self.seq_lens), len(self.row_ids))
         if sizes != (batch_size,) * 3:
-            _refuse(f"arrays of {sizes} requests, not {batch_size}")
+            refuse(f"arrays of {sizes} requests, not {batch_size}")
         if not 0 < batch_size <= limits.max_num_seqs:
-            _refuse(f"{batch_size} requests")
+            refuse(f"{batch_size} requests")
         if not 0 < self.num_tokens <= limits.max_num_batched_tokens:
-            _refuse(f"{self.num_tokens} tokens")
+            refuse(f"{self.num_tokens} tokens")
 
     def _check_values(self, limits: StepLimits) -> None:
         # Plain slices and few reductions: this runs on every step's critical path.
         q_lens = self.query_start_loc[1:] - self.query_start_loc[:-1]
         longest = int(q_lens.max())
-        _require(int(q_lens.min()) > 0, "a request without a query token")
+        require(int(q_lens.min()) > 0, "a request without a query token")
         if longest != self.max_seqlen_q:
-            _refuse(f"max_seqlen_q is {self.max_seqlen_q}, not {longest}")
-        _require(
+            refuse(f"max_seqlen_q is {self.max_seqlen_q}, not {longest}")
+        require(
             self.query_start_loc[0] == 0 and self.query_start_loc[-1] == self.num_tokens,
             "query_start_loc does not run from 0 to num_tokens",
         )
-        _require(int((self.seq_lens - q_lens).min()) >= 0, "a query longer than its sequence")
+        require(int((self.seq_lens - q_lens).min()) >= 0, "a query longer than its sequence")
         longest = int(self.seq_lens.max())
         if longest != self.max_seqlen_k:
-            _refuse(f"max_seqlen_k is {self.max_seqlen_k}, not {longest}")
+            refuse(f"max_seqlen_k is {self.max_seqlen_k}, not {longest}")
         if longest > limits.max_model_len:
-            _refuse(f"a sequence of {longest} tokens")
-        _require(_is_below(self.row_ids, limits.max_num_seqs), "a row that does not exist")
+            refuse(f"a sequence of {longest} tokens")
+        require(is_below(self.row_ids, limits.max_num_seqs), "a row that does not exist")
         last = self.last_token_ids
         if last is not None:
-            _require(len(last) == len(self.sample_indices), "a request without its last token")
-            _require(_is_below(last, limits.vocab_size), "a token outside the vocabulary")
+            require(len(last) == len(self.sample_indices), "a request without its last token")
+            require(is_below(last, limits.vocab_size), "a token outside the vocabulary")
         samples = self.sample_indices
         if not len(samples):
             return
-        _require(bool((samples[1:] > samples[:-1]).all()), "sample_indices that do not ascend")
-        _require(
+        require(bool((samples[1:] > samples[:-1]).all()), "sample_indices that do not ascend")
+        require(
             samples[0] >= 0 and samples[-1] < len(self.seq_lens), "a sample index out of the batch"
         )
 
@@ -307,16 +200,16 @@ def read_block_writes(
     offsets = read_int32(updates.offsets)
     counts = read_int32(updates.counts)
     block_ids = read_int32(updates.block_ids)
-    _require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
+    require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
     ends = np.cumsum(counts)
-    _require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
+    require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
     width = limits.block_table_width
-    _require(_is_below(rows, limits.max_num_seqs), "a block-table row that does not exist")
-    _require(
+    require(is_below(rows, limits.max_num_seqs), "a block-table row that does not exist")
+    require(
         bool(((offsets >= 0) & (counts >= 0) & (offsets + counts <= width)).all()),
         f"a block-table update outside a row of {width} entries",
     )
-    _require(_is_below(block_ids, num_blocks), "a block that does not exist")
+    require(is_below(block_ids, num_blocks), "a block that does not exist")
     first = rows * width + offsets
     entries = np.empty((2, len(block_ids)), np.int32)
     entries[0] = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
@@ -332,12 +225,12 @@ def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequenc
     """
     for assignment in descriptor.row_assignments:
         token_ids = read_int32(assignment.token_ids)
-        _require(assignment.row < limits.max_num_seqs, f"assignment of row {assignment.row}")
-        _require(
+        require(assignment.row < limits.max_num_seqs, f"assignment of row {assignment.row}")
+        require(
             0 < assignment.num_prompt_tokens <= len(token_ids) <= limits.max_model_len,
             f"assignment of {len(token_ids)} tokens, {assignment.num_prompt_tokens} of the prompt",
         )
-        _require(_is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
+        require(is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
     return descriptor.row_assignments
 
 
@@ -351,9 +244,9 @@ def read_tokens_across_dp(descriptor: BatchDescriptor, limits: StepLimits) -> In
         return None  # a step that this rank runs alone
     counts = read_int32(descriptor.dp_metadata.num_tokens_across_dp)
     size = limits.data_parallel_size
-    _require(len(counts) == size > 1, f"the tokens of {len(counts)} data-parallel ranks")
+    require(len(counts) == size > 1, f"the tokens of {len(counts)} data-parallel ranks")
     limit = max(limits.max_num_batched_tokens, descriptor.context.num_tokens)
-    _require(_is_below(counts, limit + 1), f"more than {limit} tokens of a data-parallel rank")
+    require(is_below(counts, limit + 1), f"more than {limit} tokens of a data-parallel rank")
     return counts
 
 
@@ -367,7 +260,7 @@ def ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
     if mode == _NO_GRAPH:
         return None
     if key.kind not in _ORDERED_KINDS or ordered_mode(key) != mode:
-        _refuse(f"graph mode {runtime_mode(mode)} with a graph of kind {key.kind}")
+        refuse(f"graph mode {runtime_mode(mode)} with a graph of kind {key.kind}")
     return read_key(key)
 
 
@@ -375,38 +268,4 @@ def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
     """Raises ValueError if the step needs a feature that this worker did not announce."""
     num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
     if num_spec_steps != limits.num_speculative_tokens:
-        _refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")
-
-
-def _carried(
-    metadata: SpecDecodeMetadata, counts: Int32Array, q_lens: Int32Array
-) -> npt.NDArray[np.bool_]:
-    """Returns whether each request of a step is carried, [R].
-
-    Raises:
-        ValueError: the metadata contradicts the step.
-    """
-    is_carried = np.zeros(len(counts), bool)
-    carried = read_int32(metadata.carried_requests)
-    if len(carried):
-        _require(bool((carried[1:] > carried[:-1]).all()), "carried requests that do not ascend")
-        _require(_is_below(carried, len(counts)), "a carried request out of the batch")
-        is_carried[carried] = True
-        _require(
-            bool((q_lens[is_carried] == counts[is_carried] + 1).all()),
-            "a carried request with other tokens than its newest and its drafts",
-        )
-    return is_carried
-
-
-def _is_below(values: Int32Array | Int64Array, limit: int) -> bool:
-    return not len(values) or bool(values.min() >= 0 and values.max() < limit)
-
-
-def _require(condition: bool, found: str) -> None:
-    if not condition:
-        _refuse(found)
-
-
-def _refuse(found: str) -> NoReturn:
-    raise ValueError(f"the step's descriptor is invalid: it has {found}")
+        refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")

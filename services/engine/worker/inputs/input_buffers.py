@@ -21,7 +21,9 @@ from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.limits import StepLimits
-from services.engine.worker.inputs.batch import Batch, Drafts, Int32Array
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.checks import Int32Array
+from services.engine.worker.inputs.drafts import Drafts
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from services.engine.batch import read_int32
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
-from services.engine.worker.inputs.batch import Batch, Int32Array
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.transfer import to_device
 
 SLICE_ROWS = 128

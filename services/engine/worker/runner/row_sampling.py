@@ -19,7 +19,7 @@ from services.engine.batch import RowAssignment, RowSampling, read_float32, read
 from services.engine.request import MAX_EOS_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from services.engine.sampling.logit_edits import LogitEdits
 from services.engine.sampling.sampler import TokenChoice
-from services.engine.worker.inputs.batch import Int32Array
+from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.transfer import to_device
 
 MAX_END_TOKEN_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS

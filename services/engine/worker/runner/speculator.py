@@ -15,7 +15,8 @@ from services.engine.worker.graphs.draft_program import DraftProgram
 from services.engine.worker.graphs.drafter import Drafter, DraftModel
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.whole_graphs import GraphProgram
-from services.engine.worker.inputs.batch import Batch, Drafts
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.drafts import Drafts
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
 from services.engine.worker.inputs.sampled_positions import SampledPositions

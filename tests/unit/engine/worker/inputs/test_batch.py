@@ -5,7 +5,7 @@ import pytest
 
 from services.engine.batch import SpecDecodeMetadata, pack_int32
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.inputs.batch import Drafts
+from services.engine.worker.inputs.drafts import Drafts
 
 
 def read(counts, token_ids, *, q_lens=(3, 4, 2), sample_indices=(0, 2), num_steps=2):
