@@ -188,7 +188,8 @@ def test_descriptors_that_are_closed_at_the_start_are_not_taken_by_others():
         stdout=subprocess.PIPE,
         preexec_fn=lambda: (os.close(0), os.close(2)),
     ) as process:
-        assert process.communicate(timeout=60)[0] == b"True\n"
+        output = process.communicate(timeout=60)[0]
+        assert (output, process.returncode) == (b"True\n", 0)
 
 
 def test_a_forked_process_that_closes_what_it_inherited_still_writes_to_standard_error():
