@@ -12,8 +12,8 @@ from services.engine.worker.graphs.graph_set import GraphSet
 SERVING_SHARE = 4.0
 """Under load, serving gets this multiple of the last slice's time before the next, if steps have
 missed the graph."""
-LEISURE_SHARE = 30.0
-"""The multiple otherwise: fewer than one step in a hundred waits."""
+LEISURE_SHARE = 60.0
+"""The multiple otherwise: about one step in three hundred waits."""
 
 POLL_S = 2e-3
 """Pause between checks of a running compilation or test."""
@@ -23,7 +23,7 @@ class BackgroundCapture:
     """Decides when to capture the next graph, and captures it in slices between steps.
 
     An idle worker captures continuously, each graph while the device tests the last. Under load,
-    graphs that steps have missed take at most a fifth of the time, others a thirtieth, and a step
+    graphs that steps have missed take at most a fifth of the time, others a sixtieth, and a step
     waits for at most one slice. While the model is compiled, only decodes that steps have missed
     are captured, and only while the compilation waits for other processes.
     """
