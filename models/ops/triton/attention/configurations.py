@@ -114,6 +114,18 @@ _DECODE_8_BITS = {
 }
 """For FP8 keys and values: 128 requests of 4096 tokens took 285 us instead of 465 with _WIDE."""
 
+_SINGLE_TOKENS_8_BITS = (
+    (MOST_WHOLE, Tiles(rows=16, keys=64, num_warps=2, num_stages=3)),
+    (256, Tiles(rows=16, keys=32, num_warps=1, num_stages=3, starts_next_late=False)),
+    (inf, _DEEP),
+)
+"""The same as _SINGLE_TOKENS for FP8 keys and values.
+
+280 tokens of 1, 8, 16 and 32 requests took 8.8, 11.1, 13.1 and 15.5 us; with _DEEP 9.9, 11.7, 13.6
+and 16.0. Keys held as in _WHOLE and _HALF are faster up to 128 tokens only (H200, 32 heads, 8 kv
+heads of 128, 2026-11).
+"""
+
 _FIRST_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
     (2, 128): Tiles(rows=128, keys=128, num_warps=8, num_stages=3),
@@ -203,14 +215,14 @@ def decode_tiles(
     Raises:
         ValueError: no kernel takes such heads.
     """
-    if cache_dtype.itemsize == 1:
-        return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
+    is_8_bits = cache_dtype.itemsize == 1
     if num_requests is not None and dtype.itemsize == 2 and padded_head_dim <= 128:
-        if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE:
+        if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE and not is_8_bits:
             return _WIDE
+        table = _SINGLE_TOKENS_8_BITS if is_8_bits else _SINGLE_TOKENS
         num_pairs = num_requests * num_kv_heads
-        return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
-    return _look_up(_DECODE, dtype, padded_head_dim)
+        return next(tiles for most, tiles in table if num_pairs <= most)
+    return _look_up(_DECODE_8_BITS if is_8_bits else _DECODE, dtype, padded_head_dim)
 
 
 def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:

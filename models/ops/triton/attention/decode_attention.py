@@ -75,7 +75,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr,
+    HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
@@ -146,14 +146,14 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     q = repeated(q, ROWS)
     highest = repeated(highest, ROWS)
     total = repeated(total, ROWS)
-    positions = tl.zeros([ROWS], tl.int32) + seq_len
     if HAS_SCALES and HEAD_DIM % 4 == 0 and BLOCK_D >= 64:
         acc, highest, total = attend_keys_of_8_bits(
-            q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
-            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS, BLOCK_D, SOFT_CAP,
+            q, acc, highest, total, start, end, table_ptr, (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr),
+            kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS,
+            BLOCK_D, SOFT_CAP, HAS_ASSEMBLY,
         )  # fmt: skip
     else:
+        positions = tl.zeros([ROWS], tl.int32) + seq_len
         if HELD_KEYS > 0:
             held = start + tl.arange(0, HELD_KEYS)
             acc, highest, total = fold_tile(
@@ -291,7 +291,7 @@ def _launcher(
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
-        SOFT_CAP=soft_cap,
+        SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
         NUM_PROGRAMS=tiles.num_programs,
         # With two rows per warp, a sum over a head stays within its warp.
         HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),

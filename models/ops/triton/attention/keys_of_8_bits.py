@@ -1,14 +1,48 @@
-"""The inner loop of decode attention over FP8 keys and values."""
+"""Decode attention's tiles of FP8 keys and values, and the loop over them.
+
+Values are read four at a time: tensor cores take pairs of values of two keys, which are far apart
+in memory, and byte by byte that is one load each. Both factors of either product are float16, to
+which FP8 converts in one instruction, unless queries are float32.
+"""
 
 import triton
 import triton.language as tl
 
-from models.ops.triton.attention.online_softmax import weigh_keys, widened
+from models.ops.triton.attention.online_softmax import soft_capped, widened
+
+_UNPACK = tl.constexpr(
+    "{ .reg .b32 both; .reg .b16 pair, rest;"
+    + "".join(
+        f"prmt.b32 both, $4, $5, {0x40 + 0x11 * byte:#x}; mov.b32 {{pair, rest}}, both;"
+        f"cvt.rn.f16x2.e4m3x2 ${byte}, pair;"
+        for byte in range(4)
+    )
+    + "}"
+)
+"""Converts the four bytes of two words, the same byte of both at a time."""
+_LEAST_UNIT = tl.constexpr(1e-37)
 
 
 @triton.jit
-def _quarter(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
+def _byte(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
     return widened(((words >> SHIFT) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True), dtype)
+
+
+@triton.jit
+def _bytes(words, dtype: tl.constexpr, HAS_ASSEMBLY: tl.constexpr):
+    """Returns the numbers in the bytes of words, from the lowest on."""
+    if HAS_ASSEMBLY and dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            _UNPACK, "=r,=r,=r,=r,r,r", [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        return (
+            _byte(words, 0, dtype),
+            _byte(words, 8, dtype),
+            _byte(words, 16, dtype),
+            _byte(words, 24, dtype),
+        )
 
 
 @triton.jit
@@ -28,51 +62,104 @@ def join_quarters(a, b, c, d, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def attend_keys_of_8_bits(
-    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
-    v_scale_ptr, kv_head, dims, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0,
-):  # fmt: skip
-    """Does what attend_keys does on the diagonal, reading values four at a time.
+def _fitted(q):
+    """Returns queries that fit into float16, and what to multiply their scores by.
 
-    Tensor cores take pairs of values of two keys, which are far apart in memory: byte by byte that
-    is one load each. HEAD_DIM is a multiple of 4. Keys are multiplied in float16, to which FP8
-    converts in one instruction, unless queries are float32.
+    Divided by a power of two near a row's largest magnitude, bfloat16 fits. Only elements below
+    2^-14 of it change: they round to multiples of 2^-24.
     """
-    q_scale = tl.full([ROWS], 1.0, tl.float32)
-    weight_type: tl.constexpr = q.dtype
+    scale = tl.full([q.shape[0]], 1.0, tl.float32)
     if q.dtype == tl.bfloat16:
-        # Divided by a power of two near their largest magnitude, queries fit into float16. Only
-        # elements below 2^-14 of it change: they round to multiples of 2^-24.
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        q_scale = tl.where(power > 0.0, power, 1.0)
-        q = (q.to(tl.float32) / q_scale[:, None]).to(tl.float16)
-    a, b, c, d = split_quarters(acc, ROWS, BLOCK_D)
-    words_ptr = v_ptr.to(tl.pointer_type(tl.uint32))
+        scale = tl.where(power > 0.0, power, 1.0)
+        q = (q.to(tl.float32) / scale[:, None]).to(tl.float16)
+    return q, scale
+
+
+@triton.jit
+def _load(
+    keys, is_key, table_ptr, pointers, kv_head, dims,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Returns cached keys of one kv head, [KEYS, BLOCK_D], and their values in words of four.
+
+    Each is followed by its scales; what is no key is zero.
+    """
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = pointers
     quarters = tl.arange(0, BLOCK_D // 4)
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+    in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+    k = tl.load(k_ptr + slot[:, None] * HEAD_DIM + dims[None, :], mask=in_keys, other=0.0)
+    in_values = is_key[:, None] & (quarters < HEAD_DIM // 4)[None, :]
+    at_values = slot[:, None] * (HEAD_DIM // 4) + quarters[None, :]
+    words_ptr = v_ptr.to(tl.pointer_type(tl.uint32))
+    words = tl.load(words_ptr + at_values, mask=in_values, other=0)
+    k_scale = tl.load(k_scale_ptr + slot, mask=is_key, other=0.0)
+    v_scale = tl.load(v_scale_ptr + slot, mask=is_key, other=0.0)
+    return k, k_scale, words, v_scale
+
+
+@triton.jit
+def _fold(
+    q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2,
+    SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+):  # fmt: skip
+    """Folds a tile into a running softmax: online_softmax.fold_tile.
+
+    sums: the quarters of the weighted values so far, divided by `unit`, the largest scale of the
+        last tile's values: so weights times scales fit into float16.
+    """
+    k, k_scale, words, v_scale = tile
+    scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * k_scale[None, :]
+    factor = q_scale * scale_log2
+    if SOFT_CAP > 0.0:
+        scores = soft_capped(scores * q_scale[:, None], scale_log2, SOFT_CAP)
+        factor = tl.full(q_scale.shape, 1.0, tl.float32)
+    scores = tl.where(is_key[None, :], scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
+    weights = tl.exp2(scores * factor[:, None] - new_highest[:, None])
+    kept = tl.exp2(highest - new_highest)
+    total = total * kept + tl.sum(weights, 1)
+    new_unit = tl.maximum(tl.max(v_scale, 0), _LEAST_UNIT)
+    per_unit = 1.0 / new_unit
+    weights = (weights * (v_scale * per_unit)[None, :]).to(q.dtype)
+    kept = (kept * (unit * per_unit))[:, None]
+    a, b, c, d = sums
+    e, f, g, h = _bytes(words, q.dtype, HAS_ASSEMBLY)
+    a = tl.dot(weights, e, a * kept, input_precision="ieee")
+    b = tl.dot(weights, f, b * kept, input_precision="ieee")
+    c = tl.dot(weights, g, c * kept, input_precision="ieee")
+    d = tl.dot(weights, h, d * kept, input_precision="ieee")
+    return (a, b, c, d), new_unit, new_highest, total
+
+
+@triton.jit
+def attend_keys_of_8_bits(
+    q, acc, highest, total, start, end, table_ptr, pointers, kv_head, dims, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+):  # fmt: skip
+    """Does what attend_keys does for queries that see all keys in [start, end).
+
+    pointers: to keys, values and the scales of both. HEAD_DIM is a multiple of 4. HAS_ASSEMBLY: a
+    GPU runs the kernel, not Triton's interpreter.
+    """
+    q, q_scale = _fitted(q)
+    sums = split_quarters(acc, ROWS, BLOCK_D)
+    unit = 1.0
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
         is_key = keys < end
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(k_ptr + slot[:, None] * HEAD_DIM + dims[None, :], mask=in_keys, other=0.0)
-        in_values = is_key[:, None] & (quarters < HEAD_DIM // 4)[None, :]
-        at_values = slot[:, None] * (HEAD_DIM // 4) + quarters[None, :]
-        words = tl.load(words_ptr + at_values, mask=in_values, other=0)
-        k_scale = tl.load(k_scale_ptr + slot, mask=is_key, other=0.0)
-        v_scale = tl.load(v_scale_ptr + slot, mask=is_key, other=0.0)
-        weights, kept, highest, total = weigh_keys(
-            q, widened(k, q.dtype), q_scale[:, None] * k_scale[None, :], highest, total, keys, end,
-            positions, scale_log2, True, 0, True, SOFT_CAP,
+        tile = _load(
+            keys, is_key, table_ptr, pointers, kv_head, dims,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
         )  # fmt: skip
-        weights = (weights * v_scale[None, :]).to(weight_type)
-        kept = kept[:, None]
-        a = tl.dot(weights, _quarter(words, 0, weight_type), a * kept, input_precision="ieee")
-        b = tl.dot(weights, _quarter(words, 8, weight_type), b * kept, input_precision="ieee")
-        c = tl.dot(weights, _quarter(words, 16, weight_type), c * kept, input_precision="ieee")
-        d = tl.dot(weights, _quarter(words, 24, weight_type), d * kept, input_precision="ieee")
-    return join_quarters(a, b, c, d, ROWS, BLOCK_D), highest, total
+        sums, unit, highest, total = _fold(
+            q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2, SOFT_CAP, HAS_ASSEMBLY
+        )
+    a, b, c, d = sums
+    return join_quarters(a, b, c, d, ROWS, BLOCK_D) * unit, highest, total
