@@ -49,6 +49,7 @@ def _hopper_attention_kernel(
     scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+    PART: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
     KEYS: gl.constexpr = new_k.block_type.shape[0]
@@ -71,11 +72,11 @@ def _hopper_attention_kernel(
         [
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
@@ -103,12 +104,14 @@ def hopper_attention(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
+    part: int = 0,
 ) -> None:
     """Runs prefill_attention with the tiles of hopper_tiles.
 
     There is one program per multiprocessor, as one fills its registers and shared memory; programs
     draw `tickets` for work, int32 of which the first is 0 before and after. Rows of k and v start
-    at a multiple of 16 bytes. Other arguments are as in prefill_attention.
+    at a multiple of 16 bytes. part: keys by position that have a softmax of their own, a multiple
+    of the tiles' keys, or 0 for one softmax. Other arguments are as in prefill_attention.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = cache.k.shape[1:3]
@@ -120,7 +123,14 @@ def hopper_attention(
     piece = [min(block_size, tiles.keys), CHUNK_DIMS.value]
     k_cache, v_cache = (_described(x.flatten(2).flatten(0, 1), piece) for x in (cache.k, cache.v))
     launch = _launcher(
-        num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, q.device
+        num_kv_heads,
+        group,
+        block_size,
+        tiles,
+        sliding_window or 0,
+        sinks is not None,
+        part,
+        q.device,
     )
     num_programs = min(_num_multiprocessors(q.device), num_tiles * num_kv_heads)
     launch(
@@ -150,12 +160,14 @@ def _launcher(
     tiles: Tiles,
     window: int,
     has_sinks: bool,
+    part: int,
     device: torch.device,
 ) -> Launch:
     del device
     return Launch(
         _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
-        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, num_warps=tiles.num_warps,
+        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
+        num_warps=tiles.num_warps,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from models.ops.triton.attention.configurations import Tiles, hopper_tiles, pref
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.request_search import request_of_tile
-from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+from models.ops.triton.launching.copy_engine import aligned_heads
 from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -152,7 +152,7 @@ def prefill_attention(
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    k, v = _aligned(k), _aligned(v)
+    k, v = aligned_heads(k), aligned_heads(v)
     tiles = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], num_kv_heads)
     if tiles is not None and metadata.workspace is not None and not soft_cap:
         hopper_attention(
@@ -212,17 +212,6 @@ def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:
     if metadata.seq_lens.shape[0] > 1:
         return False, True
     return (metadata.max_seqlen_k > metadata.max_seqlen_q,)
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Returns [T, Hk, D] with heads aligned for the copy engine; copies unaligned ones."""
-    starts = (x.data_ptr(), x.stride(0) * x.itemsize, x.stride(1) * x.itemsize)
-    if all(start % COPY_ALIGNMENT == 0 for start in starts):
-        return x
-    unit = COPY_ALIGNMENT // x.itemsize
-    num_tokens, num_heads, head_dim = x.shape
-    padded = x.new_zeros(num_tokens, num_heads, triton.cdiv(head_dim, unit) * unit)
-    return padded[:, :, :head_dim].copy_(x)
 
 
 def _described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
