@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.attention.attention import unified_attention_with_output
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 
@@ -40,7 +39,8 @@ class Attention(nn.Module):
         self, device: torch.device, cache_dtype: torch.dtype
     ) -> AttentionCGSupport:
         """Returns the steps whose graphs may contain this layer."""
-        return attention_cudagraph_support(device, caches_new_keys=cache_dtype == FP8_CACHE_DTYPE)
+        del cache_dtype
+        return attention_cudagraph_support(device)
 
     def forward(
         self,

@@ -33,7 +33,7 @@ BATCHES = {
 def run(case: AttentionCase) -> torch.Tensor:
     """Runs a case that the kernel for Hopper GPUs takes."""
     block_size, num_kv_heads = case.cache.k.shape[1:3]
-    if hopper_tiles(case.q, case.cache.k.dtype, block_size, num_kv_heads) is None:
+    if hopper_tiles(case.q, case.q.dtype, block_size, num_kv_heads) is None:
         pytest.skip("needs a GPU of compute capability 9.0")
     output = case.run()
     assert case.metadata.workspace.counters.count_nonzero() == 0
@@ -97,8 +97,24 @@ def test_dummy_chunks_disturb_no_request():
     assert torch.equal(run(case)[40:340], expected[40:340])
 
 
-def test_where_a_prompt_is_cut_changes_no_bit():
+@pytest.mark.parametrize("room", [2**28, 50 * 2**16], ids=["room", "little-room"])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 33, "has_sinks": True}], ids=str)
+@pytest.mark.parametrize("heads", [QWEN3_8B, HEADS["gpt-oss"]], ids=["8b", "gpt-oss"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_chunks_read_copies_of_a_cache_of_8_bits(monkeypatch, batch, heads, options, room):
+    widened_cache = pytest.importorskip("models.ops.triton.attention.widened_cache")
+    monkeypatch.setattr(widened_cache, "_MOST_BYTES", room)
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": True, **options}
+    case = make_case(*batch, heads, **options)
+    case.leave_window()
+    output = run(case)
+    assert_rows_close(output, case.exact_reading().run())
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
+def test_where_a_prompt_is_cut_changes_no_bit(has_fp8_cache):
     options = {"dtype": torch.bfloat16, "device": "cuda", "has_rotation": False}
+    options["has_fp8_cache"] = has_fp8_cache
     whole = make_case([700], [700], QWEN3_8B, **options)
     expected = run(whole)
     metadata = replace(

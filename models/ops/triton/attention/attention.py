@@ -33,8 +33,13 @@ def attend(
         return
     # The output holds the transformed queries at first: every program reads only its own queries,
     # and reads them before it overwrites them.
-    queries, keys = (q, k) if transform is None else (output, k.new_empty(k.shape))
-    rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform)
+    queries = q if transform is None else output
+    # Chunks read keys and values as an 8-bit cache has them, so that their cut matters little.
+    is_rounded = cache.k_scale is not None and metadata.max_seqlen_q > 1
+    keys = None if transform is None and not is_rounded else k.new_empty(k.shape)
+    values = v.new_empty(v.shape) if is_rounded else None
+    rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform, kept_v=values)
+    k, v = k if keys is None else keys, v if values is None else values
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
         decode_attention(
@@ -44,7 +49,7 @@ def attend(
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
         prefill_attention(
-            queries, keys, v, cache, metadata, output,
+            queries, k, v, cache, metadata, output,
             min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
             soft_cap=soft_cap,
         )  # fmt: skip

@@ -176,11 +176,22 @@ The compiler keeps in memory what a program needs once a part, the sums of earli
 of products and the keys of a tile, which decide a row's bits, are those of _INVARIANT.
 """
 
+_INVARIANT_BESIDE_HOPPER = {
+    64: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
+    128: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
+}
+"""By head dimension, for few queries of a request where _HOPPER takes the others: with the keys of
+its tiles, as each tile rescales what is before it."""
+
 _HOPPER = {
     64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
     128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
 }
 """By head dimension; stages fill the shared memory."""
+
+MANY_INVARIANT_PAIRS = 256
+"""From more requests times kv heads on, in batch-invariant mode hopper_attention takes single
+tokens too: it fetches keys without a pause, but computes tiles of as many rows as for chunks."""
 
 _LEAST_HOPPER_BLOCK = 8
 """Smallest block, in tokens, that fills whole rows of the copy engine's swizzle pattern."""
@@ -267,6 +278,11 @@ def hopper_tiles(
     ):
         return None
     return tiles
+
+
+def invariant_tiles_beside_hopper(head_dim: int) -> Tiles:
+    """Returns the tiles of invariant_attention for heads that hopper_attention takes."""
+    return _INVARIANT_BESIDE_HOPPER[head_dim]
 
 
 def num_splits(

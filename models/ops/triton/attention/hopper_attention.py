@@ -45,10 +45,11 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, ticket_ptr, block_tables_ptr,
-    seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride, num_requests, min_queries, num_tiles,
-    scale_log2,
+    seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, table_stride, num_requests,
+    min_queries, num_tiles, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+    PART: gl.constexpr, HAS_READY: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
     KEYS: gl.constexpr = new_k.block_type.shape[0]
@@ -71,17 +72,17 @@ def _hopper_attention_kernel(
         [
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
-                k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride,
-                num_requests, min_queries, num_tiles,
-                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW,
+                k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr,
+                table_stride, num_requests, min_queries, num_tiles,
+                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW, HAS_READY,
             )),
         ],
         [4, 1],
@@ -103,12 +104,16 @@ def hopper_attention(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
+    part: int = 0,
+    is_ready: torch.Tensor | None = None,
 ) -> None:
     """Runs prefill_attention with the tiles of hopper_tiles.
 
     There is one program per multiprocessor, as one fills its registers and shared memory; programs
     draw `tickets` for work, int32 of which the first is 0 before and after. Rows of k and v start
-    at a multiple of 16 bytes. Other arguments are as in prefill_attention.
+    at a multiple of 16 bytes. part: keys by position that have a softmax of their own, a multiple
+    of the tiles' keys, or 0 for one softmax. is_ready: [R] int32, 0 for requests to skip. Other
+    arguments are as in prefill_attention.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = cache.k.shape[1:3]
@@ -120,14 +125,16 @@ def hopper_attention(
     piece = [min(block_size, tiles.keys), CHUNK_DIMS.value]
     k_cache, v_cache = (_described(x.flatten(2).flatten(0, 1), piece) for x in (cache.k, cache.v))
     launch = _launcher(
-        num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, q.device
-    )
+        num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, part,
+        is_ready is not None, q.device,
+    )  # fmt: skip
     num_programs = min(_num_multiprocessors(q.device), num_tiles * num_kv_heads)
     launch(
         (num_programs, 1, 1),
         queries, new_k, new_v, k_cache, v_cache, output, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
-        q if sinks is None else sinks, metadata.block_tables.stride(0),
+        q if sinks is None else sinks, metadata.seq_lens if is_ready is None else is_ready,
+        metadata.block_tables.stride(0),
         metadata.seq_lens.shape[0], min_queries, num_tiles, scale * LOG2_E,
     )  # fmt: skip
 
@@ -150,12 +157,15 @@ def _launcher(
     tiles: Tiles,
     window: int,
     has_sinks: bool,
+    part: int,
+    has_ready: bool,
     device: torch.device,
 ) -> Launch:
     del device
     return Launch(
         _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
-        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, num_warps=tiles.num_warps,
+        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
+        HAS_READY=has_ready, num_warps=tiles.num_warps,
     )  # fmt: skip
 
 

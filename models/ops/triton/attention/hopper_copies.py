@@ -208,10 +208,10 @@ def _copy_piece(
 @gluon.jit
 def copy_all(
     q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v, k_cache, v_cache,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride, num_requests, min_queries,
-    num_tiles,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, table_stride, num_requests,
+    min_queries, num_tiles,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    WINDOW: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_READY: gl.constexpr,
 ):  # fmt: skip
     """Loads pieces of work until there are none left: hopper_attention.
 
@@ -236,7 +236,10 @@ def copy_all(
         seq_len = gl.maximum(gl.load(seq_lens_ptr + request), num_queries)
         num_cached = seq_len - num_queries
         first_query = (tile - query_start // QUERIES - request) * QUERIES
-        if first_query < num_queries and num_queries >= min_queries:
+        is_mine = (first_query < num_queries) & (num_queries >= min_queries)
+        if HAS_READY:
+            is_mine = is_mine & (gl.load(is_ready_ptr + request) != 0)
+        if is_mine:
             first = 0
             if WINDOW > 0:
                 first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS

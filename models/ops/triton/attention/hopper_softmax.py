@@ -25,12 +25,18 @@ def _read(notes, place):
 
 
 @gluon.jit
+def _see_nothing(layout: gl.constexpr):
+    """Returns highest and total of rows that have seen no key: online_softmax.see_nothing."""
+    highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
+    return highest, gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
+
+
+@gluon.jit
 def _before_keys(
     head, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr
 ):
     """Returns the highest score and the total of rows before they see any key."""
-    highest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
-    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
+    highest, total = _see_nothing(layout)
     if HAS_SINKS:
         # Scores without keys count as if seen first.
         sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0)
@@ -59,7 +65,8 @@ def _weigh(
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
-    Like online_softmax.weigh_keys, in the register layout that tensor cores take weights in.
+    Has the bits of online_softmax.weigh_keys with tiles of as many keys. The weights are in the
+    register layout that tensor cores take them in.
     """
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = scores.shape[1]
@@ -71,41 +78,32 @@ def _weigh(
             is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = gl.where(is_seen, scores, float("-inf"))
     new_highest = gl.maximum(highest, gl.max(scores, 1) * scale_log2)
-    if WINDOW > 0:
-        # A row may see no key of its first tiles; a finite number avoids inf - inf.
-        new_highest = gl.where(new_highest == float("-inf"), -1e30, new_highest)
-    weights = gl.exp2(scores * scale_log2 - new_highest[:, None])
+    weights = gl.exp2(gl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = gl.exp2(highest - new_highest)
-    total = total * kept + gl.sum(weights, 1)
+    total = gl.fma(total, kept, gl.sum(weights, 1))
     operand = gl.convert_layout(weights.to(DTYPE), gl.DotOperandLayout(0, layout, 2))
     return operand, kept, new_highest, total
 
 
 @gluon.jit
-def _attend(
-    half: gl.constexpr, q, k_ring, v_ring, released, num_tiles, first, end, first_position,
-    sinks_ptr, scale_log2,
-    GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+def _attend_keys(
+    q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, last, end,
+    first_position, positions, scale_log2, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
+    """Attends to the keys in [first, last), of which the first tile's scores are known.
 
-    num_tiles counts the tiles of keys so far. The product with a tile's values and that with the
-    next tile's keys are issued together; while one warpgroup waits for them, the other computes
-    weights.
+    Returns weighted values, highest, total, the scores of the tile at `last` if that is before
+    `end`, and num_tiles. The product with a tile's values and that with the next tile's keys are
+    issued together; while one warpgroup waits for them, the other computes weights.
     """
     v_tiles, v_full = v_ring
     STAGES: gl.constexpr = v_tiles.shape[0]
     KEYS: gl.constexpr = v_tiles.shape[1]
     HEAD_DIM: gl.constexpr = v_tiles.shape[2]
-    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    scores_layout: gl.constexpr = scores.type.layout
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
-    positions = first_position + rows // PADDED_GROUP
-    highest, total = _before_keys(rows % PADDED_GROUP, sinks_ptr, scores_layout, GROUP, HAS_SINKS)
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, acc_layout)
-    scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
-    mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
-    for first_key in range(first, end, KEYS):
+    for first_key in range(first, last, KEYS):
         weights, kept, highest, total = _weigh(
             scores, highest, total, first_key, first_position, positions, scale_log2,
             q.dtype, WINDOW,
@@ -122,6 +120,58 @@ def _attend(
             mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
         else:
             acc = warpgroup_mma_wait(0, [sums])
+    return acc, highest, total, scores, num_tiles
+
+
+@gluon.jit
+def _merge(acc, highest, total, part_acc, part_highest, part_total):
+    """Folds one part of the keys into those before it: invariant_attention has the same bits."""
+    layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    new_highest = gl.maximum(highest, part_highest)
+    kept, weight = gl.exp2(highest - new_highest), gl.exp2(part_highest - new_highest)
+    total = gl.fma(total, kept, part_total * weight)
+    kept, weight = gl.convert_layout(kept, layout), gl.convert_layout(weight, layout)
+    acc = gl.fma(acc, kept[:, None], part_acc * weight[:, None])
+    return acc, new_highest, total
+
+
+@gluon.jit
+def _attend(
+    half: gl.constexpr, q, k_ring, v_ring, released, num_tiles, first, end, first_position,
+    sinks_ptr, scale_log2,
+    GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+    PART: gl.constexpr,
+):  # fmt: skip
+    """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
+
+    num_tiles counts the tiles of keys so far. PART > 0: each part of PART keys, by position, has a
+    softmax of its own.
+    """
+    KEYS: gl.constexpr = v_ring[0].shape[1]
+    HEAD_DIM: gl.constexpr = v_ring[0].shape[2]
+    STAGES: gl.constexpr = v_ring[0].shape[0]
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
+    positions = first_position + rows // PADDED_GROUP
+    highest, total = _before_keys(rows % PADDED_GROUP, sinks_ptr, scores_layout, GROUP, HAS_SINKS)
+    scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
+    mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
+    if PART == 0:
+        acc, highest, total, scores, num_tiles = _attend_keys(
+            q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, end, end,
+            first_position, positions, scale_log2, WINDOW,
+        )  # fmt: skip
+    else:
+        acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, acc_layout)
+        for part in range(first // PART, (end + PART - 1) // PART):
+            part_highest, part_total = _see_nothing(scores_layout)
+            part_acc, part_highest, part_total, scores, num_tiles = _attend_keys(
+                q, scores, part_highest, part_total, k_ring, v_ring, released, num_tiles,
+                gl.maximum(part * PART, first), gl.minimum((part + 1) * PART, end), end,
+                first_position, positions, scale_log2, WINDOW,
+            )  # fmt: skip
+            acc, highest, total = _merge(acc, highest, total, part_acc, part_highest, part_total)
     return acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None], num_tiles
 
 
@@ -148,7 +198,7 @@ def _write(
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
@@ -168,7 +218,7 @@ def attend_all(
         q = q_tiles.index(2 * slot + half)
         acc, num_tiles = _attend(
             half, q, k_ring, v_ring, released, num_tiles, first, end, num_cached + first_query,
-            sinks_ptr + kv_head * GROUP, scale_log2, GROUP, PADDED_GROUP, WINDOW, HAS_SINKS,
+            sinks_ptr + kv_head * GROUP, scale_log2, GROUP, PADDED_GROUP, WINDOW, HAS_SINKS, PART,
         )  # fmt: skip
         q.store(acc.to(q.dtype))
         _write(

@@ -1,217 +1,26 @@
-"""Attention whose rows do not depend on the rest of the step, for prompts and decodes alike.
+"""Attention of batch-invariant mode: chooses the kernels.
 
-The keys of a sequence are cut in parts of _PART keys by position. Each part has a softmax of its
-own, and a query merges the parts in the order of their positions. Which program computes a part
-changes no bit: one program does all parts of a tile of queries or, for few queries after many keys,
-one program does each part and the last to finish merges them.
+Where hopper_attention takes the heads, invariant_parts computes short requests and hopper_attention
+the others, with the same bits: both compute tiles of as many keys, in parts by position, with the
+same instructions in the same order. So which of them computes a row may depend on the step.
 """
 
-from functools import lru_cache
-
 import torch
-import triton
-import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.head_transform import HeadTransform
-from models.ops.triton.attention.cache_scales import cache_scales
-from models.ops.triton.attention.configurations import Tiles, invariant_tiles
-from models.ops.triton.attention.online_softmax import attend_keys
-from models.ops.triton.attention.request_search import request_of_tile
-from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
-from models.ops.triton.launching.dependent_launch import (
-    launch_options,
-    let_next_start,
-    wait_for_previous,
+from models.ops.triton.attention.configurations import (
+    MANY_INVARIANT_PAIRS,
+    Tiles,
+    hopper_tiles,
+    invariant_tiles,
+    invariant_tiles_beside_hopper,
 )
-from models.ops.triton.launching.launch import Launch
-
-_LOG2_E = tl.constexpr(LOG2_E)
-_PART = 512
-"""Keys of a part; a multiple of every tile."""
-_MOST_SPLITS = 64
-"""Most programs that share the keys of a sequence."""
-_MOST_SPLIT_QUERIES = 8
-"""Most queries of a request whose keys are shared."""
-_VARYING = [
-    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
-    "num_splits", "split_queries", "most_partials",
-]  # fmt: skip  # specialising on these would compile again while serving
-
-
-@triton.jit
-def _attend_part(
-    q, first, end, diagonal, positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr,
-):  # fmt: skip
-    """Returns weighted values, highest score and sum of exponentials of the keys [first, end).
-
-    All queries of the tile see the keys before `diagonal`.
-    """
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = cache_ptrs
-    acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
-    # Finite, as a query may see no key of the part and inf - inf is NaN.
-    highest = tl.full([q.shape[0]], -1e30, tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
-    diagonal = tl.minimum(tl.maximum(diagonal, first), end)
-    if WINDOW == 0:
-        acc, highest, total = attend_keys(
-            q, acc, highest, total, first, diagonal, positions, table_ptr, k_ptr, v_ptr,
-            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES, SOFT_CAP,
-        )  # fmt: skip
-        first = diagonal
-    acc, highest, total = attend_keys(
-        q, acc, highest, total, first, end, positions, table_ptr, k_ptr, v_ptr,
-        k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-    )  # fmt: skip
-    return acc, highest, total
-
-
-@triton.jit
-def _merge(acc, highest, total, part_acc, part_highest, part_total):
-    """Folds one part into those before it; fma leaves the compiler no choice of rounding."""
-    new_highest = tl.maximum(highest, part_highest)
-    kept, weight = tl.exp2(highest - new_highest), tl.exp2(part_highest - new_highest)
-    total = tl.fma(total, kept, part_total * weight)
-    kept = tl.broadcast_to(kept[:, None], acc.shape)
-    acc = tl.fma(acc, kept, part_acc * weight[:, None])
-    return acc, new_highest, total
-
-
-@triton.jit
-def _store(output_ptrs, acc, total, in_tile):
-    # A dummy request has no keys; its output is zero.
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(output_ptrs, acc.to(output_ptrs.dtype.element_ty), mask=in_tile)
-
-
-@triton.jit
-def _request_at(
-    tile, query_start_ptr, num_requests, QUERIES: tl.constexpr, IS_SINGLE: tl.constexpr
-):
-    """Returns the request of a tile of queries, its first token and its number of tokens."""
-    if IS_SINGLE:
-        # With few keys for each request, the search would take as long as their attention.
-        return tile, tile, 1
-    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
-    query_start = tl.load(query_start_ptr + request)
-    return request, query_start, tl.load(query_start_ptr + request + 1) - query_start
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all queries and their merge
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, sinks_ptr, partials_ptr, sums_ptr, counters_ptr,
-    table_stride, num_requests, num_splits, split_queries, most_partials, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
-    PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
-
-    IS_SINGLE: every request has one token.
-    """
-    let_next_start(DEPENDENT)
-    wait_for_previous(DEPENDENT)
-    kv_head = tl.program_id(0)
-    # The last tiles of a chunk have the most keys; they start first.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    split = tl.program_id(2)
-    request, query_start, num_queries = _request_at(
-        tile, query_start_ptr, num_requests, QUERIES, IS_SINGLE
-    )
-    num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    first_query = 0 if IS_SINGLE else (tile - query_start // QUERIES - request) * QUERIES
-    if first_query >= num_queries:
-        return
-    end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
-    # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
-    diagonal = (num_cached + first_query + 1) // KEYS * KEYS
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
-    first_part = first_key // PART
-    num_parts = tl.cdiv(end, PART) - first_part
-    is_split = (num_queries <= split_queries) & (num_parts > 1) & (num_parts <= num_splits)
-    num_workers = tl.where(is_split, num_parts, 1)
-    if split >= num_workers:
-        return
-
-    rows = tl.arange(0, QUERIES * PADDED_GROUP)
-    dims = tl.arange(0, BLOCK_D)
-    queries = first_query + rows // PADDED_GROUP
-    head = rows % PADDED_GROUP
-    in_rows = (queries < num_queries) & (head < GROUP)
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
-    token = (query_start + queries).to(tl.int64)
-    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
-    positions = num_cached + queries
-    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    cache_ptrs = (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr)
-    acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
-    highest = tl.full([QUERIES * PADDED_GROUP], -1e30, tl.float32)
-    total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
-    if HAS_SINKS:
-        # Scores without keys count as if seen first.
-        sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(tl.float32) * _LOG2_E
-        total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
-    # Rows of a request's partial results: its queries' heads, for each part.
-    pair = (request * NUM_KV_HEADS + kv_head).to(tl.int64)
-    at_sums = (pair * num_splits * split_queries + queries) * GROUP + head
-    part_size = split_queries * GROUP
-    # As a loop, so that there is one piece of code for the parts of all programs.
-    my_first = first_part + split
-    my_end = tl.where(is_split, my_first + 1, first_part + num_parts)
-    for part in range(my_first, my_end):
-        part_acc, part_highest, part_total = _attend_part(
-            q, tl.maximum(part * PART, first_key), tl.minimum((part + 1) * PART, end), diagonal,
-            positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, BLOCK_D, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-        )  # fmt: skip
-        if is_split:
-            at = at_sums + split * part_size
-            tl.store(partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], part_acc, mask=in_tile)
-            tl.store(sums_ptr + at, part_highest, mask=in_rows)
-            tl.store(sums_ptr + most_partials + at, part_total, mask=in_rows)
-        else:
-            acc, highest, total = _merge(acc, highest, total, part_acc, part_highest, part_total)
-    at_output = output_ptr + at_heads
-    if is_split:
-        # All threads' stores come before the arrival that shows them to the last program.
-        tl.debug_barrier()
-        num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
-        if num_arrived == num_parts - 1:
-            tl.store(counters_ptr + pair, 0)
-            for part in range(num_parts):
-                at = at_sums + part * part_size
-                at_partial = at[:, None] * HEAD_DIM + dims[None, :]
-                # .cg bypasses the first-level cache, which may hold values of earlier launches.
-                part_acc = tl.load(
-                    partials_ptr + at_partial, mask=in_tile, other=0.0, cache_modifier=".cg"
-                )
-                part_highest = tl.load(
-                    sums_ptr + at, mask=in_rows, other=-1e30, cache_modifier=".cg"
-                )
-                part_total = tl.load(
-                    sums_ptr + most_partials + at, mask=in_rows, other=0.0, cache_modifier=".cg"
-                )
-                acc, highest, total = _merge(
-                    acc, highest, total, part_acc, part_highest, part_total
-                )
-            _store(at_output, acc, total, in_tile)
-    else:
-        _store(at_output, acc, total, in_tile)
+from models.ops.triton.attention.hopper_attention import hopper_attention
+from models.ops.triton.attention.invariant_parts import PART, attend_parts, tile_queries
+from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
+from models.ops.triton.launching.copy_engine import aligned_heads
 
 
 def takes_transform(q: torch.Tensor, transform: HeadTransform) -> bool:
@@ -239,44 +48,51 @@ def attend(
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU.
 
-    All keys are read from the cache, as stored. The grid depends on T, R, Hk and the workspace only
-    and the host reads nothing, so a launch may be captured. T tokens, R requests, Hq/Hk query/kv
-    heads, D head dim.
+    All keys have the bits of the cache. Launches may be captured. T tokens, R requests, Hq/Hk
+    query/kv heads, D head dim.
     """
-    q = _stored(q, k, v, output, cache, metadata.slot_mapping, transform)
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, num_requests = cache.k.shape[2], metadata.seq_lens.shape[0]
-    workspace, most_queries = metadata.workspace, metadata.max_seqlen_q
-    # Beside longer chunks only single tokens are shared.
-    split_queries = most_queries if most_queries <= _MOST_SPLIT_QUERIES else 1
-    is_single = most_queries == 1 and num_tokens == num_requests
-    tiles = invariant_tiles(
-        q.dtype, cache.k.dtype, max(16, triton.next_power_of_2(head_dim)), is_single=is_single
+    hopper = None
+    if not soft_cap:
+        hopper = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], cache.k.shape[2])
+    tiles = (
+        _tiles(q, cache, metadata) if hopper is None else invariant_tiles_beside_hopper(q.shape[2])
     )
-    queries, launch = _launcher(
-        num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
-        sinks is not None, cache.k_scale is not None, soft_cap, is_single, q.device,
-    )  # fmt: skip
-    num_tiles = num_requests if is_single else num_tokens // queries + num_requests
-    split_queries = min(split_queries, queries)
-    num_splits, most_partials = 1, 0
-    # Without splits the kernel touches none of these three.
-    partials, sums, counters = output, output, metadata.seq_lens
-    if workspace is not None:
-        partials, sums, counters = workspace.partials, workspace.lse, workspace.counters
-        most_partials = sums.numel() // 2
-        room = partials.numel() // (num_requests * num_heads * split_queries * head_dim)
-        room = min(room, most_partials // (num_requests * num_heads * split_queries))
-        num_splits = max(1, min(_MOST_SPLITS, room))
-        if num_requests * num_kv_heads > counters.numel():
-            num_splits = 1
-    launch(
-        (num_kv_heads, num_tiles, num_splits),
-        q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables,
-        metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
-        partials, sums, counters, metadata.block_tables.stride(0), num_requests, num_splits,
-        split_queries, most_partials, scale * LOG2_E,
-    )  # fmt: skip
+    least = None
+    if hopper is not None and metadata.workspace is not None:
+        least = _least_hopper_queries(metadata, q.shape[1], cache.k.shape[2], tiles)
+    q, k = _stored(q, k, v, output, cache, metadata, transform, needs_keys=least is not None)
+    if least != 1:
+        attend_parts(
+            q, output, cache, metadata, tiles, skips_longer=least is not None,
+            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
+    if hopper is not None and least is not None and metadata.workspace is not None:
+        hopper_attention(
+            q, aligned_heads(k), aligned_heads(v), cache, metadata, output,
+            metadata.workspace.counters, hopper, min_queries=least, sliding_window=sliding_window,
+            sinks=sinks, scale=scale, part=PART,
+        )  # fmt: skip
+
+
+def _tiles(q: torch.Tensor, cache: KVCacheData, metadata: AttentionMetadata) -> Tiles:
+    """Returns the tiles for heads that hopper_attention does not take."""
+    num_tokens, _, head_dim = q.shape
+    is_single = metadata.max_seqlen_q == 1 and num_tokens == metadata.seq_lens.shape[0]
+    padded_head_dim = max(16, 1 << (head_dim - 1).bit_length())
+    return invariant_tiles(q.dtype, cache.k.dtype, padded_head_dim, is_single=is_single)
+
+
+def _least_hopper_queries(
+    metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, tiles: Tiles
+) -> int | None:
+    """Returns the fewest tokens of a request that hopper_attention takes; None if it takes none."""
+    num_requests = metadata.seq_lens.shape[0]
+    queries = tile_queries(tiles, num_heads // num_kv_heads)
+    if num_requests * num_kv_heads > MANY_INVARIANT_PAIRS:
+        return 1
+    if metadata.max_seqlen_q <= queries:
+        return None
+    return 1 if num_requests == 1 else queries + 1
 
 
 def _stored(
@@ -285,43 +101,21 @@ def _stored(
     v: torch.Tensor,
     output: torch.Tensor,
     cache: KVCacheData,
-    slot_mapping: torch.Tensor,
+    metadata: AttentionMetadata,
     transform: HeadTransform | None,
-) -> torch.Tensor:
-    """Stores the step's keys and values; returns its queries, transformed and contiguous."""
+    *,
+    needs_keys: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stores the step's keys and values; returns its queries, transformed and contiguous, and keys.
+
+    needs_keys: keys are transformed too.
+    """
+    slots = metadata.slot_mapping
     if transform is None:
         q = q.contiguous()
-        rotate_and_cache(q, k, v, q, None, cache, slot_mapping, None)
-        return q
+        rotate_and_cache(q, k, v, q, None, cache, slots, None)
+        return q, k
+    keys = k.new_empty(k.shape) if needs_keys else None
     # The output holds the queries at first: a program overwrites its own after all have read them.
-    rotate_and_cache(q, k, v, output, None, cache, slot_mapping, transform, rounds=True)
-    return output
-
-
-@lru_cache
-def _launcher(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    tiles: Tiles,
-    window: int,
-    has_sinks: bool,
-    has_scales: bool,
-    soft_cap: float,
-    is_single: bool,
-    device: torch.device,
-) -> tuple[int, Launch]:
-    """Returns the queries of a program, and the kernel."""
-    group = num_heads // num_kv_heads
-    padded_group = triton.next_power_of_2(group)
-    queries = max(1, tiles.rows // padded_group)
-    launch = Launch(
-        _invariant_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group,
-        PART=_PART, KEYS=tiles.keys,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
-        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
-        num_warps=tiles.num_warps, maxnreg=tiles.registers, **launch_options(device),
-    )  # fmt: skip
-    return queries, launch
+    rotate_and_cache(q, k, v, output, keys, cache, slots, transform, rounds=True)
+    return output, k if keys is None else keys

@@ -60,14 +60,15 @@ def weigh_keys(
         if WINDOW > 0:
             is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
-    # Scaled after the maximum, so that scaling and subtraction are one instruction.
+    # Scaled after the maximum, so that scaling and subtraction are one instruction. As fma, which
+    # leaves the compiler no choice of rounding: hopper_softmax has the same bits.
     new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
     if WINDOW > 0:
         # A row may see no key of its first tiles; a finite number avoids inf - inf.
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
-    weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+    weights = tl.exp2(tl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = tl.exp2(highest - new_highest)
-    return weights, kept, new_highest, total * kept + tl.sum(weights, 1)
+    return weights, kept, new_highest, tl.fma(total, kept, tl.sum(weights, 1))
 
 
 @triton.jit

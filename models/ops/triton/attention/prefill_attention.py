@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.forward_context import AttentionMetadata
+from models.forward_context import AttentionMetadata, PromptChunk
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
@@ -15,7 +15,8 @@ from models.ops.triton.attention.configurations import Tiles, hopper_tiles, pref
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.request_search import request_of_tile
-from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+from models.ops.triton.attention.widened_cache import widen
+from models.ops.triton.launching.copy_engine import aligned_heads
 from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -29,7 +30,7 @@ _METADATA = [
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
-    output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
+    output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_done_ptr,
     table_stride, num_requests, min_queries, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
@@ -40,6 +41,7 @@ def _prefill_kernel(
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
     One form takes the chunks after cached tokens (HAS_PREFIX), the other those without.
+    is_done_ptr: not 0 for requests to skip, or None.
     """
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
@@ -48,9 +50,9 @@ def _prefill_kernel(
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    # From an FP8 cache all keys are read as stored, so that results do not depend on how a prompt
-    # is cut into chunks.
-    is_mine = HAS_SCALES or (num_cached > 0) == HAS_PREFIX
+    is_mine = (num_cached > 0) == HAS_PREFIX
+    if is_done_ptr is not None:
+        is_mine = is_mine & (tl.load(is_done_ptr + request) == 0)
     first_query = (tile - query_start // QUERIES - request) * QUERIES
     if first_query >= num_queries or num_queries < min_queries or not is_mine:
         return
@@ -130,16 +132,16 @@ def prefill_attention(
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
     A chunk that begins its sequence reads keys where they were computed; a later chunk reads all
-    keys through the block table. hopper_attention does both on GPUs of compute capability 9.0.
-    Elsewhere these are two kernels, as one would run half the programs at a time: 8192 tokens took
-    1270 us instead of 960, and 764 instead of about 610 after a prefix (H200, 32 heads, 8 kv heads
-    of 128, 2026-11). Grids depend on T, R and Hk only and the host reads nothing, so launches may
-    be captured.
+    keys through the block table. hopper_attention does both on GPUs of compute capability 9.0; an
+    8-bit cache's keys it reads from copies, as far as widen has room. Elsewhere these are two
+    kernels, as one would run half the programs at a time: 8192 tokens took 1270 us instead of 960,
+    and 764 instead of about 610 after a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11). Grids
+    depend on T, R and Hk only and the host reads nothing, so launches may be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
     q, output: [T, Hq, D], contiguous, possibly the same.
-    k, v: [at least T, Hk, D], this step's, transformed; each token's heads contiguous. The cache
-        has them too.
+    k, v: [at least T, Hk, D], this step's, transformed and as precise as in the cache, which has
+        them too; each token's heads contiguous.
     min_queries: skips requests with fewer query tokens.
     sliding_window: most keys that a query sees.
     sinks: [Hq], scores without keys.
@@ -152,15 +154,26 @@ def prefill_attention(
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    k, v = _aligned(k), _aligned(v)
-    tiles = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], num_kv_heads)
-    if tiles is not None and metadata.workspace is not None and not soft_cap:
+    k, v = aligned_heads(k), aligned_heads(v)
+    is_done = None
+    dtype = cache.k.dtype if cache.k_scale is None else q.dtype
+    hopper = hopper_tiles(q, dtype, cache.k.shape[1], num_kv_heads)
+    if hopper is not None and metadata.workspace is not None and not soft_cap:
+        readable, is_last = (cache, metadata), True
+        if cache.k_scale is not None:
+            copies = widen(
+                cache, metadata, dtype,
+                keys=hopper.keys, min_queries=min_queries, sliding_window=sliding_window,
+            )  # fmt: skip
+            readable, is_done = (copies.cache, copies.metadata), copies.is_ready
+            is_last = _all_fit(metadata.chunks, cache.k.shape[1], copies.num_blocks)
         hopper_attention(
-            q, k, v, cache, metadata, output, metadata.workspace.counters, tiles,
+            q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
             min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
         )  # fmt: skip
-        return
-    for has_prefix in _forms(cache, metadata):
+        if is_last:
+            return
+    for has_prefix in _forms(metadata, is_done):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
         queries, launch = _launcher(
             num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
@@ -172,7 +185,7 @@ def prefill_attention(
             (num_kv_heads, num_tokens // queries + num_requests, 1),
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
-            q if sinks is None else sinks, metadata.block_tables.stride(0),
+            q if sinks is None else sinks, is_done, metadata.block_tables.stride(0),
             num_requests, min_queries, scale * LOG2_E,
         )  # fmt: skip
 
@@ -205,24 +218,21 @@ def _launcher(
     return queries, launch
 
 
-def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:
+def _all_fit(chunks: tuple[PromptChunk, ...], block_size: int, num_blocks: int) -> bool:
+    """Returns whether the host knows all chunks, and num_blocks hold the keys of later ones."""
+    needed = [
+        -(-chunk.num_keys // block_size) for chunk in chunks if chunk.num_keys > chunk.num_queries
+    ]
+    return len(chunks) > 0 and sum(needed) <= num_blocks
+
+
+def _forms(metadata: AttentionMetadata, is_done: torch.Tensor | None) -> tuple[bool, ...]:
     """Returns which forms of the kernel a step may need: without and with cached tokens."""
-    if cache.k_scale is not None:
+    if is_done is not None:
         return (True,)
     if metadata.seq_lens.shape[0] > 1:
         return False, True
     return (metadata.max_seqlen_k > metadata.max_seqlen_q,)
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Returns [T, Hk, D] with heads aligned for the copy engine; copies unaligned ones."""
-    starts = (x.data_ptr(), x.stride(0) * x.itemsize, x.stride(1) * x.itemsize)
-    if all(start % COPY_ALIGNMENT == 0 for start in starts):
-        return x
-    unit = COPY_ALIGNMENT // x.itemsize
-    num_tokens, num_heads, head_dim = x.shape
-    padded = x.new_zeros(num_tokens, num_heads, triton.cdiv(head_dim, unit) * unit)
-    return padded[:, :, :head_dim].copy_(x)
 
 
 def _described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:

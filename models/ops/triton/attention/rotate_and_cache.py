@@ -22,7 +22,7 @@ FEW_TOKENS = 64
 programs."""
 
 _VARYING = [
-    "slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotated_k_stride",
+    "slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "kept_stride",
     "rotation_stride",
 ]  # fmt: skip
 
@@ -70,24 +70,43 @@ def _store(
     cache_ptr, scale_ptr, heads, dims, first, second, in_tokens, in_tile,
     HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
+    """Stores the two halves of heads; returns them as the cache holds them."""
+    scale = 1.0
     if HAS_SCALES:
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = scale_of(largest.to(tl.float32))
         tl.store(scale_ptr + heads, scale, mask=in_tokens)
-        first = first.to(tl.float32) / scale[:, None]
-        second = second.to(tl.float32) / scale[:, None]
+        scale = scale[:, None]
+        first = first.to(tl.float32) / scale
+        second = second.to(tl.float32) / scale
     at_cache = heads[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(cache_ptr + at_cache, first.to(cache_ptr.dtype.element_ty), mask=in_tile)
+    first = first.to(cache_ptr.dtype.element_ty)
+    tl.store(cache_ptr + at_cache, first, mask=in_tile)
     second = second.to(cache_ptr.dtype.element_ty)
     tl.store(cache_ptr + at_cache + HEAD_DIM // 2, second, mask=in_tile)
+    if HAS_SCALES:
+        first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
+    return first, second
+
+
+@triton.jit
+def _keep(
+    kept_ptr, first, second, tokens, stride, kv_head, dims, in_tile, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """Stores the two halves of heads as rows of a step's tensor, unless there is none."""
+    if kept_ptr is not None:
+        ptrs = kept_ptr + tokens[:, None] * stride + kv_head * HEAD_DIM + dims[None, :]
+        dtype = kept_ptr.dtype.element_ty
+        tl.store(ptrs, first.to(dtype), mask=in_tile)
+        tl.store(ptrs + HEAD_DIM // 2, second.to(dtype), mask=in_tile)
 
 
 # Specialising on what varies from step to step would compile again while serving.
 @triton.jit(do_not_specialize=_VARYING)
 def _rotate_and_cache_kernel(
-    q_ptr, k_ptr, v_ptr, rotated_q_ptr, rotated_k_ptr, k_cache_ptr, v_cache_ptr,
+    q_ptr, k_ptr, v_ptr, rotated_q_ptr, kept_k_ptr, kept_v_ptr, k_cache_ptr, v_cache_ptr,
     k_scale_ptr, v_scale_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
-    num_tokens, q_stride, k_stride, v_stride, rotated_k_stride, rotation_stride, eps,
+    num_tokens, q_stride, k_stride, v_stride, kept_stride, rotation_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, ROUNDS: tl.constexpr,
@@ -95,7 +114,7 @@ def _rotate_and_cache_kernel(
 ):  # fmt: skip
     """Does one head of TOKENS tokens: key heads first, then value heads, then query heads.
 
-    rotated_k_ptr None: the cache alone takes the keys.
+    kept_k_ptr, kept_v_ptr None: the cache alone takes the keys, or values.
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
@@ -123,25 +142,20 @@ def _rotate_and_cache_kernel(
                     first, second, k_weight_ptr, cos_ptr, sin_ptr,
                     at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM, DTYPE, ROUNDS,
                 )  # fmt: skip
-                if rotated_k_ptr is not None:
-                    at_rotated = (
-                        tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
-                    )
-                    dtype = rotated_k_ptr.dtype.element_ty
-                    tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
-                    tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
-            _store(
+            first, second = _store(
                 k_cache_ptr, k_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
+            _keep(kept_k_ptr, first, second, tokens, kept_stride, kv_head, dims, in_tile, HEAD_DIM)
         else:
             v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
             first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
             second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
-            _store(
+            first, second = _store(
                 v_cache_ptr, v_scale_ptr, heads, dims, first, second, is_stored, in_slots,
                 HEAD_DIM, HAS_SCALES,
             )  # fmt: skip
+            _keep(kept_v_ptr, first, second, tokens, kept_stride, kv_head, dims, in_tile, HEAD_DIM)
     elif HAS_ROTATION:
         q_head = head - 2 * NUM_KV_HEADS
         q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
@@ -162,11 +176,12 @@ def rotate_and_cache(
     k: torch.Tensor,
     v: torch.Tensor,
     rotated_q: torch.Tensor,
-    rotated_k: torch.Tensor | None,
+    kept_k: torch.Tensor | None,
     cache: KVCacheData,
     slot_mapping: torch.Tensor,
     transform: HeadTransform | None,
     *,
+    kept_v: torch.Tensor | None = None,
     rounds: bool = False,
 ) -> None:
     """Stores each token's key and value in its slot, and transforms queries and keys.
@@ -174,8 +189,9 @@ def rotate_and_cache(
     Unlike the reference it rounds once, after the rotation; with `rounds` also before it, to the
     bits that rms_norm and rotary have in batch-invariant mode for 16-bit tensors. Tokens past the
     end of slot_mapping are padding, and a slot of -1 stores nothing. Each token's heads are
-    contiguous in q [T, Hq, D], k and v [T, Hk, D], D even; rotated_q, contiguous, and rotated_k, if
-    any, take the results. transform None only stores keys and values.
+    contiguous in q [T, Hq, D], k and v [T, Hk, D], D even; rotated_q, contiguous, takes the
+    queries. kept_k and kept_v, if any, take keys and values with the precision that the cache holds
+    them in; they have the same strides. transform None leaves the queries as they are.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape
@@ -193,12 +209,12 @@ def rotate_and_cache(
         num_heads, num_kv_heads, head_dim, transform is not None, has_norm, tokens,
         cache.k_scale is not None, rounds, q.device,
     )  # fmt: skip
-    rotated_k_stride = 0 if rotated_k is None else rotated_k.stride(0)
+    kept_stride = 0 if kept_k is None else kept_k.stride(0)
     launch(
         (num_programs, -(-num_tokens // tokens), 1),
-        q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
+        q, k, v, rotated_q, kept_k, kept_v, cache.k, cache.v, *cache_scales(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
-        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k_stride, cos.stride(0), eps,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), kept_stride, cos.stride(0), eps,
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ for dtype in (torch.float32, torch.float16):
 FP8_CACHE_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import attention
+from models.ops.triton.attention import attention, widened_cache
 from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -148,6 +148,35 @@ for dtype in (torch.float32, torch.float16):
             scale = case.cache.tensors()[f"{name}_scale"][1:].double()
             largest = numbers[1:].abs().amax(-1)
             torch.testing.assert_close(scale, largest / 448, rtol=1e-5, atol=0)
+
+# Copies of the keys that later chunks attend to, with room for all of them or for some.
+QUERIES, LENGTHS = [1, 20, 30, 0, 2, 9, 3], [40, 70, 30, 50, 300, 0, 90]
+HEADS = Heads(num_heads=2, num_kv_heads=2, head_dim=16)
+for window, room, ready in (
+    (None, 100, [0, 1, 1, 0, 1, 1, 1]), (None, 29, [0, 1, 1, 0, 1, 1, 0]),
+    (None, 5, [0, 1, 1, 0, 0, 1, 0]), (33, 9, [0, 1, 1, 0, 1, 1, 0]),
+):
+    case = make_case(
+        QUERIES, LENGTHS, HEADS, dtype=torch.float16, has_fp8_cache=True, has_rotation=False
+    )
+    widened_cache._MOST_BYTES = room * 2 * 16 * 2 * 16 * 2
+    wide = widened_cache.widen(
+        case.cache, case.metadata, torch.float16, keys=32, min_queries=2, sliding_window=window
+    )
+    assert wide.num_blocks == room
+    assert wide.is_ready.tolist() == ready, (window, room, wide.is_ready)
+    exact = exact_cache(case.cache)
+    taken = []
+    for request, (count, length) in enumerate(zip(QUERIES, LENGTHS)):
+        if not ready[request] or count >= length:
+            continue
+        first = 0 if window is None else max(length - count + 1 - window, 0) // 32 * 2
+        blocks = wide.metadata.block_tables[request, first : -(-length // 16)].long()
+        owned = case.metadata.block_tables[request, first : -(-length // 16)].long()
+        taken += blocks.tolist()
+        assert_rows_close(wide.cache.k[blocks], exact.k[owned])
+        assert_rows_close(wide.cache.v[blocks], exact.v[owned])
+    assert len(set(taken)) == len(taken) and max(taken) < room
 """
 
 

@@ -8,6 +8,7 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     hopper_tiles,
     invariant_tiles,
+    invariant_tiles_beside_hopper,
     num_splits,
     prefill_tiles,
 )
@@ -40,6 +41,15 @@ def test_batch_invariant_products_have_one_shape(dtype, head_dim):
     assert (prompts.rows, prompts.keys, prompts.num_warps) == (
         single.rows, single.keys, single.num_warps,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_batch_invariant_kernels_share_the_keys_of_a_tile(monkeypatch, head_dim):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    q = torch.empty(1, 32, head_dim, dtype=torch.bfloat16)
+    hopper = hopper_tiles(q, q.dtype, 16, num_kv_heads=8)
+    beside = invariant_tiles_beside_hopper(head_dim)
+    assert (beside.rows, beside.keys, beside.num_warps) == (64, hopper.keys, 4)
 
 
 def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
