@@ -36,7 +36,13 @@ class RanksOnOneGPU:
         with mock.patch("torch.cuda.get_device_properties", return_value=share):
             self.exchanges = [
                 Exchange(
-                    RankMemory(rank=rank, slots=each, addresses=addresses, handle=None),
+                    RankMemory(
+                        rank=rank,
+                        slots=each,
+                        addresses=addresses,
+                        numbers=tuple(range(num_ranks)),
+                        handle=None,
+                    ),
                     timeout_s=timeout_s,
                 )
                 for rank, each in enumerate(self.slots)

@@ -188,7 +188,8 @@ class Exchange:
         """Raises RankMissingError if a rank was late in any call that has ended."""
         missing = int(self._report[0])
         if missing:
-            raise RankMissingError(f"rank {missing - 1} did not send its rows in time")
+            number = self._memory.numbers[missing - 1]
+            raise RankMissingError(f"rank {number} did not send its rows in time")
 
     @property
     def _state(self) -> tuple[torch.Tensor, ...]:

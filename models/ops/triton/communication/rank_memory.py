@@ -23,12 +23,14 @@ class RankMemory:
     slots: [2, ranks, rows, H], this rank's memory: a slot for each row of each rank, twice. Zeros
         until all ranks have their own.
     addresses: of all ranks' slots, as this rank reaches them.
+    numbers: of all ranks of the group, among the ranks of all groups.
     handle: of torch, which keeps the others' memory reachable; None where this process has all.
     """
 
     rank: int
     slots: torch.Tensor
     addresses: tuple[int, ...]
+    numbers: tuple[int, ...]
     handle: object
 
     @classmethod
@@ -59,8 +61,13 @@ class RankMemory:
         handle = symmetric_memory.rendezvous(slots, group)
         handle.barrier()  # no rank writes before all have zeroed
         torch.cuda.synchronize(device)
-        addresses = tuple(handle.buffer_ptrs)
-        return cls(rank=dist.get_rank(group), slots=slots, addresses=addresses, handle=handle)
+        return cls(
+            rank=dist.get_rank(group),
+            slots=slots,
+            addresses=tuple(handle.buffer_ptrs),
+            numbers=tuple(dist.get_process_group_ranks(group)),
+            handle=handle,
+        )
 
 
 def shape_of(num_ranks: int, hidden_size: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

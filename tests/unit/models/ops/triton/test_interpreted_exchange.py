@@ -36,8 +36,12 @@ def memory_of(num_ranks, hidden, dtype):
     slots = torch.zeros(num_ranks, 2, num_ranks, MOST_ROWS, hidden, dtype=dtype).share_memory_()
     # Processes that fork have it at the same addresses.
     addresses = tuple(each.data_ptr() for each in slots)
-    return [RankMemory(rank=rank, slots=each, addresses=addresses, handle=None)
-            for rank, each in enumerate(slots)]
+    # As of a later pipeline stage.
+    numbers = tuple(range(10, 10 + num_ranks))
+    return [
+        RankMemory(rank=rank, slots=each, addresses=addresses, numbers=numbers, handle=None)
+        for rank, each in enumerate(slots)
+    ]
 
 def run(ranks, run_rank):
     fork = multiprocessing.get_context("fork")
@@ -119,9 +123,9 @@ def run_rank(rank):
     try:
         own.check()
     except RankMissingError as error:
-        assert "rank 1 " in str(error), error
+        assert "rank 11 " in str(error), error
     else:
-        raise AssertionError("rank 1 was not missed")
+        raise AssertionError("rank 11 was not missed")
 
 memory = memory_of(3, 16, torch.float16)
 run((0, 2), run_rank)
