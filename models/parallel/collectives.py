@@ -5,7 +5,7 @@ Every rank of a group calls the same ones in the same order; a rank that leaves 
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -34,11 +34,39 @@ class FusedSum(Protocol):
     ) -> torch.Tensor:
         """Adds all ranks' x to the residual in place; returns the normalised sum."""
 
+    def add_rounded_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_blocked: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs add_norm; returns its result rounded to FP8 and the scales."""
+
+    def check(self) -> None:
+        """Raises LostPeerError if a rank was late in a call that has ended."""
+
+
+class FusedRows(Protocol):
+    """Gathers few rows of all ranks, and sums and shares them out, by kernels of our own."""
+
+    def takes_rows(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
+        """Whether the kernels take rows of one rank; all ranks answer alike."""
+
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns every rank's rows, [ranks * T, H], in rank order."""
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's rows, [T, H], of the sum of every rank's x [ranks * T, H]."""
+
     def check(self) -> None:
         """Raises LostPeerError if a rank was late in a call that has ended."""
 
 
 _fused: dict[str, FusedSum] = {}
+_fused_rows: dict[str, FusedRows] = {}
 
 
 class _Silence(threading.local):
@@ -66,13 +94,24 @@ def fused_sum(name: str) -> FusedSum | None:
     return None if _silence.is_on else _fused.get(name)
 
 
+def use_fused_rows(name: str, fused: FusedRows) -> None:
+    """Makes octavo::gather_rows and reduce_scatter of a group run as kernels of our own."""
+    _fused_rows[name] = fused
+
+
+def fused_rows(name: str) -> FusedRows | None:
+    """Returns the kernels of a group for few rows; None without them and without other ranks."""
+    return None if _silence.is_on else _fused_rows.get(name)
+
+
 def check_arrivals() -> None:
-    """Checks that all ranks sent their parts of fused sums that have ended.
+    """Checks that all ranks sent their parts of fused collectives that have ended.
 
     Raises:
         LostPeerError: one was late; the message names it.
     """
-    for fused in _fused.values():
+    checked: list[FusedSum | FusedRows] = [*_fused.values(), *_fused_rows.values()]
+    for fused in checked:
         fused.check()
 
 

@@ -1,19 +1,21 @@
-"""Times the fused all-reduce with residual and norm against NCCL's sums.
+"""Times the fused collectives against NCCL's.
 
+    python -m tests.bench.all_reduce [--collective sum|rows] [--ranks 2] [--json out.json]
+
+sum: the all-reduce with residual and norm, once with the norm rounded to FP8 and once without.
 NCCL's sum of all rows on each rank comes with add_rms_norm; its sum of a share of them with the
 norm of the share and a gather, as the pass sequence_parallel has it.
-
-    python -m tests.bench.all_reduce [--ranks 2] [--json out.json]
+rows: the gather and the reduce-scatter before and after the experts of data-parallel ranks, for as
+many rows of each rank.
 
 One process a GPU. Each figure is the slowest rank's mean over a replayed graph of calls, the best
-of five replays. Sums are compared with those in rank order before they are timed.
+of five replays. Results are compared with those of torch, in rank order, before they are timed.
 """
 
 import argparse
 import json
 import os
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,11 +29,13 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from models.ops.communication import sequence_parallel_norm
-from models.ops.communication.all_reduce_norm import ordered_sum_norm
+from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.ops.elementwise.rms_norm import add_rms_norm
+from models.parallel.collectives import gather_into, reduce_scatter_into
 
-HIDDEN_SIZES = (2048, 4096, 8192)
+HIDDEN_SIZES = (2048, 4096, 7168, 8192)
 ROWS = (1, 8, 32, 64, 128, 256, 1024, 2048, 8192)
+FEW_ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 CALLS = 50
 EPS = 1e-6
 
@@ -63,7 +67,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
-    """Returns both times and whether the fused sum has the bits of the sum in rank order."""
+    """Returns the times and whether the fused sum has the bits of the sum in rank order."""
     x = torch.randn(num_rows, hidden, device="cuda", dtype=torch.bfloat16)
     residual, weight = torch.zeros_like(x), torch.ones_like(x[0])
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
@@ -84,6 +88,9 @@ def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
 
     figures = {
         "fused_us": microseconds(lambda: fused.add_norm(x, residual, weight, EPS)),
+        "fused_fp8_us": microseconds(
+            lambda: fused.add_rounded_norm(x, residual, weight, EPS, is_blocked=True)
+        ),
         "nccl_us": microseconds(nccl),
         "shared_us": microseconds(shared),
         "is_exact": is_exact,
@@ -93,9 +100,37 @@ def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
     return figures
 
 
-def run(rank: int, size: int, meeting: str, output: Path | None) -> None:
+def measure_rows(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
+    """Returns the times of both collectives both ways, and whether results have torch's bits."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    wide = torch.randn(size * num_rows, hidden, device="cuda", dtype=torch.bfloat16)
+    parts = wide.new_empty(size, *wide.shape)
+    gather_into(parts, wide, "all")
+    own = slice(rank * num_rows, (rank + 1) * num_rows)
+    share = ordered_sum(parts[:, own]).to(wide.dtype)
+    is_exact = torch.equal(fused.reduce_scatter(wide), share)
+    x = wide[:num_rows]
+    gathered = fused.gather_rows(x)
+    is_exact &= torch.equal(gathered, parts[:, :num_rows].flatten(0, 1))
+    stacked = gathered.view(size, num_rows, hidden)
+    figures = {
+        "fused_gather_us": microseconds(lambda: fused.gather_rows(x)),
+        "nccl_gather_us": microseconds(lambda: gather_into(stacked, x, "all")),
+        "fused_scatter_us": microseconds(lambda: fused.reduce_scatter(wide)),
+        "nccl_scatter_us": microseconds(lambda: reduce_scatter_into(share, wide, "all")),
+        "is_exact": is_exact,
+    }
+    fused.check()
+    return figures
+
+
+COLLECTIVES = {"sum": (measure, ROWS), "rows": (measure_rows, FEW_ROWS)}
+
+
+def run(rank: int, size: int, meeting: str, collective: str, output: Path | None) -> None:
     """Measures as one rank; the first one prints."""
     from models.ops.triton.communication.exchange import Exchange
+    from models.ops.triton.communication.rank_memory import RankMemory
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
@@ -103,27 +138,22 @@ def run(rank: int, size: int, meeting: str, output: Path | None) -> None:
         "nccl", init_method=f"file://{meeting}", rank=rank, world_size=size, device_id=device
     )
     sequence_parallel_norm.SHARE_BYTES = 1
-    results, fused, width = [], None, 0
-    for hidden, num_rows in product(HIDDEN_SIZES, ROWS):
-        if width != hidden:
-            width = hidden
-            fused = Exchange(
-                dist.group.WORLD,
-                hidden_size=hidden,
-                dtype=torch.bfloat16,
-                device=device,
-                timeout_s=5,
-            )
-        figures = measure(fused, hidden, num_rows)
-        results.append({"hidden_size": hidden, "rows": num_rows, **figures})
-        if rank == 0:
-            ways = "two-shot" if figures["is_two_shot"] else "one-shot"
-            print(
-                f"{num_rows:5} x {hidden:5}  fused {figures['fused_us']:8.2f} us ({ways})  "
-                f"NCCL and norm {figures['nccl_us']:8.2f} us, of shares "
-                f"{figures['shared_us']:8.2f} us" + ("" if figures["is_exact"] else "  WRONG"),
-                flush=True,
-            )
+    measure_one, numbers_of_rows = COLLECTIVES[collective]
+    results = []
+    for hidden in HIDDEN_SIZES:
+        memory = RankMemory.of_group(
+            dist.group.WORLD, hidden_size=hidden, dtype=torch.bfloat16, device=device
+        )
+        fused = Exchange(memory, timeout_s=5)
+        for num_rows in numbers_of_rows:
+            figures = measure_one(fused, hidden, num_rows)
+            results.append({"hidden_size": hidden, "rows": num_rows, **figures})
+            if rank == 0:
+                line = "  ".join(
+                    f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}"
+                    for name, value in figures.items()
+                )
+                print(f"{num_rows:5} x {hidden:5}  {line}", flush=True)
     if rank == 0 and output is not None:
         output.write_text(json.dumps(results, indent=2))
     dist.destroy_process_group()
@@ -131,6 +161,7 @@ def run(rank: int, size: int, meeting: str, output: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--collective", choices=COLLECTIVES, default="sum")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -138,7 +169,7 @@ def main() -> None:
         parser.error(f"{options.ranks} ranks take {options.ranks} GPUs; torch sees "
                      f"{torch.cuda.device_count()}")  # fmt: skip
     with TemporaryDirectory() as folder:
-        arguments = (options.ranks, f"{folder}/meeting", options.json)
+        arguments = (options.ranks, f"{folder}/meeting", options.collective, options.json)
         multiprocessing.spawn(run, args=arguments, nprocs=options.ranks)
 
 

@@ -48,11 +48,13 @@ async def test_two_gpus_give_the_tokens_of_one(tmp_path, flag, level, while_serv
     assert (await generated(tmp_path, **flags, **{flag: 2}))[0] == alone
 
 
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
 @pytest.mark.parametrize("level", [0, 3])
-async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level):
+async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level, quantization):
     write_checkpoint(tmp_path, "qwen3", **SHAPE)
     flags = {"dtype": "bfloat16", "tensor_parallel_size": 2, "capture_while_serving": False}
     flags |= {"compilation_level": level, "enable_prefix_caching": False}
+    flags |= {"quantization": quantization}
     rounds, _, _ = await generated(tmp_path, prompts=PROMPTS[1:2], all_reduce="fused", **flags)
     assert rounds[0] == rounds[1] == rounds[2]
 
@@ -98,3 +100,17 @@ async def test_whole_experts_give_the_tokens_of_one_gpu_and_move(tmp_path, famil
     assert tokens == alone
     assert stats.counters.num_expert_moves > 0
     assert all(sum(layer.expert_load) for layer in experts)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("level", [0, 3])
+async def test_rows_of_data_parallel_ranks_travel_by_either_way(tmp_path, family, level):
+    write_checkpoint(tmp_path, family)
+    flags = {"compilation_level": level, "data_parallel_size": 2, "dtype": "bfloat16"}
+    flags |= {"capture_while_serving": False, "enable_prefix_caching": False}
+    # The sum of two ranks is the same in any order. One request, as others change a step's rows.
+    tokens = [
+        (await generated(tmp_path, prompts=PROMPTS[1:2], all_reduce=way, **flags))[0]
+        for way in ("nccl", "fused")
+    ]
+    assert tokens[0] == tokens[1]

@@ -61,11 +61,16 @@ def ordered_sum_norm(
         weight: [H].
         eps: added to the mean square.
     """
-    total = torch.zeros_like(residual, dtype=torch.float32)
+    residual.copy_(ordered_sum(parts) + residual.float())
+    return rms_norm(residual, weight, eps)
+
+
+def ordered_sum(parts: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of every rank's x, [R, ...], in float32, added from rank 0 on."""
+    total = torch.zeros_like(parts[0], dtype=torch.float32)
     for part in parts:
         total += part.float()
-    residual.copy_(total + residual.float())
-    return rms_norm(residual, weight, eps)
+    return total
 
 
 all_reduce_norm = direct_register_custom_op(

@@ -9,7 +9,14 @@ from models.ops.communication.all_reduce import all_reduce
 from models.ops.communication.all_reduce_norm import all_reduce_norm, fitting_sum
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import add_norm_linear, gated_linear
+from models.ops.linear.norm_linear import (
+    add_norm_linear,
+    gated_linear,
+    gated_or_not,
+    rounds_in_norm,
+)
+from models.ops.operands.weight_scales import is_by_block
+from models.parallel.collectives import begun
 
 
 def _all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -25,7 +32,7 @@ def _all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasse
 ) -> torch.Tensor:
     """Runs all_reduce_norm; returns gated_linear if is_gated, else linear, of its result.
 
-    Without a fused sum, the norm's kernel rounds the input of a product of many tokens.
+    The norm's kernel, or the fused sum's, rounds the input of a product of many tokens.
 
     Args:
         x: [T, H], this rank's part.
@@ -41,9 +48,16 @@ def _all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasse
     Returns:
         [T, N], with a gate [T, N / 2].
     """
-    if fitting_sum(x, residual, norm_weight, group) is None:
+    fused = fitting_sum(x, residual, norm_weight, group)
+    if fused is None:
         following = (norm_weight, eps, weight, bias, is_gated, weight_scale)
         return add_norm_linear(all_reduce(x, group), residual, *following)
+    if rounds_in_norm(residual, weight_scale):
+        is_blocked = is_by_block(weight, weight_scale)
+        with begun():
+            rounded = fused.add_rounded_norm(x, residual, norm_weight, eps, is_blocked=is_blocked)
+        dtype = residual.dtype
+        return gated_or_not(*rounded, weight, bias, weight_scale, dtype, is_gated=is_gated)
     normed = all_reduce_norm(x, residual, norm_weight, eps, group)
     return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
 

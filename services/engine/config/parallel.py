@@ -29,7 +29,8 @@ class ParallelConfig(ConfigSection):
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process of a host; the first ones when absent."""
     all_reduce: Literal["auto", "nccl", "fused"] = "auto"
-    """Sums over ranks: nccl; fused: one kernel with residual and norm; auto: fused if it works."""
+    """Sums over ranks and gathers of data-parallel ones: nccl; fused: kernels of our own, of sums
+    with residual and norm; auto: fused if it works."""
 
     enable_expert_parallel: bool = False
     """Whether each process holds some whole experts of a model, not a share of every expert."""
@@ -66,11 +67,6 @@ class ParallelConfig(ConfigSection):
                     f"--data-parallel-size is {self.data_parallel_size}: it must be 1 with "
                     f"--{name.replace('_', '-')} {getattr(self, name)}"
                 )
-        if self.all_reduce == "fused":
-            raise ValueError(
-                f"--data-parallel-size is {self.data_parallel_size}: its ranks add up no "
-                "attention, so --all-reduce fused has nothing to do"
-            )
         return self
 
     @property

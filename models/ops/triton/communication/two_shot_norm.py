@@ -9,25 +9,25 @@ sum, since the owner sends its part of its own rows to no rank.
 import triton
 import triton.language as tl
 
-from models.ops.triton.communication.all_reduce_norm import own_words, report, slot_of, store_norm
+from models.ops.triton.communication.all_reduce_norm import own_words
+from models.ops.triton.communication.slots import end_phase, send_row, wait_for_row
+from models.ops.triton.communication.store_norm import store_norm
 from models.ops.triton.communication.words import (
     added,
     elements,
     load_words,
-    send_words,
     store_words,
-    wait_for_words,
     words_of,
 )
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "scale_stride"])
 def two_shot_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, normed_ptr, peers_ptr, phases_ptr, missing_ptr, report_ptr,
-    eps, num_rows, max_cycles,
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, scale_ptr, peers_ptr, phases_ptr, missing_ptr,
+    report_ptr, eps, num_rows, scale_stride, max_cycles,
     SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, MOST_ROWS: tl.constexpr,
-    PARTS: tl.constexpr, VECTORS: tl.constexpr, DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Does as all_reduce_norm_kernel, with fewer bytes sent where there are many ranks."""
     DTYPE: tl.constexpr = residual_ptr.dtype.element_ty
@@ -40,49 +40,52 @@ def two_shot_norm_kernel(
         phase = tl.load(phases_ptr + row).to(tl.int64)
         words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
         owner = row % RANKS
-        target = slot_of(peers_ptr, owner, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS)
-        send_words(target, words, is_vector & (owner != RANK))
+        send_row(
+            peers_ptr, owner, phase, row, vector, words, is_vector & (owner != RANK),
+            SIZE, RANK, RANKS, MOST_ROWS,
+        )  # fmt: skip
     for row in range(program, num_rows, tl.num_programs(0)):
         if row % RANKS == RANK:
             phase = tl.load(phases_ptr + row).to(tl.int64)
-            at = (row * SIZE + vector * 8) * 2
-            residual = load_words(residual_ptr.to(tl.int64) + at, is_vector)
+            at = residual_ptr.to(tl.int64) + (row * SIZE + vector * 8) * 2
+            residual = load_words(at, is_vector)
             total = elements((vector * 0, vector * 0, vector * 0, vector * 0), DTYPE)
             for source in tl.static_range(RANKS):
                 if source == RANK:
                     words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
                 else:
-                    part = slot_of(
-                        peers_ptr, RANK, phase, source, row, vector, SIZE, RANKS, MOST_ROWS
-                    )
-                    words, is_late = wait_for_words(part, is_awaited, max_cycles)
-                    report(is_late, source, missing_ptr, report_ptr)
+                    words = wait_for_row(
+                        peers_ptr, source, phase, row, vector, is_awaited, missing_ptr,
+                        report_ptr, max_cycles, SIZE, RANK, RANKS, MOST_ROWS,
+                    )  # fmt: skip
                 total = added(total, elements(words, DTYPE))
             total = added(total, elements(residual, DTYPE))
             words = words_of(total, DTYPE)
             for peer in tl.static_range(RANKS):
                 if peer != RANK:
-                    target = slot_of(
-                        peers_ptr, peer, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS
-                    )
-                    send_words(target, words, is_vector)
-            store_words(residual_ptr.to(tl.int64) + at, words, is_vector)
-            # The norm's sum over the row waits for all threads, which have read the phase by then.
+                    send_row(
+                        peers_ptr, peer, phase, row, vector, words, is_vector,
+                        SIZE, RANK, RANKS, MOST_ROWS,
+                    )  # fmt: skip
+            store_words(at, words, is_vector)
             store_norm(
-                words, weight_ptr, normed_ptr, at, vector, is_vector, eps, SIZE, VECTORS, DTYPE
-            )
-            tl.store(phases_ptr + row, (1 - phase).to(tl.int32))
+                words, weight_ptr, normed_ptr, scale_ptr, scale_stride, row, vector, is_vector,
+                eps, SIZE, GROUP, VECTORS, DTYPE,
+            )  # fmt: skip
+            end_phase(phases_ptr, row, phase)
     for row in range(program, num_rows, tl.num_programs(0)):
         owner = row % RANKS
         if owner != RANK:
             phase = tl.load(phases_ptr + row).to(tl.int64)
-            at = (row * SIZE + vector * 8) * 2
-            sums = slot_of(peers_ptr, RANK, phase, owner, row, vector, SIZE, RANKS, MOST_ROWS)
-            words, is_late = wait_for_words(sums, is_awaited, max_cycles)
-            report(is_late, owner.to(tl.int32), missing_ptr, report_ptr)
-            store_words(residual_ptr.to(tl.int64) + at, words, is_vector)
+            words = wait_for_row(
+                peers_ptr, owner, phase, row, vector, is_awaited, missing_ptr, report_ptr,
+                max_cycles, SIZE, RANK, RANKS, MOST_ROWS,
+            )  # fmt: skip
+            at = residual_ptr.to(tl.int64) + (row * SIZE + vector * 8) * 2
+            store_words(at, words, is_vector)
             store_norm(
-                words, weight_ptr, normed_ptr, at, vector, is_vector, eps, SIZE, VECTORS, DTYPE
-            )
-            tl.store(phases_ptr + row, (1 - phase).to(tl.int32))
+                words, weight_ptr, normed_ptr, scale_ptr, scale_stride, row, vector, is_vector,
+                eps, SIZE, GROUP, VECTORS, DTYPE,
+            )  # fmt: skip
+            end_phase(phases_ptr, row, phase)
     let_next_start(DEPENDENT)

@@ -56,6 +56,26 @@ def store_words(address, words, is_wanted):
 
 
 @triton.jit
+def store_bytes(address, low, high, is_wanted):
+    """Stores two words of four bytes to each address in this GPU's memory."""
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred is_wanted;
+            setp.ne.s32 is_wanted, $4, 0;
+            @is_wanted st.global.v2.b32 [$1], {$2, $3};
+            mov.u32 $0, 0;
+        }
+        """,
+        "=r,l,r,r,r",
+        [address, low, high, is_wanted.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def send_words(address, words, is_wanted):
     """Stores a vector to each address in any rank's memory, for `wait_for_words`."""
     a, b, c, d = words
@@ -123,6 +143,13 @@ def wait_for_words(address, is_wanted, max_cycles):
 
 
 @triton.jit
+def as_sent(words):
+    """Returns words in which two zeros, whose signs get lost on the way, are positive."""
+    a, b, c, d = words
+    return _positive(a), _positive(b), _positive(c), _positive(d)
+
+
+@triton.jit
 def elements(words, DTYPE: tl.constexpr):
     """Returns the eight elements of each vector, float32."""
     a, b, c, d = words
@@ -156,6 +183,16 @@ def multiplied(first, second):
 
 
 @triton.jit
+def largest(vector):
+    """Returns the largest absolute value of each vector's elements."""
+    a, b, c, d, e, f, g, h = vector
+    return tl.maximum(
+        tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d))),
+        tl.maximum(tl.maximum(tl.abs(e), tl.abs(f)), tl.maximum(tl.abs(g), tl.abs(h))),
+    )
+
+
+@triton.jit
 def square_sum(vector):
     """Returns the sum of the squares of each vector's elements."""
     a, b, c, d, e, f, g, h = multiplied(vector, vector)
@@ -181,3 +218,8 @@ def _word(low, high, DTYPE: tl.constexpr):
 @triton.jit
 def _visible(word):
     return tl.where(word == _NOTHING, _NEGATIVE_ZEROS, word)
+
+
+@triton.jit
+def _positive(word):
+    return tl.where(word == _NEGATIVE_ZEROS, 0, word)

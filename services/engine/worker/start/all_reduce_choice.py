@@ -1,39 +1,63 @@
-"""Chooses how a group's sums with the residual stream and the norm run."""
+"""Chooses how a group's collectives run: a library's, or kernels over memory that all ranks reach.
+
+Ranks that share layers add up sums with the residual stream and the norm; data-parallel ranks
+gather and share out the rows of experts.
+"""
 
 from dataclasses import dataclass
+from typing import Self
 
 import structlog
 import torch
 import torch.distributed as dist
 
-from models.ops.communication.all_reduce_norm import ordered_sum_norm
+from models.config import ModelConfig
+from models.layers.quantization import can_run_fp8
 from models.ops.kernel_choice import has_kernels
-from models.parallel.collectives import FusedSum, LostPeerError, gather_into, use_fused_sum
-from models.parallel.group import TENSOR_PARALLEL
+from models.parallel.collectives import handle_of, use_fused_rows, use_fused_sum
+from models.parallel.group import DATA_PARALLEL, ParallelGroup
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.placement import rank_places
+from services.engine.worker.start.exchange_check import FusedCollectives, rows_fault, sums_fault
 from services.engine.worker.start.ranks import Ranks
 
 log = structlog.get_logger()
 
 _SHARE_OF_TIMEOUT = 0.8
 """A late rank is named before the service gives up on the step."""
-_MANY_BYTES = 2**20
-"""Of rows that every number of ranks sums in the way for many."""
-_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of the residual stream: elements of each, their dtype and device."""
+    """Rows of the residual stream: elements of each, their dtype and device.
+
+    roundings: how products round them to FP8: with scales by block of features or not.
+    """
 
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
+    roundings: frozenset[bool] = frozenset()
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        """Returns those of a model, before its weights are loaded."""
+        schemes = () if model.quantization is None else model.quantization.schemes
+        roundings = {each.block_size is not None for each in schemes if each.kind == "fp8"}
+        if config.checkpoint.quantization == "fp8":
+            roundings.add(False)
+        return cls(
+            hidden_size=model.hidden_size,
+            dtype=dtype,
+            device=device,
+            roundings=frozenset(roundings if can_run_fp8(device) else ()),
+        )
 
 
 def choose_all_reduce(config: EngineConfig, ranks: Ranks, rows: Rows) -> None:
-    """Makes the fused kernel run the group's sums, if it is wanted and works on all ranks.
+    """Makes kernels of our own run the group's collectives, if wanted and right on all ranks.
 
     All ranks call this together.
 
@@ -41,25 +65,25 @@ def choose_all_reduce(config: EngineConfig, ranks: Ranks, rows: Rows) -> None:
         ValueError: fused is wanted and impossible.
     """
     wish = config.parallel.all_reduce
-    if wish == "nccl" or (wish == "auto" and ranks.group.size == 1):
+    group = ranks.group.of_experts
+    if wish == "nccl" or (wish == "auto" and group.size == 1):
         return
-    obstacle = ranks.common_fault(_obstacle(config, rows))
+    obstacle = ranks.common_fault(_obstacle(config, group, rows))
     if not obstacle:
-        timeout_s = config.worker.step_timeout_s * _SHARE_OF_TIMEOUT
-        fused, fault = _make(rows, timeout_s)
+        fused, fault = _make(group, rows, config.worker.step_timeout_s * _SHARE_OF_TIMEOUT)
         obstacle = ranks.common_fault(fault)
         if fused is not None and not obstacle:
-            obstacle = ranks.common_fault(_difference(fused, rows))
+            obstacle = ranks.common_fault(_fault(fused, group, rows))
             if not obstacle:
-                use_fused_sum(TENSOR_PARALLEL, fused)
+                _use(fused, group)
     if obstacle and wish == "fused":
         raise ValueError(f"--all-reduce fused is impossible: {obstacle}")
     log.info("all_reduce_chosen", kind="library" if obstacle else "fused", reason=obstacle)
 
 
-def _obstacle(config: EngineConfig, rows: Rows) -> str:
-    """Returns the reason why this rank cannot use the kernel; empty if it can."""
-    if config.parallel.num_ranks == 1:
+def _obstacle(config: EngineConfig, group: ParallelGroup, rows: Rows) -> str:
+    """Returns the reason why this rank cannot use the kernels; empty if it can."""
+    if group.size == 1:
         return "it takes several ranks"
     if config.parallel.num_nodes > 1:
         return "the ranks are on several hosts, and it takes memory that all of them reach"
@@ -76,55 +100,35 @@ def _obstacle(config: EngineConfig, rows: Rows) -> str:
     return f"GPU {own} cannot reach the memory of GPUs {unreachable}" if unreachable else ""
 
 
-def _make(rows: Rows, timeout_s: float) -> tuple[FusedSum | None, str]:
-    """Returns the kernel with its memory, or the fault that keeps it from being made."""
+def _make(
+    group: ParallelGroup, rows: Rows, timeout_s: float
+) -> tuple[FusedCollectives | None, str]:
+    """Returns the kernels with their memory, or the fault that keeps them from being made."""
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.communication.exchange import Exchange
+    from models.ops.triton.communication.rank_memory import RankMemory
 
-    assert dist.group.WORLD is not None, "the ranks have met"
+    handle = handle_of(group.name) or dist.group.WORLD
+    assert handle is not None, "the ranks have met"
     try:
-        return Exchange(
-            dist.group.WORLD,
-            hidden_size=rows.hidden_size,
-            dtype=rows.dtype,
-            device=rows.device,
-            timeout_s=timeout_s,
-        ), ""
+        memory = RankMemory.of_group(
+            handle, hidden_size=rows.hidden_size, dtype=rows.dtype, device=rows.device
+        )
+        return Exchange(memory, timeout_s=timeout_s), ""
     except (RuntimeError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _difference(fused: FusedSum, rows: Rows) -> str:
-    """Compares the kernel with torch, which builds it too; returns a fault or an empty string.
-
-    A fault ends no comparison early: the others communicate too.
-    """
-    many = _MANY_BYTES // (rows.hidden_size * rows.dtype.itemsize) + 3
-    faults = [_difference_of(fused, rows, number) for number in (1, 7, many) for _ in range(3)]
-    return next(filter(None, faults), "")
+def _fault(fused: FusedCollectives, group: ParallelGroup, rows: Rows) -> str:
+    """Compares the kernels with torch, which builds them too; returns a fault or nothing."""
+    shape = (rows.hidden_size, rows.dtype, rows.device)
+    if group.name == DATA_PARALLEL:
+        return rows_fault(fused, group, *shape)
+    return sums_fault(fused, group, *shape, roundings=rows.roundings)
 
 
-def _difference_of(fused: FusedSum, rows: Rows, num_rows: int) -> str:
-    """Returns a fault if the kernel's sum or norm is not the one that torch computes."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shape = (num_rows, rows.hidden_size)
-    draws = torch.Generator(rows.device).manual_seed(num_rows)
-    residual, x = (
-        torch.randn(shape, generator=draws, device=rows.device, dtype=rows.dtype) for _ in range(2)
-    )
-    weight = torch.randn(rows.hidden_size, generator=draws, device=rows.device, dtype=rows.dtype)
-    x = x.roll(rank, dims=-1).contiguous()
-    parts = torch.empty((size, *shape), device=rows.device, dtype=rows.dtype)
-    gather_into(parts, x, TENSOR_PARALLEL)
-    expected_sum = residual.clone()
-    expected = ordered_sum_norm(parts, expected_sum, weight, _EPS)
-    normed = fused.add_norm(x, residual, weight, _EPS)
-    torch.cuda.synchronize(rows.device)
-    try:
-        fused.check()
-    except LostPeerError as error:
-        return str(error)
-    if not torch.equal(residual, expected_sum):
-        return f"a sum of {num_rows} rows is wrong"
-    is_close = torch.allclose(normed.float(), expected.float(), rtol=2e-2, atol=2e-2)
-    return "" if is_close else f"a norm of {num_rows} rows is wrong"
+def _use(fused: FusedCollectives, group: ParallelGroup) -> None:
+    if group.name == DATA_PARALLEL:
+        use_fused_rows(group.name, fused)
+    else:
+        use_fused_sum(group.name, fused)

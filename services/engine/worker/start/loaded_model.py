@@ -136,8 +136,7 @@ class LoadedModel:
             model=str(config.checkpoint.model),
             model_impl=_implementation(model_config),
         )
-        rows = Rows(hidden_size=model_config.hidden_size, dtype=dtype, device=device)
-        choose_all_reduce(config, ranks, rows)
+        choose_all_reduce(config, ranks, Rows.of(config, model_config, dtype, device))
         report_progress("loading weights")
         limits = StepLimits.of(
             config,

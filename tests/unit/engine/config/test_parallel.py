@@ -73,7 +73,6 @@ def test_several_hosts_on_loopback_need_no_secret():
             "it must be 1 with --num-speculative-tokens",
         ),
         ({"data_parallel_size": 2, "batch_invariant": True}, "it must be 1 with --batch-invariant"),
-        ({"data_parallel_size": 2, "all_reduce": "fused"}, "has nothing to do"),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
         ({"num_nodes": 2}, "1 processes cannot be shared equally by these hosts"),
         ({"num_nodes": 3, "tensor_parallel_size": 4}, "4 processes cannot be shared equally"),

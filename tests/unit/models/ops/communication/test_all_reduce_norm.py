@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.number_formats import BLOCK, FP8
 from models.ops.communication.all_reduce_norm import all_reduce_norm, ordered_sum_norm
 from models.ops.elementwise.rms_norm import add_rms_norm
+from models.ops.linear import norm_linear
 from models.ops.linear.all_reduce_norm_linear import all_reduce_norm_linear
+from models.ops.linear.fp8_linear import quantize
 from models.parallel import collectives
 from models.parallel.collectives import LostPeerError, check_arrivals, without_other_ranks
 from services.engine.config.engine_config import EngineConfig
@@ -61,6 +64,10 @@ class Late:
 
     def add_norm(self, x, residual, weight, eps):
         return torch.full_like(residual, 7.0)
+
+    def add_rounded_norm(self, x, residual, weight, eps, *, is_blocked):
+        size = residual.shape[1]
+        return quantize(self.add_norm(x, residual, weight, eps), BLOCK if is_blocked else size)
 
     def check(self):
         raise LostPeerError("rank 3 did not send its part of a sum in time")
@@ -130,6 +137,29 @@ def test_a_product_follows_the_fused_sum(monkeypatch):
         torch.library.opcheck(
             torch.ops.octavo.all_reduce_norm_linear.default, (x, x.clone(), *given)
         )
+
+
+@pytest.mark.parametrize("scale", [torch.rand(6, 1), torch.rand(1, 2)], ids=["rows", "blocks"])
+def test_the_fused_sum_rounds_the_input_of_a_product_of_many_tokens(monkeypatch, scale):
+    monkeypatch.setattr(collectives, "_fused", {})
+    collectives.use_fused_sum("some", Late())
+    monkeypatch.setattr(norm_linear, "has_kernels", lambda device: True)
+    products = []
+
+    def product(rounded, scales, weight, weight_scale, bias, dtype):
+        products.append((rounded, scales))
+        return rounded.float() @ weight.float().T
+
+    monkeypatch.setattr(norm_linear, "product_of_rounded", product)
+    x, weight = torch.ones(2, 256).bfloat16(), torch.randn(6, 256).to(FP8)
+    product_of = (x[0], EPS, "some", weight, None, False, scale)
+    before = collectives.num_issued()
+    output = all_reduce_norm_linear(x, x.clone(), *product_of)
+    ((rounded, scales),) = products
+    assert rounded.dtype is FP8
+    assert scales.shape == (2, 1 if scale.shape[1] == 1 else 2)
+    assert torch.equal(output, rounded.float() @ weight.float().T)
+    assert collectives.num_issued() == before + 1
 
 
 def test_workers_start_without_multicast_whatever_the_environment_says(monkeypatch, tmp_path):

@@ -42,13 +42,18 @@ def fused():
         for operator in OPERATORS:
             case.fused(operator)
 
-def summed():
+def communicating():
     row = torch.empty(1, 1024, dtype=torch.bfloat16)
+    rounded, scale = row.to(FP8), torch.empty(1, 8)
     number = torch.empty(1, dtype=torch.int32)
-    for is_two_shot in (False, True):
-        launch = launcher(1024, 1, 4, 64, 0, is_two_shot, row.device)
-        pointers = torch.empty(4, dtype=torch.int64)
-        launch((1, 1, 1), row, row, row, row, pointers, number, number, number, 1e-6, 1, 2**36)
+    state = (torch.empty(4, dtype=torch.int64), number, number, number)
+    for kernel in ("all_reduce_norm", "two_shot_norm"):
+        for group in (None, 1024, 128):
+            outputs = (row, None) if group is None else (rounded, scale)
+            launch = launcher(kernel, 1024, 1, 4, 64, row.device, PARTS=0, GROUP=group or 1)
+            launch((1, 1, 1), row, row, row, *outputs, *state, 1e-6, 1, 4, 2**36)
+    for kernel in ("gather_rows", "reduce_scatter"):
+        launcher(kernel, 1024, 1, 4, 64, row.device)((1, 1, 1), row, row, *state, 1, 2**36)
 
 def packed_products():
     for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
@@ -110,7 +115,7 @@ with absent_gpu():
         | launched_by(made("qwen3_moe"), data_parallel_size=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, summed, packed_products, on_other_gpus])
+        | found_in([fused, communicating, packed_products, on_other_gpus])
     )
     use_batch_invariance(is_on=True)
     builds |= (
