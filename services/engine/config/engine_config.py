@@ -103,10 +103,6 @@ class EngineConfig(BaseModel):
     def _check_data_parallel(self) -> Self:
         """Refuses features that data-parallel ranks do not have."""
         size = self.parallel.data_parallel_size
-        if size > 1 and self.speculation.num_speculative_tokens:
-            raise ValueError(
-                f"--data-parallel-size is {size}: it must be 1 with --num-speculative-tokens"
-            )
         if size > 1 and self.worker.batch_invariant:
             raise ValueError(
                 f"--data-parallel-size is {size}: it must be 1 with --batch-invariant, as sums "

@@ -68,10 +68,6 @@ def test_several_hosts_on_loopback_need_no_secret():
             {"data_parallel_size": 2, "pipeline_parallel_size": 2},
             "--data-parallel-size is 2: it must be 1 with --pipeline-parallel-size 2",
         ),
-        (
-            {"data_parallel_size": 2, "num_speculative_tokens": 2},
-            "it must be 1 with --num-speculative-tokens",
-        ),
         ({"data_parallel_size": 2, "batch_invariant": True}, "it must be 1 with --batch-invariant"),
         ({"data_parallel_size": 2, "all_reduce": "fused"}, "has nothing to do"),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
