@@ -202,7 +202,7 @@ class DataParallelScheduler:
         return self._draft_length.choose(max(each.num_running for each in self._ranks))
 
     def _order_together(self, steps: Sequence[ScheduledStep], num_next_drafts: int) -> None:
-        """Sets in each step what all ranks know: tokens, drafts and the graph that fits all, if any.
+        """Sets what all ranks know in each step: tokens, drafts, and the graph if one fits all.
 
         One graph for all ranks means equally many rows: as many as its size.
         """

@@ -96,19 +96,20 @@ class InputBuffers:
         self.block_table = zeros(rows + 1, limits.block_table_width)
         self.row_lengths = zeros(rows)
         # The parts of a header are adjacent: one copy a step.
-        num_dp = limits.data_parallel_size
-        end = 6 * requests + 1
-        self._header = zeros(end + (2 * num_dp if num_dp > 1 else 0))
+        num_dp, end = limits.data_parallel_size, 6 * requests + 1
+        # Kernels read both counts at addresses of the same alignment: one build does for both.
+        width = -(-num_dp // 4) * 4 if num_dp > 1 else 0
+        self._header = zeros(end + 2 * width)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self.dp_metadata: DPMetadata | None = None
         """The tokens of each data-parallel rank, a part of the header; None where there is one."""
         self.draft_dp_metadata: DPMetadata | None = None
         """The same in draft passes of one token of each request that samples."""
-        self._across_dp = self._header[end:]
+        self._across_dp = [slice(first, first + num_dp) for first in (end, end + width)]
         if num_dp > 1:
-            tokens_across_dp, sampling_across_dp = self._across_dp.chunk(2)
-            self.dp_metadata = DPMetadata(num_tokens_across_dp=tokens_across_dp)
-            self.draft_dp_metadata = DPMetadata(num_tokens_across_dp=sampling_across_dp)
+            self.dp_metadata, self.draft_dp_metadata = (
+                DPMetadata(num_tokens_across_dp=self._header[each]) for each in self._across_dp
+            )
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests
         self._made_slices: dict[tuple[int, int], Header] = {}
@@ -187,7 +188,11 @@ class InputBuffers:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
         return {
-            **({} if self.dp_metadata is None else {"across_dp": self._across_dp}),
+            **(
+                {}
+                if self.dp_metadata is None
+                else {"across_dp": self._header[self._across_dp[0].start :]}
+            ),
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,
@@ -312,9 +317,9 @@ class InputBuffers:
             view[self._offsets[1] + drafts.carried] = _CARRIED
         if self.dp_metadata is not None:
             # Other ranks do the same in a step of this rank alone: every row counts.
-            all_rows = np.full(len(self._across_dp) // 2, len(self._input_ids), np.int32)
-            counts = [all_rows if each is None else each for each in across_dp]
-            view[-len(self._across_dp) :] = np.concatenate(counts)
+            num_rows = len(self._input_ids)
+            for where, counts in zip(self._across_dp, across_dp, strict=True):
+                view[where] = num_rows if counts is None else counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
 

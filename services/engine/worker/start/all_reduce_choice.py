@@ -61,6 +61,8 @@ def _obstacle(config: EngineConfig, rows: Rows) -> str:
     """Returns the reason why this rank cannot use the kernel; empty if it can."""
     if config.parallel.num_ranks == 1:
         return "it takes several ranks"
+    if config.parallel.tensor_parallel_size < config.parallel.num_ranks:
+        return "its memory is that of all ranks, and some share no sums"
     if config.parallel.num_nodes > 1:
         return "the ranks are on several hosts, and it takes memory that all of them reach"
     if not has_kernels(rows.device):

@@ -36,7 +36,7 @@ def config(folder, size, **changes):
 
 
 async def counted(core):
-    """Returns the drafts that were verified and those that held, once no step is in flight."""
+    """Returns the numbers of verified and of accepted drafts, once no step is in flight."""
     await until(lambda: not core.load().step_age_s)
     drafts = core.stats().counters.drafts
     return drafts.num_verified, drafts.num_accepted
@@ -49,6 +49,7 @@ async def counted(core):
         ("deepseek_v3", 2, 3, {"max_num_batched_tokens": 8}),
         ("glm4_moe", 1, 2, {"compilation_level": 3, "max_num_batched_tokens": 9}),
     ],
+    ids=["graphs", "two layers", "compiled"],
 )
 async def test_draft_layers_guess_what_those_of_one_rank_guess(
     tmp_path, variant, num_draft_layers, size, options
@@ -70,13 +71,15 @@ async def test_draft_layers_guess_what_those_of_one_rank_guess(
         assert not any(each.fault for each in stats.graphs.figures)
 
 
-async def test_preemption_moving_experts_and_a_lost_rank(tmp_path):
+@pytest.mark.parametrize("width", [1, 2])
+async def test_preemption_moving_experts_and_a_lost_rank(tmp_path, width):
     write_draft_checkpoint(tmp_path, agreement=0.98)
     greedy = greedy_with(max_tokens=NUM_TOKENS)
     async with ranks_core(config(tmp_path, 1)) as ranks:
         expected = await ranks.generate(PROMPTS, greedy)
     # The number of drafts changes, and 11 blocks of 4 tokens are too few for a rank's requests.
     scarce = {"num_speculative_tokens": 3, "num_kv_blocks": 12, "max_num_batched_tokens": 8}
+    scarce["tensor_parallel_size"] = width
     graphs = GRAPHS | {"capture_while_serving": True, "compilation_level": 3}
     async with ranks_core(config(tmp_path, 2, eplb_interval=3, **scarce, **graphs)) as ranks:
         assert await ranks.generate(PROMPTS, greedy) == expected
@@ -84,7 +87,7 @@ async def test_preemption_moving_experts_and_a_lost_rank(tmp_path):
         await until(lambda: len(figures.figures) == figures.num_planned)
         sinks = [ranks.submit(prompt, greedy) for prompt in PROMPTS]
         await until(lambda: any(sink.token_ids for sink in sinks))
-        os.kill(ranks.core.worker.ranks[1].pid, signal.SIGKILL)
+        os.kill(ranks.core.worker.ranks[-1].pid, signal.SIGKILL)
         for sink, tokens in zip(sinks, expected, strict=True):
             assert (await sink.wait_for_end()).error is None
             assert sink.token_ids == tokens
