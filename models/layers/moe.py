@@ -12,12 +12,14 @@ from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
 from models.layers.weight import Replicated, ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.communication.gather_rows import gather_rows, reduce_scatter
+from models.ops.communication.ordered_reduce_scatter import ordered_reduce_scatter
 from models.ops.linear.linear import linear
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import DATA_PARALLEL, SINGLE, ParallelGroup
 from models.parallel.slots import copy_slot, exchange
 
 Shape = tuple[int, int, int]
@@ -72,7 +74,11 @@ class Experts(nn.Module):
         if group.enable_expert_parallel and group.size > 1:
             placement = ExpertPlacement.first(count, group.size, group.num_redundant_experts)
             self.placement = placement
-            chosen = torch.tensor(placement.expert_map(group.rank), dtype=torch.int32)
+            # Copies would share tokens by their place in the batch, and ranks add up by copy.
+            uses_copies = not is_batch_invariant()
+            chosen = torch.tensor(
+                placement.expert_map(group.rank, uses_copies=uses_copies), dtype=torch.int32
+            )
             self.register_buffer("expert_map", chosen, persistent=False)
             load = torch.zeros(count, dtype=torch.int64)
             self.register_buffer("expert_load", load, persistent=False)
@@ -252,6 +258,7 @@ class FusedMoE(nn.Module):
         self._moe = moe
         self._group = group
         self._gathers = group.data_parallel_size > 1
+        self._sums_in_order = is_batch_invariant()
         self.gate = Router(config.hidden_size, moe, bias=router_bias)
         self.experts = experts or Experts(config.hidden_size, moe, bias=False, group=group)
         # A placement changes while serving; traced code must not depend on it.
@@ -266,7 +273,7 @@ class FusedMoE(nn.Module):
         moe, experts = self._moe, self.experts
         rows = hidden
         if self._gathers:
-            rows = gather_rows(hidden, experts.ranks.name, experts.ranks.size)
+            rows = gather_rows(hidden, DATA_PARALLEL, self._group.data_parallel_size)
         arguments = (
             rows,
             self.gate(rows),
@@ -294,7 +301,8 @@ class FusedMoE(nn.Module):
         else:
             output = torch.ops.octavo.fused_moe(*arguments)
         if self._gathers:
-            output = reduce_scatter(output, experts.ranks.name, experts.ranks.size)
+            share_out = ordered_reduce_scatter if self._sums_in_order else reduce_scatter
+            output = share_out(output, DATA_PARALLEL, self._group.data_parallel_size)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden)
         return output if self._group.size == 1 else all_reduce(output, self._group.name)

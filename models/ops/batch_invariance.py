@@ -9,7 +9,8 @@ is cut into chunks then run in one fixed way for each row:
 | fused operators | the bits of the operators that they replace | these operators |
 | attention | keys in parts fixed by position, merged in order | a query at a time |
 | fused_moe | experts' rows sorted, one kernel | a row at a time |
-| all_reduce | parts added in rank order | the same |
+| expert_parallel_moe | the same, one rank for each expert | the same |
+| all_reduce, ordered_reduce_scatter | parts added in rank order | the same |
 | norms, gate, rotary | a row at a time; of a head, see arithmetic.mean_square | a row at a time |
 """
 

@@ -189,6 +189,19 @@ def reduce_scatter_into(share: torch.Tensor, tensor: torch.Tensor, group: str) -
         _reduce_scatter(share, tensor, group=_handles.get(group))
 
 
+def exchange_shares(received: torch.Tensor, shares: torch.Tensor, group: str) -> None:
+    """Gives every rank its share and takes this rank's from all; both are [ranks, ...].
+
+    Both are contiguous.
+    """
+    if _silence.is_on:
+        received.copy_(shares)
+        return
+    with begun():
+        handle = _handles.get(group)
+        dist.all_to_all_single(received.flatten(0, 1), shares.flatten(0, 1), group=handle)
+
+
 def reduce_scatter_rows(x: torch.Tensor, group: str) -> torch.Tensor:
     """Returns this rank's rows, those of `own_rows`, of the sum of all ranks' x [T, H]."""
     own = own_rows(x.shape[0], group)

@@ -59,18 +59,22 @@ class ExpertPlacement:
             slots[expert].append(slot)
         return slots
 
-    def expert_map(self, rank: int) -> list[list[int]]:
+    def expert_map(self, rank: int, *, uses_copies: bool = True) -> list[list[int]]:
         """Returns the slot that computes each expert, for one rank: [experts][ranks].
 
         Copies share the tokens of an expert: token t uses column t modulo the number of ranks. A
-        slot counts from the rank's first; `num_local` stands for a slot of another rank.
+        slot counts from the rank's first; `num_local` stands for a slot of another rank. Unless
+        it uses copies, the first slot of each expert computes all of its tokens.
         """
         first, num_local = rank * self.num_local, self.num_local
 
         def local(slot: int) -> int:
             return slot - first if first <= slot < first + num_local else num_local
 
-        return [[local(slot) for slot in row] for row in self._choices()]
+        choices = self._choices()
+        if not uses_copies:
+            choices = [[slots[0]] * self.num_ranks for slots in self.logical_to_physical()]
+        return [[local(slot) for slot in row] for row in choices]
 
     def rank_loads(self, expert_load: Sequence[float]) -> list[float]:
         """Returns how many tokens each rank computes, given each expert's."""

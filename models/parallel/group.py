@@ -5,7 +5,9 @@ from dataclasses import dataclass
 TENSOR_PARALLEL = "tensor_parallel"
 """Name of the group whose ranks each hold a share of every layer."""
 DATA_PARALLEL = "data_parallel"
-"""Name of the group whose ranks have different tokens and share the experts."""
+"""Name of the group whose ranks have different tokens and the same share of every layer."""
+EXPERT_PARALLEL = "expert_parallel"
+"""Name of the group of all data-parallel ranks' processes, which share the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,8 @@ class ParallelGroup:
 
     The default is one process that holds everything; it calls no collectives and needs no
     torch.distributed. `name` is that of models.parallel.collectives. With enable_expert_parallel
-    each rank holds whole experts, and num_redundant_experts of them twice. Of several
-    data-parallel ranks each holds all but the experts, which they share whole.
+    each rank holds whole experts, and num_redundant_experts of them twice. Data-parallel ranks are
+    such groups with tokens of their own; all their processes share the experts, which are whole.
     """
 
     rank: int = 0
@@ -81,15 +83,24 @@ class ParallelGroup:
 
     @property
     def of_experts(self) -> "ParallelGroup":
-        """The ranks that share the experts; this group, unless it has one of several dp ranks."""
+        """The ranks that share the experts; this group, unless it is one of several."""
         if self.data_parallel_size == 1:
             return self
         return ParallelGroup(
-            rank=self.data_parallel_rank,
-            size=self.data_parallel_size,
-            name=DATA_PARALLEL,
+            rank=self.data_parallel_rank * self.size + self.rank,
+            size=self.data_parallel_size * self.size,
+            name=EXPERT_PARALLEL,
             enable_expert_parallel=True,
             num_redundant_experts=self.num_redundant_experts,
+        )
+
+    @property
+    def of_other_tokens(self) -> "ParallelGroup | None":
+        """The ranks with the same share of every layer and other tokens, if there are any."""
+        if self.data_parallel_size == 1:
+            return None
+        return ParallelGroup(
+            rank=self.data_parallel_rank, size=self.data_parallel_size, name=DATA_PARALLEL
         )
 
     def split(self, total: int, what: str, *, replicas: int = 1) -> int:

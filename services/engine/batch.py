@@ -14,6 +14,7 @@ from models import cudagraph_mode
 from protos.engine.v1.batch_pb2 import (
     BatchDescriptor,
     CUDAGraphMode,
+    DPMetadata,
     FallbackReason,
     GraphKey,
     GraphKind,
@@ -30,6 +31,7 @@ __all__ = [
     "BatchBuilder",
     "BatchDescriptor",
     "CUDAGraphMode",
+    "DPMetadata",
     "FallbackReason",
     "GraphKey",
     "GraphKind",

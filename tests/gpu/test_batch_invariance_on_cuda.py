@@ -1,5 +1,7 @@
 """Batch-invariant mode on a GPU: the same bits of logits, whatever else is in a step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from tests.support.invariance import (
     run_alone,
     ways,
 )
+from tests.support.moe_case import ROUTINGS, make_experts, make_logits
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -106,3 +109,33 @@ def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
         for start in (0, 1100 - count):
             rows = linear(x[start : start + count], weight, None)
             assert torch.equal(rows, whole[start : start + count]), (count, start)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40, 300])
+def test_whole_experts_of_a_rank_give_a_row_the_same_bits(count):
+    from models.ops.triton.moe import moe as kernels
+
+    experts = make_experts(dtype=torch.bfloat16, device="cuda", hidden=256, inner=128)
+    routing, num_experts = ROUTINGS["softmax"], len(experts.down)
+    local = replace(
+        experts,
+        gate_up=experts.gate_up[:4].contiguous(),
+        down=experts.down[:4].contiguous(),
+        num_routed=num_experts,
+    )
+    slots = torch.arange(num_experts, dtype=torch.int32, device="cuda").clamp(max=4)
+    expert_map = slots[:, None].expand(-1, 3).contiguous()
+    load = torch.zeros(num_experts, dtype=torch.int64, device="cuda")
+    logits, bias = make_logits(2 * 300, routing, device="cuda")
+    hidden = torch.randn(2 * 300, 256, device="cuda").bfloat16()
+
+    def results(rows, counts):
+        counts = torch.tensor(counts, dtype=torch.int32, device="cuda")
+        chosen = kernels.route(logits[rows], bias, routing, expert_map, load, 4, counts)
+        return kernels.apply_experts(hidden[rows], *chosen, local)
+
+    rows = torch.cat([torch.arange(count), 300 + torch.arange(count)])
+    together = results(rows, [count, max(1, count // 2)])
+    for row in {0, count // 2, count - 1}:
+        alone = results(torch.tensor([row, 300 + row]), [1, 0])
+        assert torch.equal(together[row], alone[0])

@@ -2,8 +2,10 @@
 
 import pytest
 
+from services.engine.batch import GraphKind
 from services.engine.config.passes import PASS_NAMES
 from tests.support import odd_rank
+from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
@@ -12,6 +14,7 @@ from tests.support.step_driver import sampling
 pytestmark = pytest.mark.gpu(2)
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
+DRAFTS = {"num_speculative_tokens": 3, "min_speculative_tokens": 3}
 SHAPE = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 8}
 
 
@@ -114,3 +117,59 @@ async def test_rows_of_data_parallel_ranks_travel_by_either_way(tmp_path, family
         for way in ("nccl", "fused")
     ]
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("while_serving", [False, True], ids=["at start", "while serving"])
+@pytest.mark.parametrize("level", [0, 3])
+async def test_data_parallel_ranks_draft_and_give_the_tokens_of_one_gpu(
+    tmp_path, level, while_serving
+):
+    write_draft_checkpoint(tmp_path, agreement=0.98)
+    flags = {"compilation_level": level, "capture_while_serving": while_serving, **DRAFTS}
+    alone, _, _ = await generated(tmp_path, **flags)
+    tokens, stats, _ = await generated(tmp_path, data_parallel_size=2, **flags)
+    assert tokens == alone
+    assert stats.counters.drafts.num_accepted > 0
+    replayed = {each.key.kind for each in stats.graphs.figures if each.num_replays}
+    if not while_serving:
+        assert GraphKind.GRAPH_KIND_DRAFT in replayed
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.parametrize("level", [0, 3])
+async def test_data_parallel_ranks_of_two_gpus_each_give_the_tokens_of_one(tmp_path, level):
+    write_draft_checkpoint(tmp_path, agreement=0.98)
+    flags = {"compilation_level": level, "num_rounds": 4, **DRAFTS}
+    alone, _, _ = await generated(tmp_path, **flags)
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 2}
+    tokens, stats, _ = await generated(tmp_path, eplb_interval=8, **sizes, **flags)
+    assert tokens == alone
+    assert stats.counters.num_expert_moves > 0
+
+
+@pytest.mark.parametrize("level", [0, 3])
+async def test_batch_invariant_data_parallel_ranks_repeat_their_bits(tmp_path, level):
+    write_checkpoint(tmp_path, "qwen3_moe", hidden_size=256, head_dim=64)
+    config = ranks_config(
+        tmp_path,
+        device="cuda",
+        dtype="bfloat16",
+        block_size=16,
+        batch_invariant=True,
+        data_parallel_size=2,
+        compilation_level=level,
+        cudagraph_capture_sizes=[1, 2, 4],
+        capture_while_serving=False,
+    )
+    wanted = sampling(max_tokens=24, logprobs=2)
+
+    async def outcomes(prompts):
+        sinks = [ranks.submit(prompt, wanted) for prompt in prompts]
+        for sink in sinks:
+            assert (await sink.wait_for_end()).error is None
+        return [[each for output in sink.outputs for each in output.logprobs] for sink in sinks]
+
+    async with ranks_core(config) as ranks:
+        alone = [(await outcomes([prompt]))[0] for prompt in PROMPTS]
+        for order in (1, -1):
+            assert await outcomes(PROMPTS[::order]) == alone[::order]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from services.engine.batch import StepFailure, num_rows, read_int32
+from services.engine.batch import GraphKind, StepFailure, num_rows, read_int32
 from services.engine.kv_cache.prefix_journal import JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
@@ -36,13 +36,18 @@ class DataParallelRig:
             )
             for _ in range(num_ranks)
         ]
-        self.scheduler = DataParallelScheduler(self.ranks, dispatcher or GraphDispatcher())
+        self.scheduler = DataParallelScheduler(
+            self.ranks,
+            dispatcher or GraphDispatcher(),
+            draft_lengths=self.limits.draft_lengths,
+        )
         self.workers = [
             FakeWorker(
                 max_num_seqs=self.limits.max_num_seqs,
                 max_model_len=self.limits.max_model_len,
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,
+                makes_drafts=self.limits.lookup_sizes is None,
             )
             for _ in range(num_ranks)
         ]
@@ -87,8 +92,25 @@ class DataParallelRig:
         counts = [order.context.num_tokens for order in orders]
         require(len({order.step_id for order in orders}) == 1, "one number of the step")
         require(len({str(order.graph_key) for order in orders}) == 1, "one graph")
+        if self.limits.num_speculative_tokens:
+            self._check_drafts(step)
         for order in orders:
             across = read_int32(order.dp_metadata.num_tokens_across_dp).tolist()
             require(across == counts, f"tokens of {counts}, not {across}")
             if order.HasField("graph_key"):
                 require(order.graph_key.num_tokens >= num_rows(order), "room in the graph")
+
+    def _check_drafts(self, step: ScheduledStep) -> None:
+        """Requires that all ranks run as many draft passes, of as many rows."""
+        parts = (step, *step.others)
+        orders = [part.descriptor for part in parts]
+        num_sampling = [len(part.requests) for part in parts]
+        made = {order.spec_decode_metadata.num_next_drafts for order in orders}
+        require(len(made) == 1, "as many drafts on all ranks")
+        for order in orders:
+            across = read_int32(order.dp_metadata.num_sampling_across_dp).tolist()
+            require(across == num_sampling, f"requests that sample are {num_sampling}: {across}")
+            key = order.graph_key
+            if key.kind == GraphKind.GRAPH_KIND_DECODE and order.context.batch_size:
+                num_tokens = order.context.batch_size * key.max_q_len
+                require(order.context.num_tokens == num_tokens, "a batch that fits the graph")

@@ -25,10 +25,15 @@ def _sum_in_rank_order(x: torch.Tensor, group: str) -> torch.Tensor:
     """Adds all ranks' x one after the other; a collective's order depends on the size of x."""
     parts = x.new_empty((num_ranks(group), *x.shape))
     gather_into(parts, x.contiguous(), group)
-    total = parts[0].to(torch.promote_types(x.dtype, torch.float32))
+    return sum_in_order(parts)
+
+
+def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
+    """Adds up the parts of a stack [n, ...], the first ones first, and rounds once."""
+    total = parts[0].to(torch.promote_types(parts.dtype, torch.float32))
     for part in parts[1:]:
         total = total + part
-    return total.to(x.dtype)
+    return total.to(parts.dtype)
 
 
 def _fake_all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:

@@ -5,9 +5,12 @@ the ranks is the layer's result. The rows of data-parallel ranks are gathered be
 tokens, padded to the most of any rank.
 """
 
+from functools import partial
+
 import torch
 
 from models.forward_context import get_forward_context
+from models.ops.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.moe.moe import apply_experts, route
@@ -75,7 +78,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
             router_logits, correction_bias, routing, expert_map, expert_load, len(down), counts
         )
         return kernel.apply_experts(hidden, weights, ids, experts)
-    weights, ids = route(router_logits, correction_bias, routing)
+    weights, ids = _route_rows(router_logits, correction_bias, routing)
     slots = own_slots(ids, expert_map)
     if counts is not None:
         rows = torch.arange(len(ids) // len(counts), device=ids.device)
@@ -84,7 +87,22 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         ids = ids.masked_fill(is_padding, len(expert_load))
     loads = ids.flatten().bincount(minlength=len(expert_load) + 1)
     expert_load.add_(loads[: len(expert_load)])
-    return apply_experts(hidden, weights, slots, experts, rounds_activations=experts.is_fp8)
+    apply = partial(apply_experts, experts=experts, rounds_activations=experts.is_fp8)
+    return row_wise(apply, hidden, weights, slots)
+
+
+def _route_rows(
+    logits: torch.Tensor, correction_bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Does what `route` does; in batch-invariant mode one row at a time."""
+    if not is_batch_invariant():
+        return route(logits, correction_bias, routing)
+
+    def weights_and_ids(row: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each.double() for each in route(row, correction_bias, routing)], dim=1)
+
+    weights, ids = row_wise(weights_and_ids, logits).unbind(1)
+    return weights.float(), ids.long()
 
 
 def _tokens_across_dp() -> torch.Tensor:

@@ -214,10 +214,12 @@ class SpecDecodeMetadata(_message.Message):
     def __init__(self, draft_token_ids: _Optional[bytes] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[bytes] = ..., num_next_drafts: _Optional[int] = ..., carried_requests: _Optional[bytes] = ...) -> None: ...
 
 class DPMetadata(_message.Message):
-    __slots__ = ("num_tokens_across_dp",)
+    __slots__ = ("num_tokens_across_dp", "num_sampling_across_dp")
     NUM_TOKENS_ACROSS_DP_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLING_ACROSS_DP_FIELD_NUMBER: _ClassVar[int]
     num_tokens_across_dp: bytes
-    def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
+    num_sampling_across_dp: bytes
+    def __init__(self, num_tokens_across_dp: _Optional[bytes] = ..., num_sampling_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")

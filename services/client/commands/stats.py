@@ -128,8 +128,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     if stats.num_speculative_tokens:
         rows["drafts"] = _drafts(stats)
     if len(stats.ranks) > 1:
-        has_stages = any(rank.pipeline_parallel_rank for rank in stats.ranks)
-        rows["ranks"] = "; ".join(_describe_rank(rank, has_stages) for rank in stats.ranks)
+        rows["ranks"] = "; ".join(_describe_rank(rank, stats) for rank in stats.ranks)
     if stats.rank_loads:
         rows["requests by rank"] = "; ".join(
             f"{rank}: {load.num_running} running, {load.num_waiting} waiting, "
@@ -143,9 +142,13 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     return table
 
 
-def _describe_rank(rank: RankInfo, has_stages: bool) -> str:
-    stage = f" (stage {rank.pipeline_parallel_rank})" if has_stages else ""
-    return f"{rank.rank}{stage} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
+def _describe_rank(rank: RankInfo, stats: Stats) -> str:
+    place = ""
+    if any(each.pipeline_parallel_rank for each in stats.ranks):
+        place = f" (stage {rank.pipeline_parallel_rank})"
+    elif len(stats.ranks) > len(stats.rank_loads) > 1:
+        place = f" (data-parallel rank {rank.data_parallel_rank})"
+    return f"{rank.rank}{place} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
 
 
 def _experts(stats: Stats) -> str:

@@ -100,17 +100,13 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_data_parallel(self) -> Self:
-        """Refuses features that data-parallel ranks do not have."""
-        size = self.parallel.data_parallel_size
-        if size > 1 and self.speculation.num_speculative_tokens:
+    def _check_copies(self) -> Self:
+        """Refuses copies of experts in batch-invariant mode."""
+        num_copies = self.parallel.num_redundant_experts
+        if num_copies and self.worker.batch_invariant:
             raise ValueError(
-                f"--data-parallel-size is {size}: it must be 1 with --num-speculative-tokens"
-            )
-        if size > 1 and self.worker.batch_invariant:
-            raise ValueError(
-                f"--data-parallel-size is {size}: it must be 1 with --batch-invariant, as sums "
-                "over ranks depend on the place of a row"
+                f"--num-redundant-experts is {num_copies}: it must be 0 with --batch-invariant, as "
+                "copies share tokens by their place in the batch"
             )
         return self
 

@@ -24,8 +24,8 @@ class ParallelConfig(ConfigSection):
     pipeline_layers: list[NumLayers] | None = None
     """Numbers of layers of the stages; as equal as possible when absent."""
     data_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
-    """Processes that each have requests and a KV cache of their own and hold all but the experts,
-    which they share whole."""
+    """Groups of --tensor-parallel-size processes, each with requests and a KV cache of its own;
+    all processes share the experts, which are whole."""
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process of a host; the first ones when absent."""
     all_reduce: Literal["auto", "nccl", "fused"] = "auto"
@@ -61,12 +61,11 @@ class ParallelConfig(ConfigSection):
         """Refuses what data-parallel ranks do not do yet."""
         if self.data_parallel_size == 1:
             return self
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ValueError(
-                    f"--data-parallel-size is {self.data_parallel_size}: it must be 1 with "
-                    f"--{name.replace('_', '-')} {getattr(self, name)}"
-                )
+        if self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"--data-parallel-size is {self.data_parallel_size}: it must be 1 with "
+                f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+            )
         return self
 
     @property
@@ -79,8 +78,8 @@ class ParallelConfig(ConfigSection):
         """Refuses too many ranks, and layers for another number of stages."""
         if self.num_ranks > MAX_RANKS:
             raise ValueError(
-                f"--tensor-parallel-size times --pipeline-parallel-size is {self.num_ranks}: it "
-                f"must be at most {MAX_RANKS}"
+                "--tensor-parallel-size times --pipeline-parallel-size times --data-parallel-size "
+                f"is {self.num_ranks}: it must be at most {MAX_RANKS}"
             )
         layers = self.pipeline_layers
         if layers is not None and len(layers) != self.pipeline_parallel_size:

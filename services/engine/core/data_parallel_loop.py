@@ -27,6 +27,9 @@ class DataParallelLoop(StepLoop):
         parts, counters = (step, *step.others), self._counters
         largest = max(parts, key=lambda part: part.descriptor.context.num_tokens)
         counters.graph_dispatch[self._graphs.count(largest.descriptor, result)] += 1
+        counters.drafts.count_step(step.descriptor)
+        for part, own in zip(parts, (result, *result.across_dp), strict=True):
+            counters.drafts.count(part.descriptor, own)
         contexts = [part.descriptor.context for part in parts]
         counters.num_step_tokens += sum(each.num_tokens for each in contexts)
         self._history.count(

@@ -46,4 +46,5 @@ def make_step_loop(
         return StepLoop(scheduler=make(dispatcher=dispatcher), **others)
     journal = JointPrefixJournal()
     ranks = [make(journal=journal) for _ in range(limits.data_parallel_size)]
-    return DataParallelLoop(scheduler=DataParallelScheduler(ranks, dispatcher), **others)
+    scheduler = DataParallelScheduler(ranks, dispatcher, draft_lengths=limits.draft_lengths)
+    return DataParallelLoop(scheduler=scheduler, **others)

@@ -26,10 +26,13 @@ class DraftCounts:
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     steps_by_length: Counter[int] = field(default_factory=Counter)
 
-    def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
-        """Counts a step that ran."""
+    def count_step(self, descriptor: BatchDescriptor) -> None:
+        """Counts a step that ran, by the drafts that it ordered."""
         if descriptor.HasField("spec_decode_metadata"):
             self.steps_by_length[descriptor.spec_decode_metadata.num_next_drafts] += 1
+
+    def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+        """Counts the drafts that a step verified, of one data-parallel rank."""
         if result.num_accepted_tokens:
             num_drafts = read_int32(descriptor.spec_decode_metadata.num_draft_tokens)
             self.num_verified += int(num_drafts.sum())

@@ -165,6 +165,7 @@ class StepLoop:
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
         """Counts a step by its size and its graph, and shows it to watchers."""
         counters = self._counters
+        counters.drafts.count_step(step.descriptor)
         counters.drafts.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         context = step.descriptor.context

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from services.engine.batch import StepResult, ordered_mode, pack_int32
+from services.engine.batch import DPMetadata, StepResult, ordered_mode, pack_int32
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 from services.engine.scheduler.planned_step import ScheduledStep
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.stats import RankLoad
+from services.engine.spec_decode.draft_length import choice_of
+from services.engine.spec_decode.draft_plan import observe
 
 AnyScheduler: TypeAlias = "Scheduler | DataParallelScheduler"
 
@@ -28,17 +30,25 @@ class DataParallelScheduler:
     """
 
     num_stages = 1
-    is_speculative = False
 
-    def __init__(self, ranks: Sequence[Scheduler], dispatcher: GraphDispatcher) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Scheduler],
+        dispatcher: GraphDispatcher,
+        *,
+        draft_lengths: Sequence[int] = (0,),
+    ) -> None:
         """Starts without requests.
 
         Args:
             ranks: each rank's scheduler, which knows no graphs.
             dispatcher: knows the graphs, which all ranks have.
+            draft_lengths: numbers of drafts that a step may have for each request, ascending.
         """
         self._ranks = tuple(ranks)
         self._dispatcher = dispatcher
+        self._most_drafts = draft_lengths[-1]
+        self._draft_length = choice_of(draft_lengths)
         self._suspects: list[Request] = []
 
     @property
@@ -128,9 +138,14 @@ class DataParallelScheduler:
     def schedule(self) -> ScheduledStep | None:
         """Plans the next step of every rank; all must run them in the order of these calls.
 
+        All steps make equally many drafts: each takes part in the experts of draft layers.
+
         Returns:
-            The first rank's step, with the others'; None if no rank can run a request.
+            The first rank's step, with the others'; None if no rank can run a request, or if one
+            must wait for a result: a step without its requests would take as long.
         """
+        if any(each.must_wait for each in self._ranks):
+            return None
         num_allowed = len(self._ranks)
         if self._suspects:
             self._suspects = [
@@ -140,14 +155,15 @@ class DataParallelScheduler:
             ]
             # The other ranks share a worker's end with a suspect, so they wait.
             num_allowed = 1 if self._suspects else num_allowed
-        planned = [each.schedule() for each in self._ranks[:num_allowed]]
+        num_next = self._num_next_drafts()
+        planned = [each.schedule(num_next_drafts=num_next) for each in self._ranks[:num_allowed]]
         if not any(planned):
             return None
         planned += [None] * (len(self._ranks) - num_allowed)
         first, *others = (
             step or rank.idle_step() for rank, step in zip(self._ranks, planned, strict=True)
         )
-        self._order_together([first, *others])
+        self._order_together([first, *others], num_next)
         return replace(first, others=others)
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
@@ -156,6 +172,11 @@ class DataParallelScheduler:
         steps, results = (step, *step.others), (result, *result.across_dp)
         for rank, part, told in zip(self._ranks, steps, results, strict=True):
             outputs += rank.update(part, told)
+        if self._draft_length is not None:
+            observe(
+                self._draft_length,
+                [(part.descriptor, told) for part, told in zip(steps, results, strict=True)],
+            )
         return outputs
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
@@ -174,23 +195,37 @@ class DataParallelScheduler:
         request.data_parallel_rank = min(numbers, key=lambda rank: (-rooms[rank], loads[rank]))
         return self._ranks[request.data_parallel_rank]
 
-    def _order_together(self, steps: Sequence[ScheduledStep]) -> None:
-        """Sets in each step the tokens of all ranks, and the graph that fits all steps, if any.
+    def _num_next_drafts(self) -> int:
+        """Returns the drafts of each request of any rank after the next step."""
+        if self._draft_length is None:
+            return self._most_drafts
+        return self._draft_length.choose(max(each.num_running for each in self._ranks))
+
+    def _order_together(self, steps: Sequence[ScheduledStep], num_next_drafts: int) -> None:
+        """Sets what all ranks know in each step: tokens, drafts, and the graph if one fits all.
 
         One graph for all ranks means equally many rows: as many as its size.
         """
         contexts = [step.descriptor.context for step in steps]
-        dispatch = self._dispatcher.dispatch(
+        shapes = [
             BatchShape(
-                num_tokens=max(each.num_tokens for each in contexts),
-                batch_size=max(each.batch_size for each in contexts),
-                max_q_len=max(each.max_q_len for each in contexts),
+                num_tokens=each.num_tokens, batch_size=each.batch_size, max_q_len=each.max_q_len
             )
+            for each in contexts
+            if each.batch_size
+        ]
+        dispatch = self._dispatcher.dispatch(BatchShape.of_all(shapes))
+        metadata = DPMetadata(
+            num_tokens_across_dp=pack_int32([each.num_tokens for each in contexts])
         )
-        num_tokens = pack_int32([each.num_tokens for each in contexts])
+        if self._most_drafts:
+            metadata.num_sampling_across_dp = pack_int32([len(step.requests) for step in steps])
         for step in steps:
             descriptor = step.descriptor
-            descriptor.dp_metadata.num_tokens_across_dp = num_tokens
+            descriptor.dp_metadata.CopyFrom(metadata)
+            if self._most_drafts:  # idle steps have none yet
+                descriptor.spec_decode_metadata.num_spec_steps = self._most_drafts
+                descriptor.spec_decode_metadata.num_next_drafts = num_next_drafts
             descriptor.cudagraph_runtime_mode = ordered_mode(dispatch.graph_key)
             descriptor.fallback_reason = dispatch.fallback_reason
             if dispatch.graph_key is not None:

@@ -1,7 +1,7 @@
 """Chooses the captured graph that a step replays, from the shape of its batch alone."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.engine.batch import FallbackReason, GraphKey, GraphKind
@@ -9,16 +9,35 @@ from services.engine.batch import FallbackReason, GraphKey, GraphKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """The sizes of a batch that decide which graph fits."""
+    """The sizes of a batch that decide which graph fits.
+
+    has_other_lengths: of the batches of several data-parallel ranks, whether a request has fewer
+        query tokens than max_q_len.
+    """
 
     num_tokens: int
     batch_size: int
     max_q_len: int
+    has_other_lengths: bool = False
+
+    @classmethod
+    def of_all(cls, shapes: Sequence["BatchShape"]) -> "BatchShape":
+        """Returns the shape of which every batch of data-parallel ranks is a part."""
+        max_q_len = max(each.max_q_len for each in shapes)
+        return cls(
+            num_tokens=max(each.num_tokens for each in shapes),
+            batch_size=max(each.batch_size for each in shapes),
+            max_q_len=max_q_len,
+            has_other_lengths=any(
+                each.num_tokens != each.batch_size * max_q_len for each in shapes
+            ),
+        )
 
     @property
     def is_uniform(self) -> bool:
         """Whether all requests have the same number of query tokens."""
-        return self.num_tokens == self.batch_size * self.max_q_len
+        is_full = self.num_tokens == self.batch_size * self.max_q_len
+        return is_full and not self.has_other_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

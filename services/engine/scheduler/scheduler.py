@@ -35,7 +35,7 @@ from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 from services.engine.spec_decode.carried_drafts import CarriedDrafts
-from services.engine.spec_decode.draft_length import DraftLength
+from services.engine.spec_decode.draft_length import choice_of
 from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
 
 __all__ = ["ScheduledStep", "Scheduler"]
@@ -104,7 +104,8 @@ class Scheduler:
                 max_seq_len=min(limits.max_model_len - 1, self._holdings.num_cache_tokens),
                 num_written_ahead=limits.num_written_ahead,
                 lookup_sizes=limits.lookup_sizes,
-                length=DraftLength(limits.draft_lengths) if len(limits.draft_lengths) > 1 else None,
+                # Data-parallel ranks have equally many drafts, which the caller chooses.
+                length=None if limits.data_parallel_size > 1 else choice_of(limits.draft_lengths),
                 rows=None
                 if limits.lookup_sizes
                 else CarriedDrafts(
@@ -156,6 +157,12 @@ class Scheduler:
     def num_cached_blocks(self) -> int:
         """Free blocks that the prefix cache can still find."""
         return self._holdings.cache.num_cached_blocks
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether `schedule` plans nothing before a result is back, as drafts depend on it."""
+        drafts = self._drafts
+        return drafts is not None and any(map(drafts.must_wait, self._holdings.running))
 
     @property
     def num_batched_tokens_limit(self) -> int:
@@ -228,21 +235,28 @@ class Scheduler:
         self._holdings.end(request)
         return True
 
-    def schedule(self) -> ScheduledStep | None:
+    def schedule(self, *, num_next_drafts: int | None = None) -> ScheduledStep | None:
         """Plans the next step; the worker must run steps in the order of these calls.
+
+        Args:
+            num_next_drafts: drafts of each request after the step, where data-parallel ranks have
+                equally many; by default the scheduler chooses.
 
         Returns:
             None if nothing can run before a result or a request comes in.
         """
-        holdings, recovery, drafts = self._holdings, self._recovery, self._drafts
-        if drafts is not None and any(map(drafts.must_wait, holdings.running)):
+        holdings, recovery = self._holdings, self._recovery
+        if self.must_wait:
             return None
         recovery.make_way_for_suspect()
+        if num_next_drafts is None:
+            drafts, num_running = self._drafts, len(holdings.running)
+            num_next_drafts = 0 if drafts is None else drafts.choose(num_running)
         step = PlannedStep(
             recovery.budget.tokens,
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
-            num_next_drafts=self._num_next_drafts(),
+            num_next_drafts=num_next_drafts,
             max_decodes=self._share_of_decodes(),
             last_tokens_travel=self._num_stages > 1,
         )
@@ -321,10 +335,6 @@ class Scheduler:
         """
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
-
-    def _num_next_drafts(self) -> int:
-        """Returns the drafts of each request after the next step."""
-        return 0 if self._drafts is None else self._drafts.choose(len(self._holdings.running))
 
     def _share_of_decodes(self) -> int | None:
         """Returns the most decodes of a step, so that each stage has some; None with one stage."""

@@ -32,6 +32,11 @@ def lengths_between(fewest: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({fewest, most, *(each for each in (1, 2, 4) if fewest < each < most)}))
 
 
+def choice_of(lengths: Sequence[int]) -> "DraftLength | None":
+    """Returns what chooses among ascending numbers of drafts; None if there is one."""
+    return DraftLength(lengths) if len(lengths) > 1 else None
+
+
 @dataclass(slots=True)
 class _Cost:
     """The time of a step in microseconds."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.request import Request, RequestStatus
 from services.engine.spec_decode.carried_drafts import CarriedDrafts
@@ -54,15 +56,8 @@ class DraftPlan:
 
     def observe(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Takes what a step's drafts brought and what the step cost."""
-        if self.length is None:
-            return
-        metadata = descriptor.spec_decode_metadata
-        num_drafts = read_int32(metadata.num_draft_tokens)
-        sampling = read_int32(descriptor.sampling.sample_indices)
-        self.length.observe_drafts(num_drafts[sampling], read_int32(result.num_accepted_tokens))
-        # A step between two lengths, or with prompts, says nothing about either.
-        if not descriptor.context.is_prefill and num_drafts.max() == metadata.num_next_drafts:
-            self.length.observe_cost(len(num_drafts), metadata.num_next_drafts, result.elapsed_us)
+        if self.length is not None:
+            observe(self.length, [(descriptor, result)])
 
     def reach(self, end: int) -> int:
         """Returns how many tokens a request's blocks must hold to compute up to `end`."""
@@ -110,6 +105,27 @@ class DraftPlan:
         if request.ngrams is None:
             request.ngrams = NgramIndex(sizes, max_num_tokens=request.max_num_tokens)
         return request.ngrams.following(request.token_ids, room)
+
+
+def observe(length: DraftLength, parts: Sequence[tuple[BatchDescriptor, StepResult]]) -> None:
+    """Takes what a step's drafts brought and what the step cost.
+
+    Args:
+        length: what chooses the number of drafts.
+        parts: the step and its result, of each data-parallel rank.
+    """
+    metadata = [descriptor.spec_decode_metadata for descriptor, _ in parts]
+    num_drafts = [read_int32(each.num_draft_tokens) for each in metadata]
+    sampling = [read_int32(descriptor.sampling.sample_indices) for descriptor, _ in parts]
+    length.observe_drafts(
+        np.concatenate([drafts[own] for drafts, own in zip(num_drafts, sampling, strict=True)]),
+        np.concatenate([read_int32(result.num_accepted_tokens) for _, result in parts]),
+    )
+    most, num_next = max(each.max(initial=0) for each in num_drafts), metadata[0].num_next_drafts
+    # A step between two lengths, or with prompts, says nothing about either.
+    if most == num_next and not any(descriptor.context.is_prefill for descriptor, _ in parts):
+        elapsed_us = max(result.elapsed_us for _, result in parts)
+        length.observe_cost(max(map(len, num_drafts)), num_next, elapsed_us)
 
 
 def cut_at_end(request: Request, token_ids: list[int]) -> list[int]:

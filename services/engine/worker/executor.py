@@ -2,8 +2,8 @@
 
 Every rank gets the same commands in the same order, and does in this order whatever communicates
 with the others. One rank sends the results, the reporter: the first of the last pipeline stage. The
-others speak up only if something is wrong. Data-parallel ranks have steps of their own: each gets
-its part of a step, and sends its result.
+others speak up only if something is wrong. Data-parallel ranks have steps of their own: all their
+processes get their part of a step, and the first one of each sends its result.
 """
 
 import asyncio
@@ -129,15 +129,18 @@ class WorkerExecutor:
         """Orders a step. Never blocks; a worker that is gone shows in `receive`.
 
         Args:
-            descriptor: the order, of the first data-parallel rank if there are several.
+            descriptor: the order, of the first data-parallel rank if there are several. Each has
+                equally many processes, which all get its order.
             others: those of the others, in order.
         """
         if not others:
             self._command(WorkerCommand(step=descriptor.SerializeToString()))
             return
-        for number, each in zip(self._reporters, (descriptor, *others), strict=True):
-            command = WorkerCommand(step=each.SerializeToString())
-            self._ranks[number].send(command.SerializeToString())
+        size = len(self._ranks) // (1 + len(others))
+        for number, each in enumerate((descriptor, *others)):
+            command = WorkerCommand(step=each.SerializeToString()).SerializeToString()
+            for rank in self._ranks[number * size : (number + 1) * size]:
+                rank.send(command)
 
     def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
         """Orders the start or end of a profile of the reporter; `receive` passes on its answers."""
@@ -341,7 +344,7 @@ class WorkerExecutor:
         Results of data-parallel ranks count too, the reporter's among them.
         """
         kind = event.WhichOneof("event")
-        if kind == "result" and self._joined is not None:
+        if kind == "result" and self._joined is not None and number in self._reporters:
             self._joined.put(number, event.result)
         if kind == "capture_due":
             self._take_due(number, event.capture_due)

@@ -26,6 +26,14 @@ def test_ranks_of_several_stages_name_them():
     assert "1 (stage 1) on cpu" in text
 
 
+def test_processes_of_data_parallel_ranks_name_them():
+    loads = [RankLoad() for _ in range(2)]
+    ranks = [RankInfo(rank=n, device="cpu", data_parallel_rank=n // 2) for n in range(4)]
+    text = " ".join(shown(ranks, rank_loads=loads).split())
+    assert "3 (data-parallel rank 1) on cpu" in text
+    assert "data-parallel" not in shown(ranks[::2], rank_loads=loads)
+
+
 def test_ranks_are_plain_in_json():
     ranks = GetStatsResponse(ranks=[RankInfo(rank=1, device="cpu")]).ranks
     (plain,) = stats._plain(ranks)

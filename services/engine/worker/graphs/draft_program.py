@@ -50,7 +50,7 @@ class DraftProgram:
         self.drafts = torch.zeros_like(self.sampled[:, :-1])
 
     def write(self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Tensor) -> None:
-        """Writes the inputs of R requests and of the dummies that fill the graph.
+        """Writes the inputs of R requests, possibly none, and of the dummies that fill the graph.
 
         Args:
             key: the graph.
@@ -62,7 +62,7 @@ class DraftProgram:
         fixed = self._own_inputs(key)
         fixed["hidden"][:num_tokens] = hidden
         fixed["hidden"][num_tokens:].zero_()
-        fixed["sampled"][:num_requests] = sampled.view(num_requests, -1)
+        fixed["sampled"][:num_requests] = sampled.view(num_requests, self.sampled.shape[1])
         fixed["drafts"][:num_requests] = drafts
         fixed["drafts"][num_requests:].fill_(NO_DRAFT)
 

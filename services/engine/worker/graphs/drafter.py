@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models.forward_context import GraphKey, SpecDecodeMetadata, get_forward_context
 from services.engine.limits import StepLimits
@@ -66,6 +67,7 @@ class Drafter:
         drafts: Tensor,
         num_next: int,
         key: GraphKey | None = None,
+        num_single: int | None = None,
     ) -> Drafted:
         """Writes the newest token of S rows and the n tokens most likely to follow it.
 
@@ -73,12 +75,14 @@ class Drafter:
         none is wanted, so that later drafts find their entries.
 
         Args:
-            inputs: the step's T query tokens; its rows may include the dummy row.
-            hidden: [T, hidden], the model's hidden states.
+            inputs: the step's T query tokens; its rows may include the dummy row. input_ids and
+                positions may be longer, n, where data-parallel ranks compute equally many rows.
+            hidden: [n, hidden], the model's hidden states.
             sampled: [S, k + 1] int32, sampled before each draft and after the last.
             drafts: [S, k] int32, padded with NO_DRAFT.
             num_next: n, at most k.
             key: the graph to record, if any.
+            num_single: rows of a pass of one token of each request, at least S; by default S.
         """
         metadata = SpecDecodeMetadata(
             draft_token_ids=drafts,
@@ -109,29 +113,44 @@ class Drafter:
                 if len(row_ids) and depth < num_next:
                     states.append(hidden.index_select(0, last_known))
                     made.append(self._choose(layers, states[-1], depth, row_ids, newest))
-        if layers is not None and len(row_ids):
-            for depth in range(num_whole, num_next):
-                last = made[-1] if made else token_ids
-                step = self._single_tokens(inputs, last, row_ids, newest + depth - num_whole)
-                with self._forward.context(step, key, metadata):
-                    hidden = states[-1] if states else hidden
-                    states.append(layers(step.input_ids, step.positions, hidden, depth))
-                made.append(self._choose(layers, states[-1], depth, row_ids, newest))
+        num_single = len(row_ids) if num_single is None else num_single
+        for depth in range(num_whole, num_next if num_single else 0):
+            if layers is None:
+                break
+            if not len(row_ids):
+                self._join_others(layers, inputs, hidden[:1], depth, num_single)
+                continue
+            last = made[-1] if made else token_ids
+            step = self._single_tokens(inputs, last, row_ids, newest + depth - num_whole)
+            hidden = states[-1] if states else hidden
+            with self._forward.context(step, key, metadata, has_single_tokens=True):
+                states.append(_run_padded(layers, step, hidden, depth, num_single))
+            made.append(self._choose(layers, states[-1], depth, row_ids, newest))
         return Drafted(
             sampled=sampled.view(-1),
             num_accepted=num_accepted.int(),
-            token_ids=_padded(made, drafts[:, : self._num_made]),
+            token_ids=_columns_of(made, drafts[:, : self._num_made]),
             hidden=tuple(states),
         )
 
     def _following(self, inputs: Inputs, distance: int) -> Tensor:
-        """Returns the token `distance` positions after each query token, [T] int32.
+        """Returns the token `distance` positions after each query token, [n] int32.
 
         Past a row's last token it is arbitrary; no row uses the guess after it.
         """
-        tokens = self._buffers.tokens
-        positions = (inputs.positions + distance).clamp(max=tokens.shape[1] - 1)
-        return tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
+        tokens, num_tokens = self._buffers.tokens, len(inputs.token_request)
+        positions = (inputs.positions[:num_tokens] + distance).clamp(max=tokens.shape[1] - 1)
+        following = tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
+        return padded(following, len(inputs.positions))
+
+    def _join_others(
+        self, layers: DraftModel, inputs: Inputs, hidden: Tensor, depth: int, num_rows: int
+    ) -> None:
+        """Runs a pass of single tokens over a dummy: other data-parallel ranks need this one."""
+        row_ids = inputs.row_ids.new_full((1,), self._buffers.dummy_row)
+        step = self._single_tokens(inputs, row_ids * 0, row_ids, inputs.positions[:1] * 0)
+        with self._forward.context(step, has_single_tokens=True):
+            _run_padded(layers, step, hidden, depth, num_rows)
 
     def _choose(
         self, layers: DraftModel, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor
@@ -174,7 +193,22 @@ class Drafter:
         )
 
 
-def _padded(made: list[Tensor], like: Tensor) -> Tensor:
+def padded(x: Tensor, num_rows: int) -> Tensor:
+    """Returns x [T, ...] with zeros after it, if it has fewer rows."""
+    missing = num_rows - x.shape[0]
+    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing > 0 else x
+
+
+def _run_padded(
+    layers: DraftModel, step: Inputs, hidden: Tensor, depth: int, num_rows: int
+) -> Tensor:
+    """Computes one guess for each of S tokens, [S, hidden], as `num_rows` rows."""
+    token_ids, positions = padded(step.input_ids, num_rows), padded(step.positions, num_rows)
+    states = layers(token_ids, positions, padded(hidden, num_rows), depth)
+    return states[: len(step.token_request)]
+
+
+def _columns_of(made: list[Tensor], like: Tensor) -> Tensor:
     """Returns drafts [S] as columns, filled up with NO_DRAFT to a shape."""
     missing = torch.full_like(like[:, len(made) :], NO_DRAFT)
     return torch.cat((*(each[:, None] for each in made), missing), dim=1)

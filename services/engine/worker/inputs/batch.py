@@ -12,6 +12,7 @@ from services.engine.batch import (
     GraphKind,
     RowAssignment,
     SamplingMetadata,
+    SpecDecodeMetadata,
     ordered_mode,
     read_int32,
     runtime_mode,
@@ -39,6 +40,7 @@ class Batch:
     graph_key: the graph that the scheduler ordered; None runs the step without one.
     drafts: drafts to verify; None without speculative decoding.
     num_tokens_across_dp: [ranks], tokens of all data-parallel ranks; None where there is one.
+    num_sampling_across_dp: [ranks], requests that sample; None without speculative decoding, too.
     last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
     assignments: rows that requests take with this step.
@@ -58,6 +60,7 @@ class Batch:
     drafts: Drafts | None = None
     last_token_ids: Int32Array | None = None
     num_tokens_across_dp: Int32Array | None = None
+    num_sampling_across_dp: Int32Array | None = None
     block_writes: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
@@ -67,6 +70,14 @@ class Batch:
         """Rows of hidden states that the step needs without a graph: T, or the most of any rank."""
         counts = self.num_tokens_across_dp
         return self.num_tokens if counts is None else max(self.num_tokens, int(counts.max()))
+
+    @property
+    def all_sample(self) -> bool:
+        """Whether every request of a step with a decode graph samples, on all ranks."""
+        counts, sampling = self.num_tokens_across_dp, self.num_sampling_across_dp
+        if counts is None or sampling is None or self.graph_key is None:
+            return len(self.sample_indices) == len(self.row_ids)
+        return np.array_equal(sampling * np.int32(self.graph_key.max_q_len), counts)
 
     @property
     def chunks(self) -> tuple[PromptChunk, ...]:
@@ -119,21 +130,31 @@ class Batch:
             sampling=sampling,
             last_token_ids=read_int32(sampling.last_token_ids) if limits.num_stages > 1 else None,
             num_tokens_across_dp=read_tokens_across_dp(descriptor, limits),
+            num_sampling_across_dp=read_sampling_across_dp(descriptor, limits),
         )
-        _require_supported(descriptor, limits)
         batch._check_sizes(context.batch_size, limits)
         batch._check_values(limits)
+        return batch.with_drafts(descriptor.spec_decode_metadata, limits)
+
+    def with_drafts(self, metadata: SpecDecodeMetadata, limits: StepLimits) -> "Batch":
+        """Returns this batch with the drafts of a descriptor, or itself without speculation.
+
+        Raises:
+            ValueError: the drafts contradict the step or the limits.
+        """
+        if metadata.num_spec_steps != limits.num_speculative_tokens:
+            refuse(f"num_spec_steps {metadata.num_spec_steps}, not {limits.num_speculative_tokens}")
         if not limits.num_speculative_tokens:
-            return batch
+            return self
         drafts = Drafts.read(
-            descriptor.spec_decode_metadata,
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            row_ids=batch.row_ids,
-            sample_indices=batch.sample_indices,
+            metadata,
+            query_start_loc=self.query_start_loc,
+            seq_lens=self.seq_lens,
+            row_ids=self.row_ids,
+            sample_indices=self.sample_indices,
             vocab_size=limits.vocab_size,
         )
-        return replace(batch, drafts=drafts)
+        return replace(self, drafts=drafts)
 
     def last_token_entries(self, row_length: int) -> Int32Array | None:
         """Returns `last_token_ids` as writes to the table of tokens: [2, S], indices and values."""
@@ -250,6 +271,26 @@ def read_tokens_across_dp(descriptor: BatchDescriptor, limits: StepLimits) -> In
     return counts
 
 
+def read_sampling_across_dp(descriptor: BatchDescriptor, limits: StepLimits) -> Int32Array | None:
+    """Returns the requests of each data-parallel rank that sample, [ranks]; None without drafts.
+
+    Raises:
+        ValueError: they are not those of as many ranks, or more than can sample.
+    """
+    if not limits.num_speculative_tokens or not descriptor.HasField("dp_metadata"):
+        return None
+    counts = read_int32(descriptor.dp_metadata.num_sampling_across_dp)
+    require(
+        len(counts) == limits.data_parallel_size,
+        f"the sampling requests of {len(counts)} data-parallel ranks",
+    )
+    require(
+        is_below(counts, limits.max_num_seqs + 1),
+        f"more than {limits.max_num_seqs} sampling requests of a data-parallel rank",
+    )
+    return counts
+
+
 def ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
     """Returns the graph that a step orders, if any.
 
@@ -262,10 +303,3 @@ def ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
     if key.kind not in _ORDERED_KINDS or ordered_mode(key) != mode:
         refuse(f"graph mode {runtime_mode(mode)} with a graph of kind {key.kind}")
     return read_key(key)
-
-
-def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
-    """Raises ValueError if the step needs a feature that this worker did not announce."""
-    num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
-    if num_spec_steps != limits.num_speculative_tokens:
-        refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")

@@ -7,9 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.engine.batch import BatchDescriptor
+from models.cudagraph_mode import GraphKind
+from services.engine.batch import BatchDescriptor, SpecDecodeMetadata, pack_int32
 from services.engine.limits import StepLimits
-from services.engine.worker.inputs.batch import Batch, ordered_graph, read_tokens_across_dp
+from services.engine.worker.inputs.batch import (
+    Batch,
+    ordered_graph,
+    read_sampling_across_dp,
+    read_tokens_across_dp,
+)
 
 MAX_DUMMY_KEYS = 2**18
 """Bound of a dummy decode step's requests times the tokens of its longest sequence.
@@ -105,15 +111,21 @@ def idle_batch(descriptor: BatchDescriptor, limits: StepLimits) -> Batch:
     Raises:
         ValueError: the descriptor contradicts itself.
     """
+    key = ordered_graph(descriptor)
+    q_len = key.max_q_len if key is not None and key.kind is GraphKind.DECODE else 1
     batch = dummy_decodes(
-        limits, batch_size=1, q_len=1, row_id=limits.max_num_seqs, variant=0, max_keys=0
+        limits, batch_size=1, q_len=q_len, row_id=limits.max_num_seqs, variant=0, max_keys=0
     )
-    return replace(
+    batch = replace(
         batch,
         step_id=descriptor.step_id,
-        graph_key=ordered_graph(descriptor),
+        graph_key=key,
         num_tokens_across_dp=read_tokens_across_dp(descriptor, limits),
+        num_sampling_across_dp=read_sampling_across_dp(descriptor, limits),
     )
+    metadata = SpecDecodeMetadata(num_draft_tokens=pack_int32([0]))
+    metadata.MergeFrom(descriptor.spec_decode_metadata)
+    return batch.with_drafts(metadata, limits)
 
 
 def dummy_batch(

@@ -48,7 +48,9 @@ class ForwardPass:
         """The hidden states [max_num_batched_tokens, hidden] of the pipeline stage before, which
         the model takes for input ids; None on the first stage."""
         self.dp_metadata: DPMetadata | None = None
-        """The tokens of each data-parallel rank; None where there is one."""
+        """The tokens of each data-parallel rank; None where there is one, and for a small model."""
+        self.draft_dp_metadata: DPMetadata | None = None
+        """The same in draft passes of one token of each request that samples."""
         # The groups' entries alternate.
         num_groups = max(1, len(groups))
         self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
@@ -86,8 +88,13 @@ class ForwardPass:
         inputs: Inputs,
         key: GraphKey | None = None,
         spec_decode_metadata: SpecDecodeMetadata | None = None,
+        *,
+        has_single_tokens: bool = False,
     ) -> Iterator[None]:
-        """Sets the forward context of a step for the length of the block."""
+        """Sets the forward context of a step for the length of the block.
+
+        has_single_tokens: whether it is a draft pass of one token of each request that samples.
+        """
         num_tokens = len(inputs.token_request)
         mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
         group_metadata = [
@@ -118,7 +125,7 @@ class ForwardPass:
             attn_metadata=group_metadata[0],
             layer_attn_metadata=self._by_layer(group_metadata),
             kv_cache_data=self.kv_cache_data,
-            dp_metadata=self.dp_metadata,
+            dp_metadata=self.draft_dp_metadata if has_single_tokens else self.dp_metadata,
             spec_decode_metadata=spec_decode_metadata,
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,

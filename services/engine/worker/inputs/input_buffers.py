@@ -96,14 +96,20 @@ class InputBuffers:
         self.block_table = zeros(rows + 1, limits.block_table_width)
         self.row_lengths = zeros(rows)
         # The parts of a header are adjacent: one copy a step.
-        num_dp = limits.data_parallel_size
-        end = 6 * requests + 1
-        self._header = zeros(end + (num_dp if num_dp > 1 else 0))
+        num_dp, end = limits.data_parallel_size, 6 * requests + 1
+        # Kernels read both counts at addresses of the same alignment: one build does for both.
+        width = -(-num_dp // 4) * 4 if num_dp > 1 else 0
+        self._header = zeros(end + 2 * width)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self.dp_metadata: DPMetadata | None = None
         """The tokens of each data-parallel rank, a part of the header; None where there is one."""
+        self.draft_dp_metadata: DPMetadata | None = None
+        """The same in draft passes of one token of each request that samples."""
+        self._across_dp = [slice(first, first + num_dp) for first in (end, end + width)]
         if num_dp > 1:
-            self.dp_metadata = DPMetadata(num_tokens_across_dp=self._header[end:])
+            self.dp_metadata, self.draft_dp_metadata = (
+                DPMetadata(num_tokens_across_dp=self._header[each]) for each in self._across_dp
+            )
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests
         self._made_slices: dict[tuple[int, int], Header] = {}
@@ -156,7 +162,8 @@ class InputBuffers:
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
         drafts = batch.drafts
-        self._write_header(*arrays, batch.sample_indices, drafts, batch.num_tokens_across_dp)
+        across_dp = batch.num_tokens_across_dp, batch.num_sampling_across_dp
+        self._write_header(*arrays, batch.sample_indices, drafts, across_dp)
         header = self.header(len(batch.row_ids), len(batch.sample_indices))
         if drafts is not None and len(drafts.carried):
             self._carry_lengths(header)
@@ -180,9 +187,12 @@ class InputBuffers:
     def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
-        across_dp = self.dp_metadata
         return {
-            **({} if across_dp is None else {"across_dp": across_dp.num_tokens_across_dp}),
+            **(
+                {}
+                if self.dp_metadata is None
+                else {"across_dp": self._header[self._across_dp[0].start :]}
+            ),
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,
@@ -206,8 +216,10 @@ class InputBuffers:
             is_prefill=batch.is_prefill,
         )
         inputs = replace(inputs, chunks=batch.chunks)
-        if num_tokens is None:
-            return inputs
+        return inputs if num_tokens is None else self.padded(inputs, num_tokens)
+
+    def padded(self, inputs: Inputs, num_tokens: int) -> Inputs:
+        """Returns gathered inputs with input_ids and positions of `num_tokens` tokens."""
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
         return replace(inputs, input_ids=input_ids, positions=positions)
 
@@ -283,7 +295,7 @@ class InputBuffers:
         row_ids: Int32Array,
         sample_indices: Int32Array,
         drafts: Drafts | None,
-        num_tokens_across_dp: Int32Array | None,
+        across_dp: tuple[Int32Array | None, Int32Array | None],
     ) -> None:
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the previous step's copy may still be running.
@@ -305,8 +317,9 @@ class InputBuffers:
             view[self._offsets[1] + drafts.carried] = _CARRIED
         if self.dp_metadata is not None:
             # Other ranks do the same in a step of this rank alone: every row counts.
-            counts = len(self._input_ids) if num_tokens_across_dp is None else num_tokens_across_dp
-            view[-len(self.dp_metadata.num_tokens_across_dp) :] = counts
+            num_rows = len(self._input_ids)
+            for where, counts in zip(self._across_dp, across_dp, strict=True):
+                view[where] = num_rows if counts is None else counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
 

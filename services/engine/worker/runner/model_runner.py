@@ -79,6 +79,7 @@ class ModelRunner:
             groups=limits.layer_groups,
         )
         self.forward.dp_metadata = self.buffers.dp_metadata
+        self.forward.draft_dp_metadata = self.buffers.draft_dp_metadata
         self._handed = IntermediateTensors(
             model.stage,
             max_num_tokens=limits.max_num_batched_tokens,

@@ -12,7 +12,7 @@ from models.layers.decoder import CausalLM
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.graphs.draft_program import DraftProgram
-from services.engine.worker.graphs.drafter import Drafter, DraftModel
+from services.engine.worker.graphs.drafter import Drafter, DraftModel, padded
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.whole_graphs import GraphProgram
 from services.engine.worker.inputs.batch import Batch
@@ -90,6 +90,8 @@ class Speculation:
             limits.decode_q_len, dtype=torch.int32, device=buffers.tokens.device
         )
         self.layers = layers
+        # Data-parallel ranks run draft layers together: those may have experts.
+        self._is_joint = layers is not None and forward.dp_metadata is not None
         self._drafter = Drafter(layers, forward, buffers, limits=limits)
         self._program = DraftProgram(model, self._drafter, forward, buffers, limits=limits)
         self.programs: Mapping[GraphKind, GraphProgram] = {GraphKind.DRAFT: self._program}
@@ -123,10 +125,10 @@ class Speculation:
         graphs: GraphSet,
     ) -> Drafted | None:
         """Drafts by the graph of the step's own; None if it cannot run."""
-        key, num_requests = batch.graph_key, len(batch.row_ids)
+        key, num_requests = batch.graph_key, len(batch.sample_indices)
         if key is None or key.kind is not GraphKind.DECODE or output.fallback_reason:
             return None
-        if len(batch.sample_indices) < num_requests:
+        if not batch.all_sample:
             return None
         if _drafts_of(batch).num_next != key.max_q_len - 1:
             return None
@@ -160,12 +162,18 @@ class Speculation:
             max_seqlen_k=batch.max_seqlen_k,
             is_prefill=batch.max_seqlen_q > self._decode_q_len,
         )
+        hidden, num_single = output.hidden, None
+        if self._is_joint and batch.num_sampling_across_dp is not None:
+            inputs = self._buffers.padded(inputs, batch.num_rows)
+            hidden = padded(hidden, batch.num_rows)
+            num_single = int(batch.num_sampling_across_dp.max())
         return self._drafter.draft(
             inputs,
-            output.hidden,
+            hidden,
             sampled=sampled.token_ids.view(len(drafts), len(self._columns)),
             drafts=drafts,
             num_next=_drafts_of(batch).num_next,
+            num_single=num_single,
         )
 
 

@@ -65,7 +65,7 @@ def choose_all_reduce(config: EngineConfig, ranks: Ranks, rows: Rows) -> None:
         ValueError: fused is wanted and impossible.
     """
     wish = config.parallel.all_reduce
-    group = ranks.group.of_experts
+    group = ranks.group.of_other_tokens or ranks.group
     if wish == "nccl" or (wish == "auto" and group.size == 1):
         return
     obstacle = ranks.common_fault(_obstacle(config, group, rows))
@@ -85,6 +85,8 @@ def _obstacle(config: EngineConfig, group: ParallelGroup, rows: Rows) -> str:
     """Returns the reason why this rank cannot use the kernels; empty if it can."""
     if group.size == 1:
         return "it takes several ranks"
+    if group.size < config.parallel.num_ranks:
+        return "its memory is that of all ranks, and some do not take part"
     if config.parallel.num_nodes > 1:
         return "the ranks are on several hosts, and it takes memory that all of them reach"
     if not has_kernels(rows.device):

@@ -23,6 +23,7 @@ from models.parallel.collectives import (
 )
 from models.parallel.group import (
     DATA_PARALLEL,
+    EXPERT_PARALLEL,
     SINGLE,
     TENSOR_PARALLEL,
     ParallelGroup,
@@ -196,24 +197,27 @@ def _open_store(meeting: Meeting, rank: int, size: int, limit_s: float) -> Store
 
 
 def _form_groups(config: EngineConfig, place: RankPlace, limit: timedelta) -> None:
-    """Makes the groups of a stage's ranks, and of each two ranks of neighbouring stages.
-
-    Data-parallel ranks are one group, of all.
+    """Makes the groups that a layer names, and those of each two ranks of neighbouring stages.
 
     Every rank makes all groups, in the same order, and is in some of them.
     """
-    size, num_stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
-    if num_stages == 1:
-        assert dist.group.WORLD is not None, "the caller has made it"
-        is_parallel = config.parallel.data_parallel_size > 1
-        use_process_group(DATA_PARALLEL if is_parallel else TENSOR_PARALLEL, dist.group.WORLD)
+    parallel = config.parallel
+    size, ranks = parallel.tensor_parallel_size, range(parallel.num_ranks)
+    assert dist.group.WORLD is not None, "the caller has made it"
+    use_process_group(EXPERT_PARALLEL, dist.group.WORLD)
+    groups = {}
+    if size > 1:
+        groups[TENSOR_PARALLEL] = [ranks[first : first + size] for first in ranks[::size]]
+    if parallel.data_parallel_size > 1:
+        groups[DATA_PARALLEL] = [ranks[first::size] for first in range(size)]
+    for name, divisions in groups.items():
+        for members in divisions:
+            is_all = len(members) == len(ranks)
+            group = dist.group.WORLD if is_all else dist.new_group(list(members), timeout=limit)
+            if place.rank in members:
+                use_process_group(name, group)
+    if parallel.pipeline_parallel_size == 1:
         return
-    ranks = range(size * num_stages)
-    for first in ranks[::size]:
-        members = list(ranks[first : first + size])
-        group = dist.new_group(members, timeout=limit)
-        if place.rank in members:
-            use_process_group(TENSOR_PARALLEL, group)
     for sender, receiver in zip(ranks, ranks[size:], strict=False):
         group = dist.new_group([sender, receiver], timeout=limit)
         if place.rank == sender:
@@ -228,10 +232,9 @@ def _say_hello(group: ParallelGroup, device: torch.device) -> None:
     if group.size > 1:
         sum_in_place(one, group.name)
     if group.data_parallel_size > 1:
-        experts = group.of_experts
-        all_ones = one.new_empty(experts.size, 1)
-        gather_into(all_ones, one, experts.name)
-        reduce_scatter_into(one, all_ones.view(-1), experts.name)
+        all_ones = one.new_empty(group.data_parallel_size, 1)
+        gather_into(all_ones, one, DATA_PARALLEL)
+        reduce_scatter_into(one, all_ones.view(-1), DATA_PARALLEL)
     if not group.stage.is_first:
         receive_into(one, STAGE_BEFORE)
     if not group.stage.is_last:

@@ -34,6 +34,14 @@ def test_every_data_parallel_rank_reports():
     assert list(reporting_ranks(config)) == [0, 1, 2]
 
 
+def test_the_first_process_of_every_data_parallel_rank_reports():
+    config = ParallelConfig(data_parallel_size=2, tensor_parallel_size=3)
+    places = rank_places(config)
+    assert [each.data_parallel_rank for each in places] == [0, 0, 0, 1, 1, 1]
+    assert [each.tensor_parallel_rank for each in places] == [0, 1, 2] * 2
+    assert list(reporting_ranks(config)) == [0, 3]
+
+
 def test_the_ranks_of_a_node_are_neighbours_and_use_its_first_gpus():
     config = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2, num_nodes=2)
     assert [(each.node, each.device) for each in rank_places(config)] == [
@@ -60,19 +68,15 @@ def test_several_hosts_on_loopback_need_no_secret():
             "it must be 0 with --pipeline-parallel-size",
         ),
         ({"devices": [0], "data_parallel_size": 2}, "is 1 times --data-parallel-size 2"),
-        (
-            {"data_parallel_size": 2, "tensor_parallel_size": 2},
-            "--data-parallel-size is 2: it must be 1 with --tensor-parallel-size 2",
-        ),
+        ({"data_parallel_size": 16, "tensor_parallel_size": 8}, "is 128: it must be at most"),
         (
             {"data_parallel_size": 2, "pipeline_parallel_size": 2},
             "--data-parallel-size is 2: it must be 1 with --pipeline-parallel-size 2",
         ),
         (
-            {"data_parallel_size": 2, "num_speculative_tokens": 2},
-            "it must be 1 with --num-speculative-tokens",
+            {"data_parallel_size": 2, "batch_invariant": True, "num_redundant_experts": 1},
+            "--num-redundant-experts is 1: it must be 0 with --batch-invariant",
         ),
-        ({"data_parallel_size": 2, "batch_invariant": True}, "it must be 1 with --batch-invariant"),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
         ({"num_nodes": 2}, "1 processes cannot be shared equally by these hosts"),
         ({"num_nodes": 3, "tensor_parallel_size": 4}, "4 processes cannot be shared equally"),

@@ -8,7 +8,7 @@ from services.engine.batch import FallbackReason, GraphKey, GraphKind, read_int3
 from services.engine.errors import QueueFullError
 from services.engine.kv_cache.prefix_journal import JointPrefixJournal
 from services.engine.request import RequestStatus
-from services.engine.scheduler.dispatcher import GraphDispatcher
+from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 from services.engine.scheduler.recovery import lose_worker
 from tests.support.data_parallel_rig import BLOCK_SIZE, DataParallelRig
 from tests.support.fake_worker import expected_output
@@ -187,6 +187,76 @@ def test_a_key_is_present_while_one_index_has_it():
 )
 def test_every_load_is_served_and_leaves_nothing(lengths, num_ranks, num_blocks, aborted):
     rig = DataParallelRig(num_ranks, num_blocks=num_blocks, max_model_len=32, max_num_waiting=12)
+    requests = [make_request(length, max_tokens=2 + length % 5) for length in lengths]
+    for number, request in enumerate(requests):
+        rig.add(request)
+        rig.send()
+        if number in aborted:
+            rig.scheduler.abort(requests[number // 2])
+        if len(rig.in_flight) == 2:
+            rig.receive()
+    rig.run()
+    for request in requests:
+        output = expected(request)[: 32 - len(request.prompt_token_ids)]
+        assert output[: len(request.sink.token_ids)] == request.sink.token_ids
+        assert request.status is RequestStatus.FINISHED
+    assert {rank.num_free_blocks for rank in rig.ranks} == {num_blocks - 1}
+
+
+def test_a_decode_graph_fits_only_ranks_whose_requests_have_as_many_tokens():
+    wide = GraphKey(kind=GraphKind.GRAPH_KIND_DECODE, num_tokens=8, graph_bs=4, max_q_len=2)
+    dispatcher = GraphDispatcher([wide])
+    uniform = BatchShape(num_tokens=8, batch_size=4, max_q_len=2)
+    smaller = BatchShape(num_tokens=2, batch_size=1, max_q_len=2)
+    mixed = BatchShape(num_tokens=3, batch_size=2, max_q_len=2)
+    assert dispatcher.dispatch(BatchShape.of_all([uniform, smaller])).graph_key == wide
+    assert dispatcher.dispatch(BatchShape.of_all([uniform, mixed])).graph_key is None
+
+
+def test_while_a_request_of_one_rank_must_wait_no_rank_runs_a_step():
+    rig = DataParallelRig(num_speculative_tokens=2, lookup_sizes=(1, 2))
+    requests = [make_request([1, 2] * 4, max_tokens=4), make_request([3] * 8, max_tokens=9)]
+    rig.add(*requests)
+    num_parts = set()
+    while rig.scheduler.has_work:
+        step = rig.send()
+        num_parts.add(sum(bool(part.requests) for part in (step, *step.others)))
+        assert rig.send() is None
+        rig.receive()
+    assert all(each.sink.token_ids == expected(each) for each in requests)
+    assert num_parts == {1, 2}
+
+
+def test_the_ranks_choose_the_number_of_drafts_together():
+    rig = DataParallelRig(num_speculative_tokens=3, min_speculative_tokens=0)
+    requests = [make_request(8 + number, max_tokens=30) for number in range(3)]
+    rig.add(*requests)
+    lengths = set()
+    while rig.scheduler.has_work:
+        step = rig.send()
+        if step is not None:
+            lengths.add(step.descriptor.spec_decode_metadata.num_next_drafts)
+        if step is None or len(rig.in_flight) == 2:
+            rig.receive()
+    assert lengths == {0, 3}  # measured first
+    assert all(each.sink.token_ids == expected(each) for each in requests)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    num_drafts=st.integers(1, 3),
+    num_ranks=st.integers(2, 3),
+    num_blocks=st.integers(9, 12),
+    aborted=st.sets(st.integers(0, 11), max_size=3),
+)
+def test_every_load_is_served_with_drafts(lengths, num_drafts, num_ranks, num_blocks, aborted):
+    rig = DataParallelRig(
+        num_ranks,
+        num_blocks=num_blocks,
+        max_model_len=32,
+        max_num_waiting=12,
+        num_speculative_tokens=num_drafts,
+    )
     requests = [make_request(length, max_tokens=2 + length % 5) for length in lengths]
     for number, request in enumerate(requests):
         rig.add(request)

@@ -21,12 +21,18 @@ PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8],
 NUM_TOKENS = 12
 PRODUCT = bool(os.environ.get("OCTAVO_TEST_ALL_RANKS"))
 """Tries all families with all numbers of ranks on all levels."""
-CASES = {("deepseek_v3", 2, 0), ("qwen3_moe", 3, 3), ("gpt_oss", 2, 2)}
-"""Family, number of ranks, compilation level."""
+CASES = {
+    ("deepseek_v3", 2, 1, 0),
+    ("qwen3_moe", 3, 1, 3),
+    ("gpt_oss", 2, 1, 2),
+    ("deepseek_v3", 2, 2, 3),
+    ("glm4_moe", 2, 2, 0),
+}
+"""Family, data-parallel ranks, processes of each, compilation level."""
 ALL_CASES = {
-    (family, size, level)
+    (family, size, width, level)
     for family in ("deepseek_v3", "qwen3_moe", "gpt_oss", "mixtral", "glm4_moe", "deepseek_v2")
-    for size in (2, 3)
+    for size, width in ((2, 1), (3, 1), (2, 2))
     for level in range(4)
 }
 GRAPHS = {
@@ -46,16 +52,26 @@ def data_parallel(folder, size=2, **changes):
     return ranks_config(folder, data_parallel_size=size, **{"use_inductor": False} | changes)
 
 
-@pytest.mark.parametrize(("family", "size", "level"), sorted(ALL_CASES if PRODUCT else CASES))
-async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, level):
+@pytest.mark.parametrize(
+    ("family", "size", "width", "level"), sorted(ALL_CASES if PRODUCT else CASES)
+)
+async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, width, level):
     reference = write_checkpoint(tmp_path, family)
     expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    config = data_parallel(tmp_path, size, compilation_level=level, max_num_batched_tokens=8)
+    config = data_parallel(
+        tmp_path,
+        size,
+        tensor_parallel_size=width,
+        compilation_level=level,
+        max_num_batched_tokens=8,
+    )
     async with ranks_core(config) as ranks:
         # All other ranks are idle.
         assert await ranks.generate(PROMPTS[:1], greedy_with(max_tokens=NUM_TOKENS)) == expected[:1]
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
-        assert [each.data_parallel_rank for each in ranks.core.worker.ranks] == list(range(size))
+        infos = ranks.core.worker.ranks
+        places = [(each.data_parallel_rank, each.tensor_parallel_rank) for each in infos]
+        assert places == [divmod(rank, width) for rank in range(size * width)]
         (layer, *_) = await ranks.core.expert_figures()
         num_step_tokens = ranks.core.counters.num_step_tokens
     # Padding is left out, and every token of every rank chooses experts in a layer.
@@ -104,19 +120,25 @@ async def test_compiled_ranks_capture_while_they_serve_and_experts_move(tmp_path
     assert stats.counters.num_worker_restarts == 0
 
 
-@pytest.mark.parametrize("ranks_out", [(0, 1), (1,)], ids=["all", "rank 1"])
+@pytest.mark.parametrize(
+    ("width", "ranks_out"),
+    [(1, (0, 1)), (1, (1,)), (2, (0, 1, 2, 3)), (2, (2, 3))],
+    ids=["all", "rank 1", "all of four", "two of four"],
+)
 async def test_a_step_without_memory_costs_a_restart_only_where_ranks_differ(
-    tmp_path, monkeypatch, ranks_out
+    tmp_path, monkeypatch, width, ranks_out
 ):
     reference = write_checkpoint(tmp_path, "qwen3_moe")
     expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
     use_odd_ranks(monkeypatch, odd_rank.runs_out_of_memory, *ranks_out)
     # However slow the machine is, the requests wait for the next worker.
-    async with ranks_core(data_parallel(tmp_path, worker_patience_s=600)) as ranks:
+    config = data_parallel(tmp_path, tensor_parallel_size=width, worker_patience_s=600)
+    async with ranks_core(config) as ranks:
         monkeypatch.setenv("ODD_RANKS", "")  # the next worker is as it should be
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
         num_failed = ranks.core.stats().counters.num_failed_steps
-        assert (len(ranks.executors), num_failed) == ((1, 1) if len(ranks_out) == 2 else (2, 0))
+    is_alike = len(ranks_out) == 2 * width
+    assert (len(ranks.executors), num_failed) == ((1, 1) if is_alike else (2, 0))
 
 
 async def test_a_model_without_experts_is_refused(tmp_path):

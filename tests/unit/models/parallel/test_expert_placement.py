@@ -42,3 +42,12 @@ def test_the_loads_of_ranks_are_those_of_their_experts(placement, data):
 def test_more_copies_than_ranks_have_room_for_are_refused():
     with pytest.raises(ValueError, match="at most 8 copies of 8 experts"):
         ExpertPlacement.first(8, 2, 9)
+
+
+def test_without_copies_one_slot_computes_all_tokens_of_an_expert():
+    placement = ExpertPlacement.first(5, 3, 1)
+    maps = [placement.expert_map(rank, uses_copies=False) for rank in range(3)]
+    for expert in range(5):
+        columns = [[own[expert][column] for own in maps] for column in range(3)]
+        assert columns[0] == columns[1] == columns[2]
+        assert sum(slot < placement.num_local for slot in columns[0]) == 1
