@@ -46,6 +46,7 @@ TURN_TOKENS = 48
 """New tokens of the user in a turn."""
 OUTPUT_TOKENS = 16
 MAX_NUM_SEQS = 32
+LOSS = "repeat each run with an engine that is killed in the middle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,14 @@ class Figures:
     num_errors: int
 
 
-def serve_engines(num_engines: int, num_blocks: int, num_seqs: int, step_s: float, to: Connection):
+def serve_engines(
+    num_engines: int,
+    num_blocks: int,
+    num_seqs: int,
+    step_s: float,
+    heartbeat_ms: int,
+    to: Connection,
+) -> None:
     """Runs engines; a child process. Sends their addresses."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     files = tokenizer_files()
@@ -84,7 +92,7 @@ def serve_engines(num_engines: int, num_blocks: int, num_seqs: int, step_s: floa
         max_num_batched_tokens=8192,
         max_model_len=MAX_MODEL_LEN,
         num_kv_blocks=num_blocks,
-        heartbeat_interval_ms=100,
+        heartbeat_interval_ms=heartbeat_ms,
     )
 
     async def run() -> None:
@@ -197,13 +205,18 @@ async def measure(
 ) -> Figures:
     """Runs the conversations of a fleet; `size` engines' caches make one."""
     load = Load(
-        groups=arguments.groups * num_engines * size,
+        groups=max(1, arguments.groups * num_engines * size),
         conversations=arguments.conversations * num_engines * size,
         turns=arguments.turns,
         streams=arguments.streams * num_engines * size,
         pause_s=arguments.pause_s,
     )
-    settings = (arguments.num_blocks * size, MAX_NUM_SEQS * size, arguments.step_ms / 1000)
+    settings = (
+        arguments.num_blocks * size,
+        MAX_NUM_SEQS * size,
+        arguments.step_ms / 1000,
+        arguments.heartbeat_ms,
+    )
     with contextlib.ExitStack() as exits:
         parts = [exits.enter_context(engines(1, *settings))]
         if num_engines > 1:
@@ -236,13 +249,17 @@ def parse() -> argparse.Namespace:
     numbers = {"type": lambda text: [int(each) for each in text.split(",")]}
     parser.add_argument("--engines", default=[2, 8, 32], help="numbers of engines", **numbers)
     parser.add_argument("--frontends", default=[1, 2], help="numbers of frontends", **numbers)
-    parser.add_argument("--groups", type=int, default=1, help="groups for each engine")
+    parser.add_argument(
+        "--groups", type=int, default=1, help="for each engine; 0: one group in all"
+    )
     parser.add_argument("--conversations", type=int, default=16, help="for each engine")
     parser.add_argument("--turns", type=int, default=5, help="of each conversation")
     parser.add_argument("--streams", type=int, default=4, help="at a time, for each engine")
     parser.add_argument("--pause-s", type=float, default=1.0, help="mean pause before a turn")
     parser.add_argument("--num-blocks", type=int, default=512, help="of each engine")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of one step")
+    parser.add_argument("--heartbeat-ms", type=int, default=100, help="of each engine")
+    parser.add_argument("--loss", action=argparse.BooleanOptionalAction, default=True, help=LOSS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     return parser.parse_args()
@@ -259,7 +276,7 @@ def main() -> None:
     for num_engines in arguments.engines:
         whole = uvloop.run(measure(1, 1, arguments, size=num_engines))
         for num_frontends in arguments.frontends:
-            for is_one_lost in (False, True):
+            for is_one_lost in (False, True) if arguments.loss else (False,):
                 figures = uvloop.run(
                     measure(num_engines, num_frontends, arguments, is_one_lost=is_one_lost)
                 )

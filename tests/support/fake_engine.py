@@ -246,7 +246,13 @@ class FakeEngine:
         while True:
             ready = self.is_ready and not self._is_draining
             blocks = [-(-len(live.prompt) // self.block_size) for live in self.live.values()]
-            load = {"num_running": len(blocks), "num_used_blocks": sum(blocks), **self.load}
+            recent = sum(len(submit.prompt_token_ids) // 4 for submit in self.submits)
+            load = {
+                "num_running": len(blocks),
+                "num_used_blocks": sum(blocks),
+                "num_recent_tokens": recent,
+                **self.load,
+            }
             heartbeat = engine_pb2.Heartbeat(ready=ready, prefixes=self.prefixes, **load)
             self.prefixes = None
             outgoing.put_nowait(engine_pb2.EngineMessage(heartbeat=heartbeat))

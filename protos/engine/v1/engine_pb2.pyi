@@ -180,7 +180,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks")
+    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks", "num_recent_tokens")
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class Heartbeat(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step_age_ms: int
     num_running: int
     num_waiting: int
@@ -195,7 +196,8 @@ class Heartbeat(_message.Message):
     ready: bool
     prefixes: PrefixChanges
     num_used_blocks: int
-    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ...) -> None: ...
+    num_recent_tokens: int
+    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., num_recent_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefixChanges(_message.Message):
     __slots__ = ("reset", "added", "removed")

@@ -20,6 +20,7 @@ from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.profiles import Profiles
+from services.engine.core.recent_work import RecentWork
 from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
@@ -82,6 +83,7 @@ class EngineCore:
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
+        self._recent_work = RecentWork(self.counters.scheduler)
         self.watchers = StepWatchers()
         self.profiles = Profiles(config.observability, self.engine_id)
         self.worker: WorkerReady | None = None
@@ -235,6 +237,7 @@ class EngineCore:
             num_waiting=scheduler.num_waiting,
             num_free_blocks=num_free_blocks,
             num_used_blocks=self.num_blocks - 1 - num_free_blocks,  # one is the null block
+            num_recent_tokens=self._recent_work.read(time.monotonic()),
         )
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:

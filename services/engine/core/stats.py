@@ -83,6 +83,8 @@ class EngineLoad:
     num_free_blocks: int = 0
     num_used_blocks: int = 0
     """Blocks that requests hold."""
+    num_recent_tokens: int = 0
+    """Tokens computed lately; see RecentWork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

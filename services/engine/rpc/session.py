@@ -261,6 +261,7 @@ class Session:
             num_waiting=load.num_waiting,
             num_free_blocks=load.num_free_blocks,
             num_used_blocks=load.num_used_blocks,
+            num_recent_tokens=load.num_recent_tokens,
             ready=self._core.is_ready,
             prefixes=self._prefix_changes() if self._wants_prefixes else None,
         )

@@ -1,7 +1,6 @@
 """Keeps one session open with one engine."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -61,8 +60,6 @@ class EngineClient:
         """The part of `info` in which engines must agree."""
         self.is_leaving = False
         """Set to send no new requests; running ones may finish."""
-        self.last_sent_s = 0.0
-        """When the last request was sent, in seconds of `time.monotonic()`."""
         self._frontend_id = frontend_id
         self._tokenizers = tokenizers
         self._max_message_bytes = max_message_bytes
@@ -104,7 +101,6 @@ class EngineClient:
             raise EngineUnavailableError(f"no engine at {self.address.target}: {self._reason}")
         abort = self._session.submit(request, sink)
         self.breaker.note_sent()
-        self.last_sent_s = time.monotonic()
         return abort
 
     async def run(

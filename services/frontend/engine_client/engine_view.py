@@ -19,7 +19,9 @@ class EngineView:
         self._known: set[int] = set()
         self._expected: set[int] = set()
         self._expected_before: set[int] = set()
-        self._num_sent_blocks = 0
+        self._num_waiting_blocks = 0.0
+        self.num_sent_blocks = 0
+        """Blocks to compute of the requests sent since the last heartbeat."""
 
     @property
     def is_stalled(self) -> bool:
@@ -32,16 +34,21 @@ class EngineView:
         return len(self._known)
 
     @property
-    def num_load_blocks(self) -> float:
-        """Blocks that running requests hold, plus an estimate for waiting and newly sent ones."""
-        beat = self.heartbeat
-        mean_blocks = max(1.0, beat.num_used_blocks / max(1, beat.num_running))
-        return beat.num_used_blocks + beat.num_waiting * mean_blocks + self._num_sent_blocks
+    def num_held_blocks(self) -> int:
+        """Blocks that running requests hold."""
+        return self.heartbeat.num_used_blocks
+
+    @property
+    def num_queued_blocks(self) -> float:
+        """An estimate of the blocks of waiting requests and of newly sent ones."""
+        return self._num_waiting_blocks + self.num_sent_blocks
 
     def take(self, heartbeat: Heartbeat) -> None:
         """Applies a heartbeat."""
         self.heartbeat = heartbeat
-        self._num_sent_blocks = 0
+        mean_blocks = max(1.0, heartbeat.num_used_blocks / max(1, heartbeat.num_running))
+        self._num_waiting_blocks = heartbeat.num_waiting * mean_blocks
+        self.num_sent_blocks = 0
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
         changes = heartbeat.prefixes
@@ -53,7 +60,7 @@ class EngineView:
 
     def expect(self, keys: Iterable[int], *, num_blocks: int) -> None:
         """Notes a sent request before a heartbeat includes it."""
-        self._num_sent_blocks += num_blocks
+        self.num_sent_blocks += num_blocks
         self._expected.update(keys)
 
     def count_cached(self, keys: Iterable[int]) -> int:

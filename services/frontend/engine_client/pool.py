@@ -1,6 +1,7 @@
 """All engines of this frontend."""
 
 import asyncio
+import random
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class EnginePool:
         self._engines: dict[EngineAddress, EngineClient] = {}
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
         self._was_ready = False
+        self._draw = random.Random()  # each frontend draws other engines
 
     @property
     def engines(self) -> list[EngineClient]:
@@ -132,7 +134,8 @@ class EnginePool:
         if any(engine.identity != identity for engine in engines):
             raise EngineUnavailableError("the engines serve another model since")
         # If every circuit is open, sparing engines would only refuse all requests.
-        choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
+        usable = [e for e in engines if not e.breaker.wait_s] or engines
+        choice = choose(usable, request, self._draw)
         abort = choice.engine.submit(request, sink)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, abort

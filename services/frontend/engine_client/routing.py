@@ -1,5 +1,6 @@
 """Chooses the engine that needs the least work for a request."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,40 @@ from services.frontend.engine_client.prefix_keys import compact_keys
 
 MAX_ROUTED_BLOCKS = 1024
 """Leading blocks of a prompt compared with cached prefixes, about 1 ms of hashing."""
-COMPUTED_COST = 4
-"""Work of an uncached prompt token, which is computed, then held. One held for 250 decode steps
-costs a third of one computed (Qwen3-8B on an H200). With 2, conversations leave their engines too
-readily; with 5, loads grow uneven (docs/scale.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How much else counts as work when a prompt token to compute is 1. Figures: docs/scale.md."""
+
+    queued: float = 1 / 4
+    """A token that waits: most tokens of waiting conversations are cached, and some are computed
+    before the next heartbeat."""
+    held: float = 1 / 32
+    """A token that a running request holds. The more it counts, the more often conversations leave
+    the engine that has them cached."""
+    balance: float = 4
+    """An engine with 1 / balance more recent work than the mean is charged the whole prompt."""
+    least_mean_tokens: int = 4096
+    """Recent work below which engines are idle enough to be uneven."""
+    num_drawn: int = 2
+    """Engines drawn at random, and again among the engines with most of the prompt."""
+
+
+WEIGHTS = Weights()
+
+
+@dataclass(slots=True, kw_only=True)  # frozen, it would take three times as long to make
+class Prospect:
+    """The state of an engine, and what it has of a prompt. In tokens."""
+
+    num_cached: int
+    num_queued: float
+    """Tokens of waiting requests and of requests just sent."""
+    num_held: int
+    """Tokens of running requests."""
+    num_recent: float
+    """Tokens computed lately; older ones count less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,33 +55,73 @@ class Choice:
     num_missing_blocks: int
 
 
-def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
-    """Returns the engine with the least work.
-
-    That is the tokens it holds, and COMPUTED_COST times those of the prompt that it must compute.
-    Ties go to the engine that has waited longest. Source of the sum: the cost function of NVIDIA
-    Dynamo's KV-aware router.
-    """
+def choose(engines: Sequence[EngineClient], request: EngineRequest, draw: random.Random) -> Choice:
+    """Returns the engine with the least work; one whose step hangs only if all steps hang."""
+    engines = [engine for engine in engines if not engine.view.is_stalled] or engines
     num_tokens = len(request.prompt_token_ids) // 4
-    keys_by_size = {
+    sizes = [_block_size(engine) for engine in engines]
+    keys = {
         size: compact_keys(
             request.cache_salt, request.prompt_token_ids, size, max_blocks=MAX_ROUTED_BLOCKS
         )
-        for size in {_block_size(engine) for engine in engines}
+        for size in set(sizes)
     }
+    prospects = [
+        _prospect(engine, size, keys[size]) for engine, size in zip(engines, sizes, strict=True)
+    ]
+    index = pick(prospects, num_tokens, draw)
+    size = sizes[index]
+    num_missing = num_tokens - prospects[index].num_cached
+    return Choice(engines[index], keys[size], num_missing_blocks=-(-num_missing // size))
 
-    def num_missing(engine: EngineClient) -> int:
-        size = _block_size(engine)
-        return num_tokens - size * engine.view.count_cached(keys_by_size[size])
 
-    def work(engine: EngineClient) -> tuple[bool, float, float]:
-        num_held = _block_size(engine) * engine.view.num_load_blocks
-        num_computed = COMPUTED_COST * num_missing(engine)
-        return engine.view.is_stalled, num_held + num_computed, engine.last_sent_s
+def pick(
+    prospects: Sequence[Prospect],
+    num_tokens: int,
+    draw: random.Random,
+    weights: Weights = WEIGHTS,
+) -> int:
+    """Returns the index of the engine with the least work for a prompt of `num_tokens`.
 
-    engine = min(engines, key=work)
-    size = _block_size(engine)
-    return Choice(engine, keys_by_size[size], num_missing_blocks=-(-num_missing(engine) // size))
+    Work is what must be computed, part of what is queued and held, and a charge for being over
+    the mean of recent work, or a credit for being under it, of at most the prompt. Among many
+    engines only a few are compared, drawn so that frontends do not agree by chance on one.
+
+    Sources: the sum is the cost function of NVIDIA Dynamo's KV-aware router; the charge is a soft
+    form of Mirrokni, Thorup and Zadimoghaddam 2018, "Consistent hashing with bounded loads"; the
+    draw is Mitzenmacher 2000, "How useful is old information?".
+    """
+    mean = sum(prospect.num_recent for prospect in prospects) / len(prospects)
+    scale = weights.balance / max(mean, weights.least_mean_tokens)
+
+    def work(index: int) -> tuple[float, float]:
+        prospect = prospects[index]
+        charge = max(-1.0, min(1.0, scale * (prospect.num_recent - mean)))
+        tokens = weights.queued * prospect.num_queued + weights.held * prospect.num_held
+        return num_tokens - prospect.num_cached + num_tokens * charge + tokens, draw.random()
+
+    return min(_draw(prospects, draw, weights.num_drawn), key=work)
+
+
+def _draw(prospects: Sequence[Prospect], draw: random.Random, num_drawn: int) -> set[int]:
+    """Returns the indices of the engines to compare."""
+    indices = range(len(prospects))
+    if len(indices) <= 2 * num_drawn:
+        return set(indices)
+    most = max(prospect.num_cached for prospect in prospects)
+    warmest = [index for index in indices if prospects[index].num_cached == most]
+    chosen = draw.sample(warmest, min(num_drawn, len(warmest)))
+    return {*chosen, *draw.sample(indices, num_drawn)}
+
+
+def _prospect(engine: EngineClient, block_size: int, keys: list[int]) -> Prospect:
+    view = engine.view
+    return Prospect(
+        num_cached=block_size * view.count_cached(keys),
+        num_queued=block_size * view.num_queued_blocks,
+        num_held=block_size * view.num_held_blocks,
+        num_recent=view.heartbeat.num_recent_tokens + block_size * view.num_sent_blocks,
+    )
 
 
 def _block_size(engine: EngineClient) -> int:

@@ -153,6 +153,13 @@ class TestHappyPath:
             assert (last.step_age_ms, last.num_running, last.ready) == (0, 0, True)
             assert last.num_free_blocks == service.core.load().num_free_blocks
 
+    async def test_heartbeats_have_the_tokens_computed_lately(self):
+        async with running_service() as service:
+            frontend = await Frontend(service.stub).open()
+            await frontend.submit(1)
+            await frontend.read_until(lambda f: 1 in f.finished)
+            await frontend.read_until(lambda f: f.heartbeats and f.heartbeats[-1].num_recent_tokens)
+
     async def test_heartbeats_have_the_age_of_the_last_step_of_a_hung_worker(self):
         async with running_service() as service:
             frontend = await Frontend(service.stub).open()

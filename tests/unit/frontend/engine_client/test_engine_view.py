@@ -46,19 +46,19 @@ def test_a_request_just_sent_counts_as_cached_until_the_engine_must_have_said_so
     assert view.count_cached([1, 2]) == 0
 
 
-def test_load_is_held_blocks_waiting_requests_and_what_was_sent_since():
+def test_queued_is_an_estimate_of_waiting_requests_and_what_was_sent_since():
     view = EngineView()
     view.take(beat(num_used_blocks=40, num_running=4, num_waiting=3))
     view.expect([], num_blocks=5)
-    assert view.num_load_blocks == 40 + 3 * 10 + 5
+    assert (view.num_held_blocks, view.num_queued_blocks) == (40, 3 * 10 + 5)
     view.take(beat(num_used_blocks=50, num_running=5))
-    assert view.num_load_blocks == 50
+    assert (view.num_held_blocks, view.num_queued_blocks) == (50, 0)
 
 
 def test_a_request_that_waits_at_an_idle_engine_is_at_least_a_block():
     view = EngineView()
     view.take(beat(num_waiting=3))
-    assert view.num_load_blocks == 3
+    assert view.num_queued_blocks == 3
 
 
 def test_a_step_that_takes_long_makes_an_engine_suspect():

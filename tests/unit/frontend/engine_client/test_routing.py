@@ -1,6 +1,7 @@
 """Which of several engines gets a request."""
 
 import asyncio
+import random
 
 import grpc
 import numpy as np
@@ -13,6 +14,7 @@ from services.frontend.engine_client import circuit_breaker
 from services.frontend.engine_client.circuit_breaker import MAX_FAILURES
 from services.frontend.engine_client.messages import pack_uint32
 from services.frontend.engine_client.prefix_keys import compact_keys
+from services.frontend.engine_client.routing import WEIGHTS, Prospect, pick
 from tests.support import fake_engine
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import FrontendStack, frontend_stack
@@ -47,7 +49,9 @@ async def settled(stack: FrontendStack, *engines: FakeEngine) -> None:
     views = [engine.view for engine in stack.server.engine.engines]
     await until(
         lambda: all(
-            view.num_load_blocks == sum(-(-len(live.prompt) // 4) for live in engine.live.values())
+            not view.num_queued_blocks
+            and view.num_held_blocks
+            == sum(-(-len(live.prompt) // 4) for live in engine.live.values())
             for view, engine in zip(views, engines, strict=True)
         )
     )
@@ -92,8 +96,8 @@ async def test_the_engine_with_the_prefix_is_chosen():
         assert (len(cold.submits), len(warm.submits)) == (0, 3)
 
 
-@pytest.mark.parametrize(("num_blocks", "is_warm"), [(12, True), (20, False)])
-async def test_a_prefix_is_worth_four_times_the_tokens_it_saves(num_blocks, is_warm):
+@pytest.mark.parametrize(("num_blocks", "is_warm"), [(120, True), (136, False)])
+async def test_a_prefix_is_worth_32_times_the_tokens_it_saves(num_blocks, is_warm):
     cold = FakeEngine()
     load = {"num_used_blocks": num_blocks}
     warm = FakeEngine(engine_id="engine-2", prefixes=prefixes(PROMPT), load=load)
@@ -102,6 +106,72 @@ async def test_a_prefix_is_worth_four_times_the_tokens_it_saves(num_blocks, is_w
         await heard(stack, **load)
         await ask(stack)
         assert (len(cold.submits), len(warm.submits)) == (not is_warm, is_warm)
+
+
+def prospect(*, cached=0, queued=0.0, held=0, recent=WEIGHTS.least_mean_tokens) -> Prospect:
+    return Prospect(num_cached=cached, num_queued=queued, num_held=held, num_recent=recent)
+
+
+@pytest.mark.parametrize(("recent", "is_warm"), [(11_000, True), (13_000, False)])
+def test_an_engine_a_quarter_over_the_mean_gives_up_a_cached_prompt(recent, is_warm):
+    others = [prospect(recent=10_000)] * 2
+    warm = prospect(cached=992, recent=recent)
+    counterweight = prospect(recent=20_000 - recent, queued=1e6)
+    index = pick([*others, warm, counterweight], 1000, random.Random(0))
+    assert (index == 2) == is_warm
+
+
+def test_a_conversation_stays_while_engines_have_little_to_do():
+    prospects = [
+        prospect(cached=90, recent=WEIGHTS.least_mean_tokens // 8),
+        *[prospect(recent=0)] * 3,
+    ]
+    assert pick(prospects, 100, random.Random(0)) == 0
+
+
+def test_an_engine_that_has_just_come_is_not_overrun():
+    come = prospect(recent=0, queued=8 * 2000)
+    assert pick([prospect(recent=100_000), come], 1000, random.Random(0)) == 0
+    come = prospect(recent=0, queued=4 * 1000)
+    assert pick([prospect(recent=100_000), come], 1000, random.Random(0)) == 1
+
+
+def test_frontends_that_know_the_same_do_not_all_choose_one_engine():
+    prospects = [prospect(held=index) for index in range(64)]
+    chosen = {pick(prospects, 100, random.Random(seed)) for seed in range(8)}
+    assert len(chosen) > 4
+
+
+def test_the_engine_that_has_the_prompt_is_among_those_compared():
+    prospects = [prospect()] * 40 + [prospect(cached=96)] + [prospect()] * 23
+    assert {pick(prospects, 100, random.Random(seed)) for seed in range(8)} == {40}
+
+
+@pytest.mark.parametrize("num_engines", [2, 8, 64])
+def test_a_prefix_that_all_prompts_share_comes_to_live_on_all_engines(num_engines):
+    shared, own, num_frontends = 128, 64, 4
+    draws = [random.Random(seed) for seed in range(num_frontends)]
+    work, has_prefix = [0] * num_engines, [False] * num_engines
+    for _ in range(20):  # a round of requests between two heartbeats, which no other frontend sees
+        seen = list(work), list(has_prefix)
+        sent = [[0] * num_engines for _ in draws]
+        for number in range(8 * num_engines):
+            frontend = number % num_frontends
+            prospects = [
+                prospect(
+                    cached=shared * had,
+                    queued=sent[frontend][index],
+                    recent=done + sent[frontend][index],
+                )
+                for index, (done, had) in enumerate(zip(*seen, strict=True))
+            ]
+            index = pick(prospects, shared + own, draws[frontend])
+            missing = own if has_prefix[index] else shared + own
+            sent[frontend][index] += missing
+            work[index] += missing
+            has_prefix[index] = True
+    assert all(has_prefix)
+    assert max(work) < 1.2 * sum(work) / num_engines
 
 
 async def test_a_prefix_under_another_salt_is_none():
