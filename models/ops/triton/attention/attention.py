@@ -5,6 +5,7 @@ import torch
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
+from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
 from models.ops.triton.attention.prefill_attention import prefill_attention
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
@@ -22,29 +23,36 @@ def attend(
     sinks: torch.Tensor | None,
     scale: float,
     soft_cap: float,
+    *,
+    rounds: bool = False,
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU."""
+    attended, attended_scale = rounded_parts(output) if rounds else (output, None)
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
         decode_attention(
-            q, cache, metadata, output, new,
-            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            q, cache, metadata, attended, new,
+            output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            soft_cap=soft_cap,
         )  # fmt: skip
         return
     # The output holds the transformed queries at first: every program reads only its own queries,
-    # and reads them before it overwrites them.
-    queries, keys = (q, k) if transform is None else (output, k.new_empty(k.shape))
+    # and reads them before it overwrites them. Rounded results are elsewhere in its memory.
+    queries, keys = q, k
+    if transform is not None:
+        queries, keys = torch.empty_like(output) if rounds else output, k.new_empty(k.shape)
     rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform)
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
         decode_attention(
-            queries, cache, metadata, output,
-            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            queries, cache, metadata, attended,
+            output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            soft_cap=soft_cap,
         )  # fmt: skip
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
         prefill_attention(
-            queries, keys, v, cache, metadata, output,
-            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
-            soft_cap=soft_cap,
+            queries, keys, v, cache, metadata, attended,
+            output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
+            sinks=sinks, scale=scale, soft_cap=soft_cap,
         )  # fmt: skip
