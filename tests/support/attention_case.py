@@ -43,6 +43,7 @@ class AttentionCase:
     sinks: torch.Tensor | None = None
     scale: float | None = None
     soft_cap: float = 0.0
+    rounds: bool = False
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
@@ -66,7 +67,7 @@ class AttentionCase:
 
     def options(self) -> tuple[object, ...]:
         """Returns the operator's last arguments."""
-        return self.sliding_window, self.sinks, self.scale, self.soft_cap
+        return self.sliding_window, self.sinks, self.scale, self.soft_cap, self.rounds
 
     def context(self) -> ForwardContext:
         """Returns the context that the operator runs in."""

@@ -17,6 +17,8 @@ from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import leaves_rounded
+from models.ops.linear.fp8_linear import round_in_place
 from models.ops.operands.head_transform import HeadTransform
 
 
@@ -35,6 +37,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
     soft_cap: float = 0.0,
+    rounds: bool = False,
 ) -> None:
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
@@ -52,6 +55,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     sinks: [Hq], scores that join each head's softmax without a key; or None.
     scale: factor of the scores; None means 1 / sqrt(D).
     soft_cap: c > 0 makes each score s, scaled, c * tanh(s / c).
+    rounds: the output may be rounded to FP8 in its own memory, as leaves_rounded says; D is 128.
 
     Source: Kwon et al. 2023, "PagedAttention", section 4.1; Gemma Team 2024, "Gemma 2", section 2.
     """
@@ -64,6 +68,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
     scale = q.shape[2] ** -0.5 if scale is None else scale
+    rounds = leaves_rounded(output, may_round=rounds)
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
         if is_batch_invariant():
@@ -78,7 +83,10 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             return
         from models.ops.triton.attention.attention import attend
 
-        attend(q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap)
+        attend(
+            q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap,
+            rounds=rounds,
+        )  # fmt: skip
         return
     if transform is not None:
         q, k = transform_heads(q, k, transform)
@@ -91,6 +99,8 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     for group in metadata.groups:
         tokens = group.tokens
         _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks, scale, soft_cap)
+    if rounds:
+        round_in_place(output)
 
 
 def _attend(

@@ -2,6 +2,8 @@
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
+
 
 def rounds_activations(num_tokens: int, dtype: torch.dtype) -> bool:
     """Returns whether products with FP8 weights round their activations, of `dtype`, to FP8.
@@ -12,3 +14,12 @@ def rounds_activations(num_tokens: int, dtype: torch.dtype) -> bool:
     a product's activations.
     """
     return dtype is not torch.bfloat16 or num_tokens > 1
+
+
+def leaves_rounded(x: torch.Tensor, *, may_round: bool) -> bool:
+    """Returns whether attention rounds its output x [T, ...] for the product that reads it.
+
+    x is then what rounded_parts describes. The operators of both get the same may_round. Batch
+    invariance has kernels of its own.
+    """
+    return may_round and rounds_activations(x.shape[0], x.dtype) and not is_batch_invariant()

@@ -37,6 +37,7 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
     gate_up_scale: torch.Tensor,
     down_scale: torch.Tensor,
     next_scale: torch.Tensor | None,
+    is_rounded: bool = False,
 ) -> torch.Tensor:
     """Runs linear_residual_norm_linear to the gate, and the next product after it.
 
@@ -44,21 +45,22 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
     The gate of many tokens rounds its result in its own kernel.
 
     residual [T, H] takes both sums in place; x [T, K] and weight [H, K] are of attention's output;
-    gate_up [2 * I, H] and down [H, I] are FP8; a next weight is [N, H]. Scales are as in linear.
+    gate_up [2 * I, H] and down [H, I] are FP8; a next weight is [N, H]. Scales are as in linear,
+    and so is is_rounded, of x.
 
     Returns:
         [T, N], of a gated next weight [T, N / 2]; without one the norm, [T, H].
     """
     first = (residual, x, weight, bias, norm_weight, eps, gate_up, gate_up_bias)
     if not rounds_in_norm(residual, gate_up_scale) or not residual.is_contiguous():
-        inner = linear_residual_norm_linear(*first, True, weight_scale, gate_up_scale)
+        inner = linear_residual_norm_linear(*first, True, weight_scale, gate_up_scale, is_rounded)
         product = (residual, inner, down, down_bias, last_norm_weight, last_eps)
         if next_weight is None:
             return linear_residual_norm(*product, down_scale)
         return linear_residual_norm_linear(
             *product, next_weight, next_bias, is_next_gated, down_scale, next_scale
         )
-    added = add_product(residual, x, weight, bias, weight_scale)
+    added = add_product(residual, x, weight, bias, weight_scale, is_rounded=is_rounded)
     normed = rounded_norm(added, residual, norm_weight, eps, gate_up, gate_up_scale)
     gate = (*normed, gate_up, gate_up_scale, gate_up_bias, residual.dtype)
     gated = rounded_gated_product(*gate, is_blocked=is_by_block(down, down_scale))
@@ -85,10 +87,10 @@ def _fake_feed_forward(  # noqa: PLR0913  # as the operator
     next_weight: torch.Tensor | None,
     next_bias: torch.Tensor | None,
     is_next_gated: bool,
-    *scales: torch.Tensor | None,
+    *others: object,
 ) -> torch.Tensor:
     del x, weight, bias, norm_weight, eps, gate_up, gate_up_bias, down, down_bias
-    del last_norm_weight, last_eps, next_bias, scales
+    del last_norm_weight, last_eps, next_bias, others
     size = residual.shape[-1]
     if next_weight is not None:
         size = next_weight.shape[0] // (2 if is_next_gated else 1)

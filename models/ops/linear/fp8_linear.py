@@ -11,6 +11,7 @@ from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.linear.fp8_configurations import (
     NarrowFP8Tiles,
@@ -52,10 +53,10 @@ def rounded_product(
     weight_scale: float32, [N, 1] or [ceil(N / 128), ceil(K / 128)].
     may_split: on a GPU the result may be its addends, [splits, T, N] float32.
     """
-    is_blocked = is_by_block(weight, weight_scale)
-    if not has_kernels(x.device):
-        return _reference(x, weight, weight_scale, bias, is_blocked=is_blocked)
-    rounded = rounded_for(x, weight, weight_scale)
+    if has_kernels(x.device):
+        rounded = rounded_for(x, weight, weight_scale)
+    else:
+        rounded = quantize(x, BLOCK if is_by_block(weight, weight_scale) else x.shape[-1])
     return product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype, may_split=may_split)
 
 
@@ -95,11 +96,13 @@ def product_of_rounded(
     *,
     may_split: bool = False,
 ) -> torch.Tensor:
-    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`, on a GPU.
+    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`.
 
-    scale: as empty_token_scales lays it out.
-    may_split: the result may be its addends, [splits, T, N] float32.
+    scale: on a GPU as empty_token_scales lays it out.
+    may_split: on a GPU the result may be its addends, [splits, T, N] float32.
     """
+    if not has_kernels(rounded.device):
+        return _reference(rounded, scale, weight, weight_scale, bias, dtype)
     is_blocked = is_by_block(weight, weight_scale)
     tiles = fp8_tiles(
         len(rounded), *weight.shape, is_blocked=is_blocked, may_split=may_split,
@@ -119,6 +122,32 @@ def product_of_rounded(
         rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
     ).to(dtype)
     return output if bias is None else output + bias
+
+
+def product_of_stored(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor,
+    *,
+    may_split: bool = False,
+) -> torch.Tensor:
+    """Returns rounded_product of x [T, K] that is rounded already: see rounded_parts."""
+    rounded = rounded_parts(x)
+    return product_of_rounded(*rounded, weight, weight_scale, bias, x.dtype, may_split=may_split)
+
+
+def round_in_place(x: torch.Tensor) -> None:
+    """Rounds x [T, ...] for products with weights by block, in its memory: see rounded_parts."""
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.linear import fp8_linear as kernel
+
+        rounded = kernel.quantize(x.flatten(1), BLOCK)
+    else:
+        rounded = quantize(x.flatten(1), BLOCK)
+    for part, values in zip(rounded_parts(x), rounded, strict=True):
+        part.copy_(values)
 
 
 def gated_product_of_rounded(
@@ -215,18 +244,17 @@ def by_element(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _reference(
-    x: torch.Tensor,
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
-    *,
-    is_blocked: bool,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Computes in float32 what the kernels do: rounds both factors, then multiplies."""
-    num_features = x.shape[-1]
-    group_size = BLOCK if is_blocked else num_features
-    rounded, scale = quantize(x, group_size)
+    """Computes in float32 what the kernels do."""
+    num_features = rounded.shape[-1]
+    group_size = BLOCK if is_by_block(weight, weight_scale) else num_features
     x_scale = scale.repeat_interleave(group_size, -1)[:, :num_features]
     values = dequantized(weight, weight_scale, torch.float32)
     product = (rounded.float() * x_scale) @ values.t()
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    return (product if bias is None else product + bias.float()).to(dtype)

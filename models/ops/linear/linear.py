@@ -7,7 +7,8 @@ import torch
 
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.linear.fp8_linear import plain_product
+from models.ops.linear.activation_rounding import leaves_rounded
+from models.ops.linear.fp8_linear import plain_product, product_of_stored
 from models.ops.linear.invariant_linear import invariant_linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
@@ -18,6 +19,7 @@ def _linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor | None = None,
+    is_rounded: bool = False,
 ) -> torch.Tensor:
     """Returns x @ weight^T + bias.
 
@@ -27,6 +29,7 @@ def _linear(
         bias: [N].
         weight_scale: of an FP8 weight, whose values it multiplies: float32, [N, 1], or
             [ceil(N / 128), ceil(K / 128)]. rounds_activations says when x is rounded as well.
+        is_rounded: x is attention's output, rounded in its memory if leaves_rounded.
 
     Returns:
         [T, N].
@@ -34,6 +37,8 @@ def _linear(
     if is_batch_invariant():
         return invariant_linear(x, weight, bias, weight_scale)
     if weight_scale is not None:
+        if leaves_rounded(x, may_round=is_rounded):
+            return product_of_stored(x, weight, bias, weight_scale)
         x = x.contiguous()
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     if tiles is None:

@@ -10,7 +10,8 @@ from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
-from models.ops.linear.fp8_linear import rounded_product
+from models.ops.linear.activation_rounding import leaves_rounded
+from models.ops.linear.fp8_linear import product_of_stored, rounded_product
 from models.ops.linear.invariant_linear import invariant_addends
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import add_norm_linear, norm_linear, rounds_in_norm
@@ -28,6 +29,7 @@ def _linear_residual(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor | None = None,
+    is_rounded: bool = False,
 ) -> None:
     """Adds x @ weight^T + bias to the residual stream in place.
 
@@ -37,11 +39,12 @@ def _linear_residual(
         weight: [N, K].
         bias: [N].
         weight_scale: of an FP8 weight, as in linear.
+        is_rounded: as in linear, of x.
     """
     if is_batch_invariant():
         residual.add_(linear(x, weight, bias, weight_scale))
         return
-    product = add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale, is_rounded=is_rounded)
     if product is not None:
         residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
 
@@ -54,9 +57,10 @@ def _linear_residual_norm(
     norm_weight: torch.Tensor,
     eps: float,
     weight_scale: torch.Tensor | None = None,
+    is_rounded: bool = False,
 ) -> torch.Tensor:
     """Runs linear_residual; returns rms_norm(residual)."""
-    product = add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale, is_rounded=is_rounded)
     if product is None:
         return rms_norm(residual, norm_weight, eps)
     return add_rms_norm(product, residual, norm_weight, eps)
@@ -79,9 +83,10 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no datac
     is_gated: bool,
     weight_scale: torch.Tensor | None = None,
     next_weight_scale: torch.Tensor | None = None,
+    is_rounded: bool = False,
 ) -> torch.Tensor:
     """Runs linear_residual; returns norm_linear of the residual with the next weight and bias."""
-    product = add_product(residual, x, weight, bias, weight_scale)
+    product = add_product(residual, x, weight, bias, weight_scale, is_rounded=is_rounded)
     following = (next_weight, next_bias)
     if product is None:
         return norm_linear(residual, norm_weight, eps, *following, is_gated, next_weight_scale)
@@ -100,10 +105,9 @@ def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     next_weight: torch.Tensor,
     next_bias: torch.Tensor | None,
     is_gated: bool,
-    weight_scale: torch.Tensor | None = None,
-    next_weight_scale: torch.Tensor | None = None,
+    *others: object,
 ) -> torch.Tensor:
-    del x, weight, bias, norm_weight, eps, next_bias, weight_scale, next_weight_scale
+    del x, weight, bias, norm_weight, eps, next_bias, others
     num_outputs = next_weight.shape[0] // (2 if is_gated else 1)
     return residual.new_empty((*residual.shape[:-1], num_outputs))
 
@@ -114,6 +118,8 @@ def add_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor | None,
+    *,
+    is_rounded: bool = False,
 ) -> torch.Tensor | None:
     """Adds x @ weight^T + bias to the residual, or leaves the sum to the next norm.
 
@@ -125,7 +131,9 @@ def add_product(
     if is_batch_invariant() and residual.is_contiguous() and x.dim() == 2:
         return invariant_addends(x, weight, bias, weight_scale)
     if is_batch_invariant() or not is_apart:
-        return linear(x, weight, bias, weight_scale)
+        return linear(x, weight, bias, weight_scale, is_rounded)
+    if weight_scale is not None and leaves_rounded(x, may_round=is_rounded):
+        return product_of_stored(x, weight, bias, weight_scale, may_split=True)
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):

@@ -14,6 +14,7 @@ PassName = Literal[
     "sequence_parallel",
     "async_tp",
     "activation_quant",
+    "attention_quant",
     "qk_norm_rope_cache",
     "clean_up",
 ]

@@ -10,6 +10,8 @@ import models.ops.attention.attention
 import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
 from models.forward_context import ForwardContext, get_forward_context
 from models.ops.attention.head_transform import transform_heads
+from models.ops.linear.activation_rounding import leaves_rounded
+from models.ops.linear.fp8_linear import round_in_place
 from models.ops.operands.head_transform import HeadTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
 
@@ -57,7 +59,8 @@ class AttentionTaps(DispatchMode):
         if inputs is None:
             return func(*args, **kwargs)
         names = (argument.name for argument in func._schema.arguments)
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        named = dict(given)
         layer = named["layer_index"]
         self._count_pass()
         if named.get("cos") is not None:
@@ -65,8 +68,13 @@ class AttentionTaps(DispatchMode):
         for name in inputs:  # before the call, which may write to them
             if named.get(name) is not None:
                 self._keep(layer, name, named[name])
-        result = func(*args, **kwargs)
-        self._keep(layer, OUTPUT, named[OUTPUT])
+        output = given[OUTPUT]
+        is_rounded = leaves_rounded(output, may_round=given.pop("rounds", False))
+        result = func(**given)
+        self._keep(layer, OUTPUT, output)
+        if is_rounded:
+            # The model as written rounds after attention.
+            round_in_place(output)
         return result
 
     def _count_pass(self) -> None:

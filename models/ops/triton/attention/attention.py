@@ -5,6 +5,7 @@ import torch
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
+from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
 from models.ops.triton.attention.prefill_attention import prefill_attention
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
@@ -22,18 +23,24 @@ def attend(
     sinks: torch.Tensor | None,
     scale: float,
     soft_cap: float,
+    *,
+    rounds: bool = False,
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU."""
+    attended, attended_scale = rounded_parts(output) if rounds else (output, None)
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
         decode_attention(
-            q, cache, metadata, output, new,
-            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            q, cache, metadata, attended, new,
+            output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            soft_cap=soft_cap,
         )  # fmt: skip
         return
     # The output holds the transformed queries at first: every program reads only its own queries,
-    # and reads them before it overwrites them.
-    queries = q if transform is None else output
+    # and reads them before it overwrites them. Rounded results are elsewhere in its memory.
+    queries = q
+    if transform is not None:
+        queries = torch.empty_like(output) if rounds else output
     # Chunks read keys and values as an 8-bit cache has them, so that their cut matters little.
     is_rounded = cache.k_scale is not None and metadata.max_seqlen_q > 1
     keys = None if transform is None and not is_rounded else k.new_empty(k.shape)
@@ -43,13 +50,14 @@ def attend(
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
         decode_attention(
-            queries, cache, metadata, output,
-            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            queries, cache, metadata, attended,
+            output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            soft_cap=soft_cap,
         )  # fmt: skip
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
         prefill_attention(
-            queries, k, v, cache, metadata, output,
-            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
-            soft_cap=soft_cap,
+            queries, k, v, cache, metadata, attended,
+            output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
+            sinks=sinks, scale=scale, soft_cap=soft_cap,
         )  # fmt: skip

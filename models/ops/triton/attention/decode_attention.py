@@ -34,6 +34,7 @@ from models.ops.triton.attention.online_softmax import (
     see_nothing,
     see_sinks,
 )
+from models.ops.triton.attention.store_heads import store_heads
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -43,7 +44,8 @@ from models.ops.triton.launching.launch import Launch
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
-    "num_splits", "q_stride", "new_k_stride", "new_v_stride", "rotation_stride",
+    "num_splits", "output_scale_stride", "q_stride", "new_k_stride", "new_v_stride",
+    "rotation_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -64,11 +66,11 @@ class NewTokens:
 
 @triton.jit(do_not_specialize=_VARYING)
 def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projections to the heads' outputs
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, partials_ptr, lse_ptr, counters_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, output_scale_ptr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, partials_ptr, lse_ptr, counters_ptr,
     new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, sinks_ptr,
-    table_stride, num_splits, q_stride, new_k_stride, new_v_stride, rotation_stride,
-    scale_log2, eps,
+    table_stride, num_splits, output_scale_stride, q_stride, new_k_stride, new_v_stride,
+    rotation_stride, scale_log2, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
     HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
@@ -175,15 +177,20 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     rows = tl.arange(0, ROWS)
     in_rows = rows < GROUP
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    at_scale = kv_head * GROUP * output_scale_stride + token
     if active == 1:
         at_rows = ((token * NUM_KV_HEADS + kv_head) * GROUP + rows)[:, None] * HEAD_DIM
         at_rows += dims[None, :]
-        tl.store(output_ptr + at_rows, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+        at_scales = at_scale + rows * output_scale_stride
+        store_heads(
+            acc, output_ptr, output_scale_ptr, at_rows, at_scales, in_tile, in_rows, q.dtype
+        )
     else:
         add_part(
             acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
-            output_ptr, request * NUM_KV_HEADS + kv_head, token * NUM_KV_HEADS + kv_head, split,
-            active, num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS,
+            output_ptr, output_scale_ptr, request * NUM_KV_HEADS + kv_head,
+            token * NUM_KV_HEADS + kv_head, at_scale, output_scale_stride, split, active,
+            num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, q.dtype,
         )  # fmt: skip
 
 
@@ -194,6 +201,7 @@ def decode_attention(
     output: torch.Tensor,
     new: NewTokens | None = None,
     *,
+    output_scale: torch.Tensor | None = None,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
@@ -209,6 +217,7 @@ def decode_attention(
     q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet transformed,
         each token's heads contiguous, separate from `output`.
     output: [T, Hq, D], contiguous; a request without tokens gets zeros.
+    output_scale: with an FP8 output [T, Hq * D] its scales, of rounded_parts; D is 128.
     new: keys and values to transform and store, if every request has one token; None: the cache
         holds them already.
     sliding_window: most keys that a query sees.
@@ -254,10 +263,11 @@ def decode_attention(
     )  # fmt: skip
     launch(
         (num_kv_heads, num_requests, splits),
-        q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start_loc, partials, lse, counters,
+        q, cache.k, cache.v, *cache_scales(cache), output, output_scale, metadata.block_tables,
+        metadata.seq_lens, metadata.query_start_loc, partials, lse, counters,
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits,
+        0 if output_scale is None else output_scale.stride(1),
         *(x.stride(0) // head_dim for x in (q, k, v, cos)),
         scale * LOG2_E, eps,
     )  # fmt: skip

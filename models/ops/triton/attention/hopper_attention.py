@@ -30,7 +30,7 @@ COMPUTING_REGISTERS = gl.constexpr(224)
 COPYING_REGISTERS = gl.constexpr(56)
 """Registers per thread of each part: two computing parts and one copying part use 504 of 512."""
 
-_METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles"]
+_METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles", "output_scale_stride"]
 
 
 @gluon.jit
@@ -44,9 +44,9 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
-    queries, new_k, new_v, k_cache, v_cache, output_ptr, ticket_ptr, block_tables_ptr,
-    seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, table_stride, num_requests,
-    min_queries, num_tiles, scale_log2,
+    queries, new_k, new_v, k_cache, v_cache, output_ptr, output_scale_ptr, ticket_ptr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, table_stride,
+    num_requests, min_queries, num_tiles, output_scale_stride, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
     PART: gl.constexpr, HAS_READY: gl.constexpr,
@@ -65,17 +65,18 @@ def _hopper_attention_kernel(
     q_ring = (q_tiles, notes, _barriers(SLOTS, 1), _barriers(SLOTS, 2))
     k_ring = (k_tiles, _barriers(STAGES, 1))
     v_ring = (v_tiles, _barriers(STAGES, 1))
+    outputs = (output_ptr, output_scale_ptr, output_scale_stride)
     released = _barriers(STAGES, 2)
     cleared = _barriers(1, 1).index(0)
     fence_async_shared()
     gl.warp_specialize(
         [
             (attend_all, (
-                gl.constexpr(0), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
+                gl.constexpr(0), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (attend_all, (
-                gl.constexpr(1), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
+                gl.constexpr(1), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
             )),
             (copy_all, (
@@ -100,6 +101,7 @@ def hopper_attention(
     tickets: torch.Tensor,
     tiles: Tiles,
     *,
+    output_scale: torch.Tensor | None,
     min_queries: int,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
@@ -131,11 +133,11 @@ def hopper_attention(
     num_programs = min(_num_multiprocessors(q.device), num_tiles * num_kv_heads)
     launch(
         (num_programs, 1, 1),
-        queries, new_k, new_v, k_cache, v_cache, output, tickets,
+        queries, new_k, new_v, k_cache, v_cache, output, output_scale, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.seq_lens if is_ready is None else is_ready,
-        metadata.block_tables.stride(0),
-        metadata.seq_lens.shape[0], min_queries, num_tiles, scale * LOG2_E,
+        metadata.block_tables.stride(0), metadata.seq_lens.shape[0], min_queries, num_tiles,
+        0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
     )  # fmt: skip
 
 

@@ -9,10 +9,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from models.number_formats import FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.hopper_copies import NUM_NOTES
 
 _LOG2_E = gl.constexpr(LOG2_E)
+_FP8_MAX = gl.constexpr(FP8_MAX)
+_SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
 
 ROWS = gl.constexpr(64)
 """Rows of a warpgroup's products (PTX ISA, wgmma)."""
@@ -177,9 +180,11 @@ def _attend(
 
 @gluon.jit
 def _write(
-    half: gl.constexpr, tile, output_ptr, query_start, first_query, num_queries, kv_head,
+    half: gl.constexpr, tile, outputs, query_start, first_query, num_queries, kv_head,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
 ):  # fmt: skip
+    """Stores the results of a warpgroup's rows, rounded to FP8 if there are scales to store."""
+    output_ptr, scale_ptr, scale_stride = outputs
     HEAD_DIM: gl.constexpr = tile.shape[1]
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
@@ -191,12 +196,21 @@ def _write(
     token = (query_start + queries).to(gl.int64)
     at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     in_rows = (queries < num_queries) & (head < GROUP)
-    gl.store(output_ptr + at_heads, tile.load(layout), mask=in_rows[:, None])
+    values = tile.load(layout)
+    if scale_ptr is not None:
+        # As in store_heads.
+        exact = values.to(gl.float32)
+        scale = gl.maximum(gl.max(gl.abs(exact), 1), _SMALLEST_AMAX) / _FP8_MAX
+        scaled = gl.minimum(gl.maximum(exact / scale[:, None], -_FP8_MAX), _FP8_MAX)
+        values = scaled.to(output_ptr.dtype.element_ty)
+        at_scales = (kv_head * GROUP + head) * scale_stride + token
+        gl.store(scale_ptr + at_scales, scale, mask=in_rows)
+    gl.store(output_ptr + at_heads, values, mask=in_rows[:, None])
 
 
 @gluon.jit
 def attend_all(
-    half: gl.constexpr, q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr, scale_log2,
+    half: gl.constexpr, q_ring, k_ring, v_ring, released, outputs, sinks_ptr, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
     WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
@@ -222,7 +236,7 @@ def attend_all(
         )  # fmt: skip
         q.store(acc.to(q.dtype))
         _write(
-            half, q, output_ptr, query_start, first_query, num_queries, kv_head,
+            half, q, outputs, query_start, first_query, num_queries, kv_head,
             NUM_KV_HEADS, GROUP, PADDED_GROUP,
         )  # fmt: skip
         # The copy engine writes there next.

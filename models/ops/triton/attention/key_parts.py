@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from models.ops.triton.attention.store_heads import store_heads
+
 _LEAST_PART = tl.constexpr(256)
 """Most keys that a program reads faster than parts are added up."""
 
@@ -38,15 +40,17 @@ def split_keys(
 @triton.jit
 def add_part(
     acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
-    output_ptr, pair, output_pair, split, active, num_splits,
+    output_ptr, output_scale_ptr, pair, output_pair, at_scale, scale_stride, split, active,
+    num_splits,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores the result of one part; the program that comes last adds all parts up.
 
     acc: [ROWS, BLOCK_D], of which in_tile exists; rows, in_rows, dims: its rows and columns.
     pair: number of the request and kv head, which have a counter; output_pair: of the token and kv
-        head.
+        head. at_scale: place of the first head's scale, scale_stride: distance of the next one's.
+    output_scale_ptr, DTYPE: as in store_heads.
     """
     partials_ptr += pair * num_splits * GROUP * HEAD_DIM
     lse_ptr += pair * num_splits * GROUP
@@ -59,16 +63,17 @@ def add_part(
     if num_arrived == active - 1:
         tl.store(counters_ptr + pair, 0)
         combine_parts(
-            partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, active,
-            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
+            partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, output_scale_ptr,
+            at_scale, scale_stride, active,
+            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16, DTYPE,
         )  # fmt: skip
 
 
 @triton.jit
 def combine_parts(
-    partials_ptr, lse_ptr, output_ptr, active,
+    partials_ptr, lse_ptr, output_ptr, output_scale_ptr, at_scale, scale_stride, active,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores the mean of `active` partial results, weighted by their sums of exponentials.
 
@@ -109,7 +114,8 @@ def combine_parts(
             )
             acc += tl.exp2(lse - highest)[:, None] * partial
     acc = acc / tl.where(in_rows, total, 1.0)[:, None]
-    tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+    at_scales = at_scale + rows * scale_stride
+    store_heads(acc, output_ptr, output_scale_ptr, at_tile, at_scales, in_tile, in_rows, DTYPE)
 
 
 @triton.jit

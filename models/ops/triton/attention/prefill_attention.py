@@ -15,6 +15,7 @@ from models.ops.triton.attention.configurations import Tiles, hopper_tiles, pref
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.request_search import request_of_tile
+from models.ops.triton.attention.store_heads import store_heads
 from models.ops.triton.attention.widened_cache import widen
 from models.ops.triton.launching.copy_engine import aligned_heads
 from models.ops.triton.launching.launch import Launch
@@ -23,15 +24,15 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
-    "min_queries",
+    "min_queries", "output_scale_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
-    output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_done_ptr,
-    table_stride, num_requests, min_queries, scale_log2,
+    output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
+    is_done_ptr, table_stride, num_requests, min_queries, output_scale_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
@@ -112,7 +113,8 @@ def _prefill_kernel(
         )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(output_ptr + at_heads, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+    at_scales = (kv_head * GROUP + head) * output_scale_stride + token
+    store_heads(acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows, q.dtype)
 
 
 def prefill_attention(
@@ -123,6 +125,7 @@ def prefill_attention(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     *,
+    output_scale: torch.Tensor | None = None,
     min_queries: int,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
@@ -142,6 +145,7 @@ def prefill_attention(
     q, output: [T, Hq, D], contiguous, possibly the same.
     k, v: [at least T, Hk, D], this step's, transformed and as precise as in the cache, which has
         them too; each token's heads contiguous.
+    output_scale: with an FP8 output [T, Hq * D] its scales, of rounded_parts; D is 128.
     min_queries: skips requests with fewer query tokens.
     sliding_window: most keys that a query sees.
     sinks: [Hq], scores without keys.
@@ -169,7 +173,8 @@ def prefill_attention(
             is_last = _all_fit(metadata.chunks, cache.k.shape[1], copies.num_blocks)
         hopper_attention(
             q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
-            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            output_scale=output_scale, min_queries=min_queries, sliding_window=sliding_window,
+            sinks=sinks, scale=scale,
         )  # fmt: skip
         if is_last:
             return
@@ -184,9 +189,10 @@ def prefill_attention(
         launch(
             (num_kv_heads, num_tokens // queries + num_requests, 1),
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
-            output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
-            q if sinks is None else sinks, is_done, metadata.block_tables.stride(0),
-            num_requests, min_queries, scale * LOG2_E,
+            output, output_scale, metadata.block_tables, metadata.seq_lens,
+            metadata.query_start_loc, q if sinks is None else sinks, is_done,
+            metadata.block_tables.stride(0), num_requests, min_queries,
+            0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
         )  # fmt: skip
 
 

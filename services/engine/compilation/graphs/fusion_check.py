@@ -26,6 +26,7 @@ from models.ops.operands.head_transform import HeadTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.verdict import Comparison, compare
 
+_ROUNDS = list(signature(unified_attention_with_output).parameters).index("rounds")
 _NUM_ROUTED = len(signature(fused_moe).parameters)
 
 
@@ -86,9 +87,12 @@ def _size(arg: Any) -> object:
 
 
 def _is_comparable(args: tuple[Any, ...]) -> bool:
-    """Returns whether attention was given cos; the dispatcher leaves out defaults at the end."""
+    """Returns whether attention was given cos and leaves its output as it is.
+
+    The dispatcher leaves out defaults at the end.
+    """
     has_transform = any(isinstance(arg, Tensor) for arg in args[5:6])
-    return has_transform and not has_kernels(args[0].device)
+    return has_transform and not any(args[_ROUNDS:]) and not has_kernels(args[0].device)
 
 
 def _gated_linear(
@@ -144,8 +148,9 @@ def _linear_residual(
     weight: Tensor,
     bias: Tensor | None,
     weight_scale: Tensor | None = None,
+    is_rounded: bool = False,
 ) -> None:
-    residual.add_(linear(x, weight, bias, weight_scale))
+    residual.add_(linear(x, weight, bias, weight_scale, is_rounded))
 
 
 def _linear_residual_norm(
@@ -156,8 +161,9 @@ def _linear_residual_norm(
     norm_weight: Tensor,
     eps: float,
     weight_scale: Tensor | None = None,
+    is_rounded: bool = False,
 ) -> Tensor:
-    _linear_residual(residual, x, weight, bias, weight_scale)
+    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
     return rms_norm(residual, norm_weight, eps)
 
 
@@ -173,8 +179,9 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     is_gated: bool,
     weight_scale: Tensor | None = None,
     next_weight_scale: Tensor | None = None,
+    is_rounded: bool = False,
 ) -> Tensor:
-    _linear_residual(residual, x, weight, bias, weight_scale)
+    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
     following = (next_weight, next_bias, is_gated, next_weight_scale)
     return _norm_linear(residual, norm_weight, eps, *following)
 
@@ -196,10 +203,12 @@ def _feed_forward(  # noqa: PLR0913  # as the operator
     next_bias: Tensor | None,
     is_next_gated: bool,
     weight_scale: Tensor | None,
-    *scales: Tensor | None,
+    gate_up_scale: Tensor | None,
+    down_scale: Tensor | None,
+    next_scale: Tensor | None,
+    is_rounded: bool = False,
 ) -> Tensor:
-    gate_up_scale, down_scale, next_scale = (*scales, None)[:3]
-    _linear_residual(residual, x, weight, bias, weight_scale)
+    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
     inner = _norm_linear(residual, norm_weight, eps, gate_up, gate_up_bias, True, gate_up_scale)
     _linear_residual(residual, inner, down, down_bias, down_scale)
     if next_weight is None:

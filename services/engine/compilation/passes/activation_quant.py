@@ -1,13 +1,10 @@
 """Puts the products before and after a gate into one operator, where both weights are FP8."""
 
-from typing import Any
-
-import torch
 from torch.fx import Graph, Node
 
 from services.engine.compilation.passes.aliasing import is_written_between, storages
 from services.engine.compilation.passes.graph_pass import GraphPass
-from services.engine.compilation.passes.operations import operation_of
+from services.engine.compilation.passes.operations import named_arguments
 from services.engine.compilation.passes.rewriting import insert_operator, remove, replace
 
 _FIRST = "linear_residual_norm_linear"
@@ -28,9 +25,9 @@ class ActivationQuantPass(GraphPass):
 
 
 def _fuse(node: Node) -> bool:
-    second = _named_arguments(node, *_SECOND)
+    second = named_arguments(node, *_SECOND)
     inner = None if second is None else second["x"]
-    first = _named_arguments(inner, _FIRST) if isinstance(inner, Node) else None
+    first = named_arguments(inner, _FIRST) if isinstance(inner, Node) else None
     if second is None or first is None or not isinstance(inner, Node):
         return False
     scales = (first["next_weight_scale"], second["weight_scale"])
@@ -50,16 +47,6 @@ def _fuse(node: Node) -> bool:
     if not inner._erased:
         remove(inner)
     return True
-
-
-def _named_arguments(node: Node, *names: str) -> dict[str, Any] | None:
-    """Returns the arguments of one of these operators of Octavo; None if the node calls none."""
-    operation = operation_of(node)
-    for name in names:
-        if operation is not None and operation.name == f"octavo::{name}":
-            schema = getattr(torch.ops.octavo, name).default._schema
-            return dict(zip((each.name for each in schema.arguments), operation.args, strict=True))
-    return None
 
 
 def _can_wait(first: Node, second: Node, residual: Node) -> bool:

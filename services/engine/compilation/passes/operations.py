@@ -91,6 +91,16 @@ def operation_of(node: Node) -> Operation | None:
     return None if known is None else _bound(known, _PARAMETERS[known], node)
 
 
+def named_arguments(node: Node, *names: str) -> dict[str, Any] | None:
+    """Returns the arguments of one of these operators of Octavo; None if the node calls none."""
+    operation = operation_of(node)
+    for name in names:
+        if operation is not None and operation.name == f"octavo::{name}":
+            schema = getattr(torch.ops.octavo, name).default._schema
+            return dict(zip((each.name for each in schema.arguments), operation.args, strict=True))
+    return None
+
+
 def calls(node: Any, name: str) -> bool:
     """Whether a value is a node that computes the named operation."""
     operation = operation_of(node) if isinstance(node, Node) else None

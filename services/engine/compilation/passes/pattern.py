@@ -24,7 +24,8 @@ class Operand:
 class Call:
     """An operation of exactly these arguments; the two of a sum or a product in either order.
 
-    An argument is a pattern, a tuple of patterns, or a constant.
+    An argument is a pattern, a tuple of patterns, or a constant. A flag at the end that the call
+    leaves out is not set.
     """
 
     name: str
@@ -111,7 +112,7 @@ def _match_call(pattern: Call, value: Any, match: Match) -> Iterator[Match]:
 
 def _match_each(patterns: Sequence[Any], values: Sequence[Any], match: Match) -> Iterator[Match]:
     """Yields the ways in which each value matches the pattern in its position."""
-    if not patterns and not values:
+    if not patterns and not any(value is not False for value in values):
         yield match
     elif patterns and values:
         for first in _matches(patterns[0], values[0], match):

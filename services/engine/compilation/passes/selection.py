@@ -3,6 +3,7 @@
 from services.engine.compilation.passes.activation_quant import ActivationQuantPass
 from services.engine.compilation.passes.all_reduce_norm import AllReduceNormPass
 from services.engine.compilation.passes.async_tp import AsyncTPPass
+from services.engine.compilation.passes.attention_quant import AttentionQuantPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -31,6 +32,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         SequenceParallelPass(),
         AsyncTPPass(),
         ActivationQuantPass(),
+        AttentionQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),
     ]

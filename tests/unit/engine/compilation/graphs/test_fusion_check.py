@@ -83,10 +83,13 @@ def doubled(operator):
 
 
 @pytest.mark.parametrize(
-    ("form", "name"), [("awq", "packed_linear"), ("fp8-block", "feed_forward")]
-)
-def test_products_of_quantised_weights_are_compared(form, name, tmp_path, monkeypatch):
-    write_checkpoint(tmp_path / "plain", "llama", **WIDE)
+    ("form", "name", "head_dim"),
+    # With heads of 128 attention rounds what the first product takes.
+    [("awq", "packed_linear", 64), ("fp8-block", "feed_forward", 64),
+     ("fp8-block", "feed_forward", 128)],
+)  # fmt: skip
+def test_products_of_quantised_weights_are_compared(form, name, head_dim, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "plain", "llama", **WIDE | {"head_dim": head_dim})
     write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
     config = compilation_config(
         level=CompilationLevel.PIECEWISE,

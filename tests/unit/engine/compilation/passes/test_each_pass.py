@@ -29,9 +29,10 @@ FOUND = {
     "all_reduce_norm": 0,
     "residual_norm": 2,
     "norm_linear": 2,
-    # Both join FP8 products with what other passes leave.
+    # These need FP8 weights.
     "norm_quant": 0,
     "activation_quant": 0,
+    "attention_quant": 0,
     "qk_norm_rope_cache": 0,
     "clean_up": 0,
 }

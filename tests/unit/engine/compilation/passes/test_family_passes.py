@@ -85,6 +85,41 @@ def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
     assert (actual - expected).norm() <= 0.02 * expected.norm()
 
 
+@pytest.mark.parametrize(
+    ("variant", "kind", "head_dim", "count"),
+    [
+        *((variant, "deepseek", 128, 2) for variant in ("llama", "granite", "qwen3_moe", "olmo2")),
+        ("glm4_moe", "deepseek", 128, 3),
+        ("gemma2", "deepseek", 128, 3),
+        ("llama_bias", "compressed_block", 128, 2),
+        # A scale needs several heads, or the heads of a token, or half of one.
+        ("llama", "deepseek", 64, 0),
+        ("llama", "compressed_channel", 128, 0),
+        ("llama", "deepseek", 256, 0),
+    ],
+)
+def test_attention_rounds_its_output_for_weights_by_block(variant, kind, head_dim, count, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    write_checkpoint(plain, variant, **WIDE | {"head_dim": head_dim})
+    folder.mkdir()
+    quantize_checkpoint(plain, folder, kind)
+
+    def logits(disabled):
+        cpu = torch.device("cpu")
+        model = load_model(folder, device=cpu, dtype=torch.bfloat16, keep_quantized=True)
+        found = compile_at(3, disable_pass=disabled)(model).pass_matches
+        runner = PagedRunner(model)
+        # Chunks of several tokens, and one token alone, whose output attention leaves as it is.
+        sequence = runner.add(TOKENS)
+        return found, runner.run(sequence, 6)
+
+    found, actual = logits([])
+    assert found["attention_quant"] == count
+    without, expected = logits(["attention_quant"])
+    assert "attention_quant" not in without
+    assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
 def test_norms_after_other_sums_take_part_in_products_of_8_bits(kind, tmp_path):
     plain, folder = tmp_path / "plain", tmp_path / "quantized"

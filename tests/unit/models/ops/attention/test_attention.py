@@ -8,6 +8,8 @@ from models.layers.attention import Attention
 from models.loading.loader import load_model
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
+from models.ops.linear.fp8_linear import quantize
+from models.ops.operands.rounded_activations import rounded_parts
 from tests.support.attention_case import Heads, make_case
 from tests.support.paged_runner import PagedRunner
 
@@ -84,6 +86,20 @@ def test_rotating_inside_the_operator_is_rotating_before_it(has_norm):
     q, k = (rotary(x, turn.cos, turn.signed_sin) for x in (q, k))
     before = replace(case, q=q, k=k, transform=None)
     assert torch.equal(case.run(), before.run())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("batch", [([5, 1], [7, 9]), ([1, 1], [3, 0]), ([1], [4])], ids=str)
+def test_rounding_inside_the_operator_is_rounding_after_it(batch, dtype):
+    heads = Heads(num_heads=3, num_kv_heads=1, head_dim=128)
+    plain = make_case(*batch, heads, dtype=dtype).run()
+    rounded = replace(make_case(*batch, heads, dtype=dtype), rounds=True).run()
+    if dtype is torch.float32 or len(plain) > 1:
+        expected = quantize(plain.flatten(1), 128)
+        for part, each in zip(rounded_parts(rounded), expected, strict=True):
+            assert torch.equal(part.float(), each.float())
+    else:
+        assert torch.equal(rounded, plain)
 
 
 def test_tokens_past_the_slot_mapping_are_not_written(runner):

@@ -179,10 +179,46 @@ for window, room, ready in (
     assert len(set(taken)) == len(taken) and max(taken) < room
 """
 
+ROUNDED_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.operands.rounded_activations import rounded_parts
+from models.ops.triton.attention import attention
+from models.ops.triton.linear.fp8_linear import quantize
+from tests.support.attention_case import Heads, make_case
+
+HEADS = Heads(num_heads=3, num_kv_heads=1, head_dim=128)
+CASES = [
+    (([1] * 5, [5, 1, 0, 600, 16]), torch.float16, {}),
+    (([1, 1], [9, 70]), torch.float16, {"has_rotation": False, "has_fp8_cache": True}),
+    # With 16 bits the kernel for Hopper GPUs would run, which the interpreter has not.
+    (([1, 7, 1, 1], [5, 7, 300, 0]), torch.float32, {"has_sinks": True}),
+    (([3, 0, 1, 4], [9, 0, 8, 4]), torch.float32, {}),
+    (([33], [33]), torch.float32, {"has_rotation": False}),
+]
+for batch, dtype, options in CASES:
+    outputs = []
+    for rounds in (False, True):
+        case = make_case(*batch, HEADS, dtype=dtype, **options)
+        output = torch.full(case.q.shape, torch.nan, dtype=dtype)
+        attention.attend(
+            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+            None, case.sinks, 0.1, 0.0, rounds=rounds,
+        )
+        outputs.append(output)
+    plain, rounded = outputs
+    parts = zip(rounded_parts(rounded), quantize(plain.flatten(1), 128), strict=True)
+    assert all(torch.equal(part.float(), each.float()) for part, each in parts)
+"""
+
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [PROGRAM, FP8_CACHE_PROGRAM], ids=["plain", "fp8-cache"])
+@pytest.mark.parametrize(
+    "program",
+    [PROGRAM, FP8_CACHE_PROGRAM, ROUNDED_PROGRAM],
+    ids=["plain", "fp8-cache", "rounded"],
+)
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)
