@@ -70,7 +70,7 @@ def attend(
         hopper_attention(
             q, aligned_heads(k), aligned_heads(v), cache, metadata, output,
             metadata.workspace.counters, hopper, min_queries=least, sliding_window=sliding_window,
-            sinks=sinks, scale=scale, part=PART,
+            output_scale=None, sinks=sinks, scale=scale, part=PART,
         )  # fmt: skip
 
 
