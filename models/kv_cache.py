@@ -45,12 +45,13 @@ class KVCacheData:
 class LatentCacheData:
     """One layer's cache with latent attention; the notes of KVCacheData apply.
 
-    latent: [N blocks, B tokens, C + P]: of each token the C elements that keys and values are made
-        from, and the P rotated ones that all heads' keys share.
+    latent: [N blocks, B tokens, C], which keys and values are made from.
+    rotated: [N, B, P], the rotated elements that all heads' keys share.
     index_keys: [N, B, D], the tokens' keys for an indexer; None without one.
     """
 
     latent: torch.Tensor
+    rotated: torch.Tensor
     index_keys: torch.Tensor | None = None
 
     @property
@@ -60,9 +61,10 @@ class LatentCacheData:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, each [N, B, ...]."""
-        if self.index_keys is None:
-            return {"latent": self.latent}
-        return {"latent": self.latent, "index_keys": self.index_keys}
+        tensors = {"latent": self.latent, "rotated": self.rotated}
+        if self.index_keys is not None:
+            tensors["index_keys"] = self.index_keys
+        return tensors
 
 
 CacheData = KVCacheData | LatentCacheData
@@ -122,7 +124,8 @@ class LatentCacheSpec:
             return torch.zeros(num_blocks, block_size, size, dtype=dtype, device=device)
 
         return LatentCacheData(
-            latent=allocate(self.latent_dim + self.rope_dim),
+            latent=allocate(self.latent_dim),
+            rotated=allocate(self.rope_dim),
             index_keys=allocate(self.index_dim) if self.index_dim else None,
         )
 

@@ -36,7 +36,21 @@ def test_output_is_the_references(batch, sizes, dtype):
     exact = case.exact()
     expected = exact.run()
     assert_rows_close(case.run(), expected)
-    assert torch.equal(case.cache.latent[1:].double().cpu(), exact.cache.latent[1:])
+    for name, tensor in exact.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:].double().cpu(), tensor[1:])
+
+
+@DTYPES
+@pytest.mark.parametrize("top_k", [None, 16])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_norm_rotation_and_write_have_the_bits_of_separate_operators(sizes, top_k, dtype):
+    case = make_latent_case(
+        *BATCHES["mixed"], **sizes, dtype=dtype, device="cuda", top_k=top_k, has_transform=True
+    )
+    separate = case.transformed()
+    assert torch.equal(case.run(), separate.run())
+    for name, tensor in separate.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:], tensor[1:])
 
 
 # Where scores are rounded more, another token may be chosen.
@@ -99,7 +113,9 @@ def test_dummy_requests_get_zeros(top_k):
 @pytest.mark.parametrize("batch", [BATCHES["decode"], BATCHES["mixed"]], ids=["decode", "mixed"])
 def test_a_captured_call_follows_its_inputs(batch, top_k):
     sizes = SIZES["deepseek-v2-lite"]
-    case = make_latent_case(*batch, **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k)
+    case = make_latent_case(
+        *batch, **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k, has_transform=True
+    )
     output = case.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

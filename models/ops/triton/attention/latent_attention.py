@@ -22,7 +22,7 @@ _METADATA = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 ENTRY_ALIGNMENT = 16
-"""Bytes that a token's cache entry is a multiple of."""
+"""Bytes that each part of a token's cache entry is a multiple of."""
 
 _STAGES = {True: 5, False: 2}
 """Pipeline stages with 16 heads per program and with more.
@@ -33,8 +33,8 @@ Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 
 
 @triton.jit(do_not_specialize=_METADATA)
 def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
-    q_ptr, latent_ptr, output_ptr, lse_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    chosen_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2,
+    q_ptr, latent_ptr, rotated_ptr, output_ptr, lse_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, chosen_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr, STAGES: tl.constexpr,
@@ -83,12 +83,14 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
             keys = tl.load(chosen_ptrs, mask=is_key, other=0)
             is_key = is_key & (keys < num_keys)
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        key_ptrs = latent_ptr + (block * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None] * SIZE
+        slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
         latent = tl.load(
-            key_ptrs + columns[None, :], mask=is_key[:, None] & is_column[None, :], other=0.0
+            latent_ptr + slots[:, None] * LATENT + columns[None, :],
+            mask=is_key[:, None] & is_column[None, :],
+            other=0.0,
         )
         k_rotated = tl.load(
-            key_ptrs + LATENT + rotated[None, :],
+            rotated_ptr + slots[:, None] * ROTATED + rotated[None, :],
             mask=is_key[:, None] & is_rotated[None, :],
             other=0.0,
         )
@@ -171,12 +173,12 @@ def latent_attention(
         ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned
             addresses (H200, Triton 3.6, 30 float32).
     """
-    entry_bytes = q.shape[-1] * q.dtype.itemsize
-    if entry_bytes % ENTRY_ALIGNMENT:
-        raise ValueError(
-            f"latent attention has no kernel for cache entries of {q.shape[-1]} {q.dtype}; they "
-            f"must be multiples of {ENTRY_ALIGNMENT} bytes"
-        )
+    for stored in (cache.latent, cache.rotated):
+        if stored.shape[-1] * stored.itemsize % ENTRY_ALIGNMENT:
+            raise ValueError(
+                f"latent attention has no kernel for cache entries of {stored.shape[-1]} "
+                f"{stored.dtype}; they must be multiples of {ENTRY_ALIGNMENT} bytes"
+            )
     chosen = None
     if index is not None and cache.index_keys is not None:
         chosen = choose_keys(index, cache.index_keys, metadata)
@@ -195,7 +197,7 @@ def latent_attention(
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
     block_c = max(16, triton.next_power_of_2(latent))
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
-        q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
+        q, cache.latent, cache.rotated, target, lse, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,

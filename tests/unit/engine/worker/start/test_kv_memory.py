@@ -78,7 +78,8 @@ def test_a_cache_of_8_bits_is_a_byte_a_number_and_a_scale_a_head(model):
 def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):
     model = load(tmp_path_factory, "deepseek_v3")
     caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
-    assert [cache.latent.shape for cache in caches] == [(5, 4, 16 + 8)] * 3
+    assert [cache.latent.shape for cache in caches] == [(5, 4, 16)] * 3
+    assert [cache.rotated.shape for cache in caches] == [(5, 4, 8)] * 3
     assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8) * 4 * 4
 
 

@@ -20,6 +20,12 @@ def attended(case, token, entries):
     return torch.stack(heads)
 
 
+def cached_entries(case, blocks):
+    """Returns what the cache has in some blocks, latent elements first."""
+    tensors = case.cache.tensors()
+    return torch.cat([tensors[name][blocks].flatten(0, 1) for name in ("latent", "rotated")], -1)
+
+
 @pytest.mark.parametrize("least", [1, 5, NEVER])
 @pytest.mark.parametrize(
     "batch", [([1, 1, 1], [5, 17, 1]), ([4, 1, 6], [9, 3, 6]), ([30, 2], [75, 40])]
@@ -33,7 +39,7 @@ def test_every_query_attends_to_the_tokens_up_to_its_own_in_both_forms(batch, le
     token = 0
     for request, (num_queries, seq_len) in enumerate(zip(*batch, strict=True)):
         blocks = case.metadata.block_tables[request].tolist()
-        cached = torch.cat([case.cache.latent[block] for block in blocks])
+        cached = cached_entries(case, blocks)
         for position in range(seq_len - num_queries, seq_len):
             keys = cached[: position + 1]
             torch.testing.assert_close(output[token], attended(case, token, keys))
@@ -44,11 +50,11 @@ def test_every_query_attends_to_the_tokens_up_to_its_own_in_both_forms(batch, le
 def test_with_an_index_queries_attend_to_the_tokens_of_the_highest_scores(top_k):
     case = make_latent_case([4, 1], [9, 17], **SIZES, top_k=top_k)
     output = case.run()
-    index_q, _, weights, _ = case.index
+    index_q, weights = case.index.q, case.index.weights
     token = 0
     for request, (num_queries, seq_len) in enumerate(((4, 9), (1, 17))):
         blocks = case.metadata.block_tables[request].tolist()
-        cached = torch.cat([case.cache.latent[block] for block in blocks])
+        cached = cached_entries(case, blocks)
         index_keys = torch.cat([case.cache.index_keys[block] for block in blocks])
         for position in range(seq_len - num_queries, seq_len):
             seen = index_keys[: position + 1]
@@ -60,8 +66,18 @@ def test_with_an_index_queries_attend_to_the_tokens_of_the_highest_scores(top_k)
 
 
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_operator_passes_torchs_own_checks(top_k):
-    case = make_latent_case([5, 1], [5, 9], **SIZES, top_k=top_k)
+def test_given_a_rotation_the_operator_does_what_those_before_it_did(top_k):
+    case = make_latent_case([4, 1], [9, 17], **SIZES, top_k=top_k, has_transform=True)
+    separate = case.transformed()
+    assert torch.equal(case.run(), separate.run())
+    for name, tensor in separate.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name], tensor)
+
+
+@pytest.mark.parametrize("has_transform", [False, True])
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_operator_passes_torchs_own_checks(top_k, has_transform):
+    case = make_latent_case([5, 1], [5, 9], **SIZES, top_k=top_k, has_transform=has_transform)
     with forward_context(case.context()):
         torch.library.opcheck(
             torch.ops.octavo.latent_attention_with_output.default,

@@ -11,7 +11,6 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention import latent_forms, latent_steps
 from models.ops.triton.attention.latent_steps import attend
 from tests.support.latent_case import make_latent_case
@@ -25,23 +24,24 @@ BATCHES = (
     (([3] * 2, [5, 170]), True),
 )
 for batch, verifies in BATCHES:
-    for dtype, top_k in ((torch.float32, None), (torch.float16, None), (torch.float32, 19)):
-        case = make_latent_case(*batch, **SIZES, dtype=dtype, top_k=top_k)
-        exact = case.exact().run()
-        slots = case.metadata.slot_mapping
-        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
-        index = None
-        if case.index is not None:
-            index_q, index_k, weights, _ = case.index
-            case.cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k)
-            index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
-        output = case.entry.new_full((len(case.entry), 5, 16), torch.nan)
-        attend(
-            case.queries, case.cache, case.metadata, output, case.scale, index,
-            is_prefill=not verifies,
+    for dtype, top_k, has_transform in (
+        (torch.float32, None, True), (torch.float16, None, False), (torch.float16, None, True),
+        (torch.float32, 19, True),
+    ):
+        case = make_latent_case(
+            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform
         )
+        exact = case.exact()
+        expected = exact.run()
+        output = case.empty_output()
+        attend(
+            case.queries, case.entries, case.transform, case.cache, case.metadata, output,
+            case.scale, case.index, is_prefill=not verifies,
+        )
+        for name, tensor in exact.cache.tensors().items():
+            assert_rows_close(case.cache.tensors()[name][1:], tensor[1:])
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-        assert_rows_close(output[live], exact[live])
+        assert_rows_close(output[live], expected[live])
         assert output[~live].count_nonzero() == 0
 
 # Chunks of 12 query tokens or more are expanded, from pieces of three blocks; a whole tile of keys
@@ -63,17 +63,19 @@ for batch, long in BATCHES:
         latent_forms.MOST_EXPANDED_BYTES = num_blocks * 16 * 5 * 16 * dtype.itemsize
         case = make_latent_case(*batch, **SIZES, dtype=dtype)
         exact = case.exact().run()
-        slots = case.metadata.slot_mapping
         # Slots that no request has written may hold anything.
-        case.cache.latent[0] = torch.nan
-        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
-        for request, length in enumerate(batch[1]):
-            if length % 16:
-                last = case.metadata.block_tables[request, length // 16]
-                case.cache.latent[last, length % 16 :] = torch.nan
-        output = case.entry.new_full((len(case.entry), 5, 8), torch.nan)
+        for tensor in case.cache.tensors().values():
+            tensor[0] = torch.nan
+            for request, length in enumerate(batch[1]):
+                if length % 16:
+                    last = case.metadata.block_tables[request, length // 16]
+                    tensor[last, length % 16 :] = torch.nan
+        output = case.empty_output()
         expanded.clear()
-        attend(case.queries, case.cache, case.metadata, output, case.scale, None, is_prefill=True)
+        attend(
+            case.queries, case.entries, None, case.cache, case.metadata, output, case.scale, None,
+            is_prefill=True,
+        )
         assert expanded == long
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact[live])
