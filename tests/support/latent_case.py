@@ -14,8 +14,10 @@ from models.forward_context import (
     PromptChunk,
     forward_context,
 )
-from models.kv_cache import LatentCacheData
+from models.kv_cache import ROTATED_CACHE_DTYPE, LatentCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.attention.kv_cache import quantize_heads
+from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.latent_transform import transform_latents
 from models.ops.operands.index_queries import IndexQueries
 from models.ops.operands.latent_entries import LatentEntries, LatentTransform
@@ -89,6 +91,28 @@ class LatentCase:
         cache = LatentCacheData(**{k: v.clone() for k, v in self.cache.tensors().items()})
         return replace(self, queries=queries, entries=entries, transform=None, cache=cache)
 
+    def exact_reading(self) -> "LatentCase":
+        """Returns the exact case that reads what a run of this case has written."""
+        exact = self.exact()
+        blocks = torch.arange(self.cache.num_blocks)
+        latent, rotated = read_latents(exact_cache(self.cache), blocks, torch.float64)
+        slots = self.metadata.slot_mapping.cpu()
+        entries = replace(
+            exact.entries,
+            latent=latent.flatten(0, 1)[slots],
+            rotated=rotated.flatten(0, 1)[slots].unsqueeze(1),
+        )
+        queries = exact.queries
+        if exact.transform is not None:
+            turned, _ = transform_latents(queries.rotated, exact.entries, exact.transform)
+            queries = replace(queries, rotated=turned)
+        index_keys = exact.cache.index_keys
+        if index_keys is not None:
+            index_keys = index_keys.double()
+            entries = replace(entries, index_keys=index_keys.flatten(0, 1)[slots])
+        cache = LatentCacheData(latent=latent, rotated=rotated, index_keys=index_keys)
+        return replace(exact, queries=queries, entries=entries, transform=None, cache=cache)
+
     def exact(self) -> "LatentCase":
         """Returns the case in float64 on the CPU, where the reference runs."""
         metadata, positions = self.metadata, self.positions.cpu()
@@ -98,7 +122,7 @@ class LatentCase:
             queries=_exact(self.queries),
             entries=_exact(self.entries),
             transform=None if self.transform is None else _exact(self.transform),
-            cache=_exact(self.cache),
+            cache=exact_cache(self.cache),
             index=None if self.index is None else _exact(self.index),
             positions=positions,
             metadata=build_attention_metadata(
@@ -113,6 +137,13 @@ class LatentCase:
                 max_seqlen_k=metadata.max_seqlen_k,
             ),
         )
+
+
+def exact_cache(cache):
+    """Returns a cache on the CPU: a copy if it is FP8, else in float64."""
+    if cache.latent_scale is None:
+        return _exact(cache)
+    return LatentCacheData(**{k: v.cpu().clone() for k, v in cache.tensors().items()})
 
 
 def _exact(operands):
@@ -142,6 +173,7 @@ def make_latent_case(
     device="cpu",
     top_k=None,
     has_transform=False,
+    has_fp8_cache=False,
     is_prefill=None,
     seed=0,
 ):
@@ -176,6 +208,12 @@ def make_latent_case(
         cos, signed_sin = table_rows.chunk(2, dim=-1)
         weight = 1 + draw(latent_dim) / 4
         transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=1e-6)
+    latent, latent_scale = draw(num_blocks, block_size, latent_dim), None
+    rotated = draw(num_blocks, block_size, rope_dim)
+    if has_fp8_cache:
+        latent, latent_scale = quantize_heads(latent)
+        rotated = rotated.to(ROTATED_CACHE_DTYPE)
+        index_keys = None if index_keys is None else index_keys.to(ROTATED_CACHE_DTYPE)
     num_partials = MAX_LATENT_PARTIALS * num_heads
     # Strided, as parts of projections.
     heads = draw(num_tokens, num_heads, plain_dim + rope_dim)
@@ -193,9 +231,7 @@ def make_latent_case(
         ),
         transform=transform,
         cache=LatentCacheData(
-            latent=draw(num_blocks, block_size, latent_dim),
-            rotated=draw(num_blocks, block_size, rope_dim),
-            index_keys=index_keys,
+            latent=latent, rotated=rotated, latent_scale=latent_scale, index_keys=index_keys
         ),
         index=index,
         metadata=build_attention_metadata(

@@ -11,16 +11,16 @@ from models.ops.triton.attention.latent_forms import keys_at_once
 
 
 def gathered_entries(
-    cache: LatentCacheData, group: AttentionGroup
+    cache: LatentCacheData, group: AttentionGroup, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what each request of a group has cached: [G, L, C] and [G, L, P]; unseen ones are 0.
+    """Returns latent vectors and rotated elements of each request of a group, unseen ones zero.
 
-    These are the latent vectors and the rotated elements.
+    They are [G, L, C] and [G, L, P] of `dtype`.
     """
     block_size = cache.latent.shape[1]
     latent, rotated = (
         blocks.view(group.num_requests, -1, blocks.shape[-1])
-        for blocks in read_latents(cache, group.block_ids)
+        for blocks in read_latents(cache, group.block_ids, dtype)
     )
     for entries in (latent, rotated):
         clear_unseen(entries, group.mask, block_size)
@@ -39,7 +39,7 @@ def attend_expanded(
     A piece continues the softmax of those before it. output: [G * Q, H, V], overwritten.
     """
     sizes, num_heads = queries.sizes, queries.plain.shape[1]
-    latent, shared = gathered_entries(cache, group)
+    latent, shared = gathered_entries(cache, group, queries.plain.dtype)
     num_requests, num_keys, _ = latent.shape
     at_once = keys_at_once(
         sizes,

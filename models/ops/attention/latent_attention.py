@@ -115,7 +115,7 @@ def _attend_absorbed(
     """Computes one group: gathers its blocks once and treats the heads as query tokens."""
     q = queries.absorbed()
     _, num_heads, size = q.shape
-    keys = torch.cat(gathered_entries(cache, group), dim=-1).unsqueeze(1)
+    keys = torch.cat(gathered_entries(cache, group, q.dtype), dim=-1).unsqueeze(1)
     values = keys[..., : queries.sizes.latent]
     rows = q.view(group.num_requests, 1, group.num_queries * num_heads, size)
     mask = mask.repeat_interleave(num_heads, dim=2)

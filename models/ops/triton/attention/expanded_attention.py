@@ -15,6 +15,7 @@ from models.kv_cache import LatentCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.latent_queries import LatentQueries, LatentSizes
 from models.ops.triton.attention.latent_forms import keys_at_once
+from models.ops.triton.attention.latent_reading import read_latents
 from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 
 _VARYING = [
@@ -191,8 +192,7 @@ def expanded_attention(
     for first in range(0, chunk.num_keys, at_once):
         end = min(first + at_once, chunk.num_keys)
         blocks = block_ids[first // block_size : triton.cdiv(end, block_size)]
-        latent = cache.latent.index_select(0, blocks).flatten(0, 1)
-        shared = cache.rotated.index_select(0, blocks)
+        latent, shared = read_latents(cache, blocks, output.dtype)
         expanded = memory[: len(latent)]
         torch.mm(latent, queries.projections.t(), out=expanded)
         _expanded_kernel[grid](

@@ -7,7 +7,8 @@ from models.ops.triton.attention.online_softmax import weigh_keys, widened
 
 
 @triton.jit
-def _quarter(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
+def quarter_of(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
+    """Returns the FP8 values at one byte of words, converted."""
     return widened(((words >> SHIFT) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True), dtype)
 
 
@@ -28,6 +29,22 @@ def join_quarters(a, b, c, d, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def in_float16(q, ROWS: tl.constexpr):
+    """Returns queries in bfloat16 as float16 and each row's factor; others as they are.
+
+    Divided by a power of two near their largest magnitude, queries fit into float16. Only elements
+    below 2^-14 of it change: they round to multiples of 2^-24.
+    """
+    q_scale = tl.full([ROWS], 1.0, tl.float32)
+    if q.dtype == tl.bfloat16:
+        largest = tl.max(tl.abs(q.to(tl.float32)), 1)
+        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        q_scale = tl.where(power > 0.0, power, 1.0)
+        q = (q.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    return q, q_scale
+
+
+@triton.jit
 def attend_keys_of_8_bits(
     q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
     v_scale_ptr, kv_head, dims, scale_log2,
@@ -41,15 +58,8 @@ def attend_keys_of_8_bits(
     is one load each. HEAD_DIM is a multiple of 4. Keys are multiplied in float16, to which FP8
     converts in one instruction, unless queries are float32.
     """
-    q_scale = tl.full([ROWS], 1.0, tl.float32)
     weight_type: tl.constexpr = q.dtype
-    if q.dtype == tl.bfloat16:
-        # Divided by a power of two near their largest magnitude, queries fit into float16. Only
-        # elements below 2^-14 of it change: they round to multiples of 2^-24.
-        largest = tl.max(tl.abs(q.to(tl.float32)), 1)
-        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        q_scale = tl.where(power > 0.0, power, 1.0)
-        q = (q.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q, q_scale = in_float16(q, ROWS)
     a, b, c, d = split_quarters(acc, ROWS, BLOCK_D)
     words_ptr = v_ptr.to(tl.pointer_type(tl.uint32))
     quarters = tl.arange(0, BLOCK_D // 4)
@@ -71,8 +81,8 @@ def attend_keys_of_8_bits(
         )  # fmt: skip
         weights = (weights * v_scale[None, :]).to(weight_type)
         kept = kept[:, None]
-        a = tl.dot(weights, _quarter(words, 0, weight_type), a * kept, input_precision="ieee")
-        b = tl.dot(weights, _quarter(words, 8, weight_type), b * kept, input_precision="ieee")
-        c = tl.dot(weights, _quarter(words, 16, weight_type), c * kept, input_precision="ieee")
-        d = tl.dot(weights, _quarter(words, 24, weight_type), d * kept, input_precision="ieee")
+        a = tl.dot(weights, quarter_of(words, 0, weight_type), a * kept, input_precision="ieee")
+        b = tl.dot(weights, quarter_of(words, 8, weight_type), b * kept, input_precision="ieee")
+        c = tl.dot(weights, quarter_of(words, 16, weight_type), c * kept, input_precision="ieee")
+        d = tl.dot(weights, quarter_of(words, 24, weight_type), d * kept, input_precision="ieee")
     return join_quarters(a, b, c, d, ROWS, BLOCK_D), highest, total

@@ -14,6 +14,7 @@ from models.ops.triton.attention.configurations import (
     MAX_SPLITS,
 )
 from models.ops.triton.attention.index_choice import choose_keys
+from models.ops.triton.attention.latents_of_8_bits import attend_latents_of_8_bits
 from models.ops.triton.attention.request_search import request_of
 
 _METADATA = [
@@ -31,47 +32,19 @@ Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 
 """
 
 
-@triton.jit(do_not_specialize=_METADATA)
-def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
-    q_ptr, latent_ptr, rotated_ptr, output_ptr, lse_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, chosen_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2,
-    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit
+def _attend_latents(
+    q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end, num_keys,
+    scale_log2,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, IS_SPARSE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attends HEADS heads of one token to one part of its keys."""
-    split = tl.program_id(1)
-    token = tl.program_id(2)
-    request = request_of(token, query_start_ptr, num_requests)
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    if token - query_start >= num_queries:
-        return  # padding after the last request
-    # A dummy request has no keys.
-    num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
-    num_places = num_keys
-    if IS_SPARSE:
-        num_places = num_chosen
-    part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
-    start = split * part
-    end = tl.minimum(start + part, num_places)
-
-    heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    is_head = heads < NUM_HEADS
+    """Returns the weighted sums of latent vectors, highest scores and sums of exponentials."""
     columns = tl.arange(0, BLOCK_C)
     rotated = tl.arange(0, BLOCK_P)
     is_column = columns < LATENT
     is_rotated = rotated < ROTATED
-    SIZE: tl.constexpr = LATENT + ROTATED
-    row = token.to(tl.int64) * NUM_HEADS + heads
-    q_ptrs = q_ptr + row[:, None] * SIZE
-    q_latent = tl.load(
-        q_ptrs + columns[None, :], mask=is_head[:, None] & is_column[None, :], other=0.0
-    )
-    q_rotated = tl.load(
-        q_ptrs + LATENT + rotated[None, :], mask=is_head[:, None] & is_rotated[None, :], other=0.0
-    )
-    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     highest = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
@@ -79,8 +52,7 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
         keys = first + tl.arange(0, KEYS)
         is_key = keys < end
         if IS_SPARSE:
-            chosen_ptrs = chosen_ptr + token.to(tl.int64) * num_chosen + keys
-            keys = tl.load(chosen_ptrs, mask=is_key, other=0)
+            keys = tl.load(chosen_ptr + keys, mask=is_key, other=0)
             is_key = is_key & (keys < num_keys)
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
@@ -107,6 +79,65 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
         acc = acc * kept[:, None]
         acc = tl.dot(weights.to(latent.dtype), latent, acc, input_precision="ieee")
         highest = new_highest
+    return acc, highest, total
+
+
+@triton.jit(do_not_specialize=_METADATA)
+def _latent_kernel(
+    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, lse_ptr, block_tables_ptr,
+    seq_lens_ptr, query_start_ptr, chosen_ptr, table_stride, num_requests, num_splits, num_chosen,
+    scale_log2,
+    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr,
+    HAS_SCALES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attends HEADS heads of one token to one part of its keys."""
+    split = tl.program_id(1)
+    token = tl.program_id(2)
+    request = request_of(token, query_start_ptr, num_requests)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    if token - query_start >= num_queries:
+        return  # padding after the last request
+    # A dummy request has no keys.
+    num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
+    num_places = num_keys
+    if IS_SPARSE:
+        num_places = num_chosen
+        chosen_ptr += token.to(tl.int64) * num_chosen
+    part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
+    start = split * part
+    end = tl.minimum(start + part, num_places)
+
+    heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    is_head = heads < NUM_HEADS
+    columns = tl.arange(0, BLOCK_C)
+    rotated = tl.arange(0, BLOCK_P)
+    is_column = columns < LATENT
+    is_rotated = rotated < ROTATED
+    SIZE: tl.constexpr = LATENT + ROTATED
+    row = token.to(tl.int64) * NUM_HEADS + heads
+    q_ptrs = q_ptr + row[:, None] * SIZE
+    q_latent = tl.load(
+        q_ptrs + columns[None, :], mask=is_head[:, None] & is_column[None, :], other=0.0
+    )
+    q_rotated = tl.load(
+        q_ptrs + LATENT + rotated[None, :], mask=is_head[:, None] & is_rotated[None, :], other=0.0
+    )
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    if HAS_SCALES:
+        acc, highest, total = attend_latents_of_8_bits(
+            q_latent, q_rotated, latent_ptr, scale_ptr, rotated_ptr, table_ptr, chosen_ptr, start,
+            end, num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
+            IS_SPARSE, STAGES,
+        )  # fmt: skip
+    else:
+        acc, highest, total = _attend_latents(
+            q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end,
+            num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
+            IS_SPARSE, STAGES,
+        )  # fmt: skip
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     in_tile = is_head[:, None] & is_column[None, :]
     if IS_SPLIT:
@@ -195,17 +226,19 @@ def latent_attention(
     is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < MANY_LATENT_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
-    block_c = max(16, triton.next_power_of_2(latent))
+    has_scales = cache.latent_scale is not None
+    # Products take 16 columns at least, and those of words of four elements are a quarter.
+    block_c = max(64 if has_scales else 16, triton.next_power_of_2(latent))
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
-        q, cache.latent, cache.rotated, target, lse, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start_loc, stand_in if chosen is None else chosen,
+        q, cache.latent, cache.latent_scale, cache.rotated, target, lse, metadata.block_tables,
+        metadata.seq_lens, metadata.query_start_loc, stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
         BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
         KEYS=16 if is_float else 32, BLOCK_C=block_c,
         BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=is_split,
-        IS_SPARSE=chosen is not None,
+        IS_SPARSE=chosen is not None, HAS_SCALES=has_scales,
         STAGES=1 if is_float else _STAGES[heads == 16], num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
     if is_split:

@@ -10,6 +10,7 @@ import triton.language as tl
 from models.kv_cache import LatentCacheData
 from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
+from models.ops.triton.attention.cache_scales import exact_scale_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -41,12 +42,15 @@ def _rotated(
 @triton.jit
 def _store_entry(
     token, slot, latent_ptr, k_ptr, weight_ptr, cos_ptr, sin_ptr, latent_cache_ptr,
-    rotated_cache_ptr, rotation_stride, eps,
+    scale_ptr, rotated_cache_ptr, rotation_stride, eps,
     LATENT: tl.constexpr, ROTATED: tl.constexpr, LATENT_STRIDE: tl.constexpr,
     K_STRIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_HALF: tl.constexpr,
     HAS_TRANSFORM: tl.constexpr,
 ):  # fmt: skip
-    """Stores a token's latent vector and rotated elements in its slot."""
+    """Stores a token's latent vector and rotated elements in its slot.
+
+    Without scale_ptr the latent vector is not rounded to FP8.
+    """
     columns = tl.arange(0, BLOCK_C)
     is_column = columns < LATENT
     x = tl.load(latent_ptr + token * LATENT_STRIDE + columns, mask=is_column, other=0.0)
@@ -63,6 +67,13 @@ def _store_entry(
         k_ptr, cos_ptr, sin_ptr, token * K_STRIDE + dims, token * rotation_stride + dims, in_half,
         HALF, HAS_TRANSFORM,
     )  # fmt: skip
+    if scale_ptr is not None:
+        # Divided exactly: quotients between two FP8 values round as quantize_heads rounds them.
+        exact = x.to(tl.float32)
+        scale = exact_scale_of(tl.max(tl.abs(exact), 0))
+        tl.store(scale_ptr + slot, scale)
+        x = tl.div_rn(exact, tl.zeros([BLOCK_C], tl.float32) + scale)
+        x = x.to(latent_cache_ptr.dtype.element_ty)
     dtype = rotated_cache_ptr.dtype.element_ty
     tl.store(latent_cache_ptr + slot * LATENT + columns, x, mask=is_column)
     rotated_ptrs = rotated_cache_ptr + slot * ROTATED + dims
@@ -95,7 +106,8 @@ def _rotate_queries(
 @triton.jit(do_not_specialize=["slots_ptr", "rotation_stride"])
 def _latent_cache_kernel(
     latent_ptr, k_ptr, index_k_ptr, q_ptr, weight_ptr, cos_ptr, sin_ptr, slots_ptr,
-    latent_cache_ptr, rotated_cache_ptr, index_cache_ptr, rotated_q_ptr, rotation_stride, eps,
+    latent_cache_ptr, scale_ptr, rotated_cache_ptr, index_cache_ptr, rotated_q_ptr,
+    rotation_stride, eps,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr, INDEX: tl.constexpr,
     LATENT_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, Q_STRIDE: tl.constexpr,
     Q_STEP: tl.constexpr, HAS_TRANSFORM: tl.constexpr, HEADS: tl.constexpr,
@@ -112,13 +124,14 @@ def _latent_cache_kernel(
     if job == 0:
         _store_entry(
             token, slot, latent_ptr, k_ptr, weight_ptr, cos_ptr, sin_ptr, latent_cache_ptr,
-            rotated_cache_ptr, rotation_stride, eps, LATENT, ROTATED, LATENT_STRIDE, K_STRIDE,
-            BLOCK_C, BLOCK_HALF, HAS_TRANSFORM,
+            scale_ptr, rotated_cache_ptr, rotation_stride, eps, LATENT, ROTATED, LATENT_STRIDE,
+            K_STRIDE, BLOCK_C, BLOCK_HALF, HAS_TRANSFORM,
         )  # fmt: skip
     if INDEX > 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
         if job == 1:
             dims = tl.arange(0, BLOCK_D)
             key = tl.load(index_k_ptr + token * INDEX + dims, mask=dims < INDEX, other=0.0)
+            key = key.to(index_cache_ptr.dtype.element_ty)
             tl.store(index_cache_ptr + slot * INDEX + dims, key, mask=dims < INDEX)
     if HAS_TRANSFORM:  # noqa: SIM102  # as above
         if job >= NUM_STORES:
@@ -160,7 +173,8 @@ def cache_latents(
     launch(
         (len(slot_mapping), num_programs, 1),
         entries.latent, entries.rotated, index_keys, q, weight, cos, sin, slot_mapping,
-        cache.latent, cache.rotated, cache.index_keys, rotated_q, cos.stride(0), eps,
+        cache.latent, cache.latent_scale, cache.rotated, cache.index_keys, rotated_q,
+        cos.stride(0), eps,
     )  # fmt: skip
     return replace(queries, rotated=rotated_q)
 

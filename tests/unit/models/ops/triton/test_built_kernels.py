@@ -58,8 +58,10 @@ def packed_products():
             packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
 
 def latents():
-    for top_k in (None, 3):
-        make_latent_case([1], [9], **LATENT_SIZES, top_k=top_k, has_transform=True).run()
+    sizes = {"num_heads": 3, "latent_dim": 64, "rope_dim": 16, "has_transform": True}
+    for is_fp8 in (False, True):
+        for top_k in (None, 3):
+            make_latent_case([1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8).run()
 
 def on_other_gpus():
     rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
@@ -94,7 +96,7 @@ def quantized(variant, **overrides):
 FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
 EXPERTS = {"moe_intermediate_size": 192}
 LONG = {"max_position_embeddings": 512}
-LATENT_SIZES = {"num_heads": 3, "latent_dim": 64, "rope_dim": 16}
+OF_8_BITS = {"cache_dtype": FP8_CACHE_DTYPE, "max_model_len": 256}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 with absent_gpu():
     builds = (
@@ -112,6 +114,8 @@ with absent_gpu():
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
+        | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
+        | launched_by(made("deepseek_v32", index_head_dim=32, **LONG), **OF_8_BITS)
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(made("qwen3_moe"), data_parallel_size=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)

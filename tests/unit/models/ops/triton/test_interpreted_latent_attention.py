@@ -1,4 +1,4 @@
-"""The kernel of latent attention in Triton's interpreter, on the CPU."""
+"""The kernels of latent attention in Triton's interpreter, on the CPU."""
 
 import os
 import subprocess
@@ -82,9 +82,55 @@ for batch, long in BATCHES:
         assert output[~live].count_nonzero() == 0
 """
 
+FP8_CACHE_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.triton.attention import latent_forms
+from models.ops.triton.attention.latent_steps import attend
+from tests.support.interpreter_rounding import round_exactly
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import assert_rows_close
+round_exactly()
+
+SIZES = {"num_heads": 5, "latent_dim": 48, "rope_dim": 8, "plain_dim": 8, "value_dim": 8}
+BATCHES = (
+    (([1] * 3, [5, 0, 70]), False),
+    (([3] * 2, [5, 70]), True),
+    (([1, 20, 2], [5, 70, 3]), False),
+)
+# Three pieces of context where keys are expanded.
+latent_forms.MOST_EXPANDED_BYTES = 3 * 16 * 5 * 16 * 4
+for batch, verifies in BATCHES:
+    for dtype, top_k, has_transform in (
+        (torch.float32, None, True), (torch.float16, None, False),
+        (torch.float32, 19, False),
+    ):
+        case = make_latent_case(
+            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform,
+            has_fp8_cache=True,
+        )
+        exact = case.exact()
+        exact.run()
+        output = case.empty_output()
+        attend(
+            case.queries, case.entries, case.transform, case.cache, case.metadata, output,
+            case.scale, case.index, is_prefill=not verifies,
+        )
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], case.exact_reading().run()[live])
+        assert output[~live].count_nonzero() == 0
+        for name, tensor in exact.cache.tensors().items():
+            written = case.cache.tensors()[name][1:].float()
+            if has_transform:
+                torch.testing.assert_close(written, tensor[1:].float(), rtol=0.125, atol=0.01)
+            else:
+                assert torch.equal(written, tensor[1:].float())
+"""
+
 
 @needs_triton
 @pytest.mark.slow
-def test_kernel_agrees_with_the_reference_in_the_interpreter():
+@pytest.mark.parametrize("program", [PROGRAM, FP8_CACHE_PROGRAM], ids=["plain", "fp8-cache"])
+def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)
