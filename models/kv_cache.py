@@ -8,6 +8,8 @@ from models.number_formats import FP8
 
 FP8_CACHE_DTYPE = FP8
 """Dtype of cached keys and values that have scales."""
+ROTATED_CACHE_DTYPE = torch.bfloat16
+"""Dtype of the rotated elements of an entry whose latent vector is FP8."""
 SMALLEST_HEAD = 1e-30
 """Least magnitude that the scale of a cached head is made from; it keeps scales normal floats."""
 
@@ -45,12 +47,15 @@ class KVCacheData:
 class LatentCacheData:
     """One layer's cache with latent attention; the notes of KVCacheData apply.
 
-    latent: [N blocks, B tokens, C + P]: of each token the C elements that keys and values are made
-        from, and the P rotated ones that all heads' keys share.
+    latent: [N blocks, B tokens, C], which keys and values are made from.
+    rotated: [N, B, P], the rotated elements that all heads' keys share.
+    latent_scale: [N, B] float32, factors of FP8 latent vectors; else None.
     index_keys: [N, B, D], the tokens' keys for an indexer; None without one.
     """
 
     latent: torch.Tensor
+    rotated: torch.Tensor
+    latent_scale: torch.Tensor | None = None
     index_keys: torch.Tensor | None = None
 
     @property
@@ -60,9 +65,13 @@ class LatentCacheData:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, each [N, B, ...]."""
-        if self.index_keys is None:
-            return {"latent": self.latent}
-        return {"latent": self.latent, "index_keys": self.index_keys}
+        tensors = {
+            "latent": self.latent,
+            "rotated": self.rotated,
+            "latent_scale": self.latent_scale,
+            "index_keys": self.index_keys,
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 CacheData = KVCacheData | LatentCacheData
@@ -111,19 +120,26 @@ class LatentCacheSpec:
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns the memory of one token in a cache of `dtype`."""
-        return (self.latent_dim + self.rope_dim + self.index_dim) * dtype.itemsize
+        if dtype != FP8_CACHE_DTYPE:
+            return (self.latent_dim + self.rope_dim + self.index_dim) * dtype.itemsize
+        others = (self.rope_dim + self.index_dim) * ROTATED_CACHE_DTYPE.itemsize
+        return self.latent_dim * dtype.itemsize + torch.float32.itemsize + others
 
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> LatentCacheData:
-        """Returns a zeroed cache."""
+        """Returns a zeroed cache; if dtype is FP8_CACHE_DTYPE its latent vectors have scales."""
 
-        def allocate(size: int) -> torch.Tensor:
-            return torch.zeros(num_blocks, block_size, size, dtype=dtype, device=device)
+        def allocate(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_blocks, block_size, *sizes, dtype=dtype, device=device)
 
+        is_fp8 = dtype == FP8_CACHE_DTYPE
+        others = ROTATED_CACHE_DTYPE if is_fp8 else dtype
         return LatentCacheData(
-            latent=allocate(self.latent_dim + self.rope_dim),
-            index_keys=allocate(self.index_dim) if self.index_dim else None,
+            latent=allocate(self.latent_dim, dtype=dtype),
+            rotated=allocate(self.rope_dim, dtype=others),
+            latent_scale=allocate(dtype=torch.float32) if is_fp8 else None,
+            index_keys=allocate(self.index_dim, dtype=others) if self.index_dim else None,
         )
 
 

@@ -1,5 +1,7 @@
 """Multi-head latent attention: caches one small vector per token for all heads."""
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -95,17 +97,20 @@ class LatentAttention(nn.Module):
             compressed, [mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1
         )
         latent = self.kv_a_layernorm(latent)
-        k_rotated = rotary(k_rotated.unsqueeze(1), *rotation).squeeze(1)
+        k_rotated = rotary(k_rotated.unsqueeze(1), *rotation)
         q_rotated = rotary(q_rotated, *rotation)
-        entry = torch.cat((latent, k_rotated), dim=-1)
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
         attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
         latent_attention_with_output(
-            q_plain, q_rotated, entry, self.kv_b_proj.weight, attended, self.layer_index,
-            self._scale, *index,
+            q_plain, q_rotated, latent, k_rotated, self.kv_b_proj.weight, attended,
+            self.layer_index, self._scale, *index,
         )  # fmt: skip
         output: torch.Tensor = self.o_proj(attended.flatten(1))
         return output
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the layer."""
+        return {"qk_norm_rope_cache"}
 
     def cudagraph_support(
         self, device: torch.device, cache_dtype: torch.dtype

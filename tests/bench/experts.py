@@ -5,7 +5,8 @@
 Weights are random, in bfloat16 or as a checkpoint stores them, and experts are chosen by random
 logits, so that tokens spread evenly. The floor of experts is reading those chosen once, as they are
 stored, or their products, in FP8 at twice the rate of bfloat16; that of latent attention is reading
-the cache once, or the products with it. Ceilings and method are those of tests.bench.kernels.
+the cache once, or the products with it; `latent8` has a cache of 8 bits. Ceilings and method are
+those of tests.bench.kernels.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheSpec
 from models.ops.operands.experts import ExpertWeights, Routing
 from models.ops.triton.attention.latent_attention import latent_attention
 from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
@@ -113,13 +115,21 @@ def experts(
         )
 
 
-def latent(sizes: dict[str, int], num_requests: int, num_queries: int, context: int) -> Figures:
+def latent(
+    sizes: dict[str, int],
+    num_requests: int,
+    num_queries: int,
+    context: int,
+    *,
+    has_fp8_cache: bool,
+) -> Figures:
     """Times latent attention of one layer."""
-    cached = num_requests * context * (sizes["latent_dim"] + sizes["rope_dim"]) * 2
+    cache_dtype = FP8_CACHE_DTYPE if has_fp8_cache else torch.bfloat16
+    cached = num_requests * context * LatentCacheSpec(**sizes).bytes_per_token(cache_dtype)
     cases = [
         make_latent_case(
             [num_queries] * num_requests, [context] * num_requests, **sizes,
-            dtype=torch.bfloat16, device="cuda", seed=seed,
+            dtype=torch.bfloat16, device="cuda", seed=seed, has_fp8_cache=has_fp8_cache,
         )
         for seed in range(copies(cached, 8))
     ]  # fmt: skip
@@ -148,7 +158,9 @@ def jobs(only: set[str], tokens: Sequence[int]) -> Iterator[tuple[str, str, str,
     if "latent" in only:
         for model, sizes in LATENT_SIZES.items():
             for step in LATENT_STEPS:
-                yield "latent", model, " x ".join(map(str, step)), latent(sizes, *step)
+                size = " x ".join(map(str, step))
+                yield "latent", model, size, latent(sizes, *step, has_fp8_cache=False)
+                yield "latent8", model, size, latent(sizes, *step, has_fp8_cache=True)
                 torch.cuda.empty_cache()
 
 

@@ -1,6 +1,7 @@
 """Times both forms of latent attention, to fill the table of models.ops.triton latent_forms.
 
     python -m tests.bench.latent_forms [--json out.json] [--heads 128,16] [--queries 64,...]
+        [--kv-cache-dtype fp8_e4m3]
 
 One request attends with DeepSeek-V3's heads, 128 or one rank's share, from 64 to 8192
 query tokens after contexts of up to 32k. Either form counts with all that it takes: the absorbed
@@ -46,7 +47,7 @@ def expanded(case: LatentCase, output: torch.Tensor) -> None:
     expanded_attention(case.queries, case.cache, case.metadata, chunk, output, case.scale)
 
 
-def measure(num_heads: int, num_queries: int, context: int) -> Figures:
+def measure(num_heads: int, num_queries: int, context: int, *, has_fp8_cache: bool) -> Figures:
     """Times both forms for one request.
 
     Raises:
@@ -54,7 +55,7 @@ def measure(num_heads: int, num_queries: int, context: int) -> Figures:
     """
     case = make_latent_case(
         [num_queries], [context + num_queries], num_heads=num_heads, **HEAD,
-        dtype=torch.bfloat16, device="cuda",
+        dtype=torch.bfloat16, device="cuda", has_fp8_cache=has_fp8_cache,
     )  # fmt: skip
     case = replace(case, is_prefill=True)
     outputs, figures = [], {}
@@ -81,7 +82,9 @@ def main() -> None:
     parser.add_argument("--heads", default="128,16")
     parser.add_argument("--queries", default=",".join(map(str, QUERIES)))
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8_e4m3"), default="auto")
     arguments = parser.parse_args()
+    has_fp8_cache = arguments.kv_cache_dtype == "fp8_e4m3"
     heads, queries, contexts = (
         [int(number) for number in listed.split(",")]
         for listed in (arguments.heads, arguments.queries, arguments.contexts)
@@ -90,7 +93,7 @@ def main() -> None:
     for num_heads in heads:
         for num_queries in queries:
             for context in contexts:
-                figures = measure(num_heads, num_queries, context)
+                figures = measure(num_heads, num_queries, context, has_fp8_cache=has_fp8_cache)
                 shape = {"heads": num_heads, "queries": num_queries, "context": context}
                 results.append(shape | figures)
                 ratio = figures["absorbed"] / figures["expanded"]
@@ -107,7 +110,11 @@ def main() -> None:
     case = make_latent_case([2], [2], num_heads=1, **HEAD)
     print("by arithmetic or table:", least_expanded_queries(case.queries.sizes))
     if arguments.json:
-        record = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        record = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "kv_cache_dtype": arguments.kv_cache_dtype,
+        }
         arguments.json.write_text(json.dumps({**record, "results": results}, indent=1))
 
 

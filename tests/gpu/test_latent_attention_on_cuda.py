@@ -36,7 +36,56 @@ def test_output_is_the_references(batch, sizes, dtype):
     exact = case.exact()
     expected = exact.run()
     assert_rows_close(case.run(), expected)
-    assert torch.equal(case.cache.latent[1:].double().cpu(), exact.cache.latent[1:])
+    for name, tensor in exact.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:].double().cpu(), tensor[1:])
+
+
+@DTYPES
+@pytest.mark.parametrize("top_k", [None, 16])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_norm_rotation_and_write_have_the_bits_of_separate_operators(sizes, top_k, dtype):
+    case = make_latent_case(
+        *BATCHES["mixed"], **sizes, dtype=dtype, device="cuda", top_k=top_k, has_transform=True
+    )
+    separate = case.transformed()
+    assert torch.equal(case.run(), separate.run())
+    for name, tensor in separate.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:], tensor[1:])
+
+
+@DTYPES
+@pytest.mark.parametrize("batch", (BATCHES | FORMS).values(), ids=(BATCHES | FORMS).keys())
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_cache_of_8_bits_is_read_and_written_as_the_reference_does(sizes, batch, dtype):
+    sizes = sizes | ({"latent_dim": 48} if sizes["latent_dim"] == 24 else {})
+    case = make_latent_case(*batch, **sizes, dtype=dtype, device="cuda", has_fp8_cache=True)
+    exact = case.exact()
+    exact.run()
+    output = case.run()
+    for name, tensor in exact.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:].float().cpu(), tensor[1:].float())
+    assert_rows_close(output, case.exact_reading().run())
+
+
+@DTYPES
+def test_latent_vectors_of_8_bits_are_rounded_after_their_norm(dtype):
+    sizes = SIZES["deepseek-v3"]
+    case = make_latent_case(
+        *BATCHES["mixed"], **sizes, dtype=dtype, device="cuda", has_transform=True,
+        has_fp8_cache=True,
+    )  # fmt: skip
+    separate = case.transformed()
+    assert torch.equal(case.run(), separate.run())
+    for name, tensor in separate.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:].float(), tensor[1:].float())
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_chosen_tokens_of_8_bits_are_read(batch):
+    sizes = SIZES["odd"] | {"latent_dim": 48}
+    case = make_latent_case(*batch, **sizes, device="cuda", top_k=16, has_fp8_cache=True)
+    output = case.run()
+    assert_rows_close(output, case.exact_reading().run())
 
 
 # Where scores are rounded more, another token may be chosen.
@@ -95,11 +144,15 @@ def test_dummy_requests_get_zeros(top_k):
     assert case.run()[1].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
 @pytest.mark.parametrize("top_k", [None, 30])
 @pytest.mark.parametrize("batch", [BATCHES["decode"], BATCHES["mixed"]], ids=["decode", "mixed"])
-def test_a_captured_call_follows_its_inputs(batch, top_k):
+def test_a_captured_call_follows_its_inputs(batch, top_k, has_fp8_cache):
     sizes = SIZES["deepseek-v2-lite"]
-    case = make_latent_case(*batch, **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k)
+    case = make_latent_case(
+        *batch, **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k, has_transform=True,
+        has_fp8_cache=has_fp8_cache,
+    )  # fmt: skip
     output = case.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -11,7 +11,7 @@ from models.loading.loader import load_model
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, generate, get_stats
 from tests.support.paged_runner import PagedRunner
-from tests.support.processes import ServiceFailedError, start_engine
+from tests.support.processes import start_engine
 from tests.support.random_checkpoints import write_checkpoint
 
 MEMORY_MB = 4
@@ -60,10 +60,15 @@ async def test_tokens_are_the_models_and_blocks_are_smaller():
     assert stats.graph_dispatch["graph"] > NUM_OUTPUT // 2
 
 
-def test_an_engine_whose_model_caches_latent_vectors_says_so_and_exits(tmp_path):
-    write_checkpoint(tmp_path, "deepseek_v3")
+@pytest.mark.parametrize("variant", ["deepseek_v3", "deepseek_v32"])
+async def test_tokens_are_those_of_a_model_with_latent_vectors_of_8_bits(variant, tmp_path):
+    write_checkpoint(tmp_path, variant, max_position_embeddings=256)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_CHECKPOINT / name, tmp_path)
-    engine = start_engine(model=tmp_path, device="cpu", kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(ServiceFailedError, match="DeepseekV3ForCausalLM caches latent vectors"):
-        engine.__enter__()
+    outputs, stats = await serve(model=tmp_path, kv_cache_dtype="fp8_e4m3")
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    assert outputs == [greedy(model, prompt) for prompt in PROMPTS]
+    [bytes_per_token] = {spec.bytes_per_token(FP8_CACHE_DTYPE) for spec in model.cache_specs()}
+    num_layers = model.config.num_hidden_layers
+    assert stats.num_blocks == MEMORY_MB * 2**20 // (16 * num_layers * bytes_per_token)
+    assert stats.graph_dispatch["graph"] > NUM_OUTPUT // 2

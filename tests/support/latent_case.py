@@ -1,6 +1,6 @@
 """Batches for attention to latent vectors with random contents, and the reference's answer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import torch
@@ -14,8 +14,13 @@ from models.forward_context import (
     PromptChunk,
     forward_context,
 )
-from models.kv_cache import LatentCacheData
+from models.kv_cache import ROTATED_CACHE_DTYPE, LatentCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.attention.kv_cache import quantize_heads
+from models.ops.attention.latent_cache import read_latents
+from models.ops.attention.latent_transform import transform_latents
+from models.ops.operands.index_queries import IndexQueries
+from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request
@@ -26,21 +31,25 @@ class LatentCase:
     """One step of one layer."""
 
     queries: LatentQueries
-    entry: torch.Tensor
+    entries: LatentEntries
+    transform: LatentTransform | None
     cache: LatentCacheData
     metadata: AttentionMetadata
     positions: torch.Tensor
     scale: float
-    index: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
-    """Queries, keys, weights and top_k."""
+    index: IndexQueries | None
     is_prefill: bool
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
-        shape = *self.queries.plain.shape[:2], self.queries.sizes.value
-        output = self.entry.new_full(shape, torch.nan)
+        output = self.empty_output()
         self.run_into(output)
         return output
+
+    def empty_output(self) -> torch.Tensor:
+        """Returns an output that nothing has written to."""
+        shape = *self.queries.plain.shape[:2], self.queries.sizes.value
+        return self.queries.plain.new_full(shape, torch.nan)
 
     def run_into(self, output: torch.Tensor) -> None:
         """Runs the operator; nothing else, so that it can be captured."""
@@ -49,10 +58,15 @@ class LatentCase:
 
     def arguments(self, output: torch.Tensor) -> tuple[object, ...]:
         """Returns the operator's arguments."""
-        queries = self.queries
+        queries, entries, index = self.queries, self.entries, self.index
+        transform = self.transform
         return (
-            *(queries.plain, queries.rotated, self.entry, queries.projections),
-            *(output, 0, self.scale, *(self.index or ())),
+            *(queries.plain, queries.rotated, entries.latent, entries.rotated),
+            *(queries.projections, output, 0, self.scale),
+            *((None,) * 3 if index is None else (index.q, entries.index_keys, index.weights)),
+            0 if index is None else index.top_k,
+            *(() if transform is None else (transform.cos, transform.signed_sin)),
+            *(() if transform is None else (transform.weight, transform.eps)),
         )
 
     def context(self) -> ForwardContext:
@@ -62,35 +76,54 @@ class LatentCase:
             positions=self.positions,
             is_prefill=self.is_prefill,
             batch_size=num_requests,
-            num_tokens=len(self.entry),
+            num_tokens=len(self.queries.plain),
             max_q_len=self.metadata.max_seqlen_q,
         )
         return ForwardContext(
             context=shape, attn_metadata=self.metadata, kv_cache_data=[self.cache]
         )
 
+    def transformed(self) -> "LatentCase":
+        """Returns the case without its transform, which the separate operators compute."""
+        assert self.transform is not None, "the case has one"
+        rotated, entries = transform_latents(self.queries.rotated, self.entries, self.transform)
+        queries = replace(self.queries, rotated=rotated)
+        cache = LatentCacheData(**{k: v.clone() for k, v in self.cache.tensors().items()})
+        return replace(self, queries=queries, entries=entries, transform=None, cache=cache)
+
+    def exact_reading(self) -> "LatentCase":
+        """Returns the exact case that reads what a run of this case has written."""
+        exact = self.exact()
+        blocks = torch.arange(self.cache.num_blocks)
+        latent, rotated = read_latents(exact_cache(self.cache), blocks, torch.float64)
+        slots = self.metadata.slot_mapping.cpu()
+        entries = replace(
+            exact.entries,
+            latent=latent.flatten(0, 1)[slots],
+            rotated=rotated.flatten(0, 1)[slots].unsqueeze(1),
+        )
+        queries = exact.queries
+        if exact.transform is not None:
+            turned, _ = transform_latents(queries.rotated, exact.entries, exact.transform)
+            queries = replace(queries, rotated=turned)
+        index_keys = exact.cache.index_keys
+        if index_keys is not None:
+            index_keys = index_keys.double()
+            entries = replace(entries, index_keys=index_keys.flatten(0, 1)[slots])
+        cache = LatentCacheData(latent=latent, rotated=rotated, index_keys=index_keys)
+        return replace(exact, queries=queries, entries=entries, transform=None, cache=cache)
+
     def exact(self) -> "LatentCase":
         """Returns the case in float64 on the CPU, where the reference runs."""
         metadata, positions = self.metadata, self.positions.cpu()
-        cached = self.cache.index_keys
-        index = self.index
-        if index is not None:
-            index_q, index_k, weights, top_k = index
-            index = index_q.cpu().double(), index_k.cpu().double(), weights.cpu(), top_k
         starts = metadata.query_start_loc.cpu()
         return replace(
             self,
-            queries=LatentQueries(
-                plain=self.queries.plain.cpu().double(),
-                rotated=self.queries.rotated.cpu().double(),
-                projections=self.queries.projections.cpu().double(),
-            ),
-            entry=self.entry.cpu().double(),
-            cache=LatentCacheData(
-                latent=self.cache.latent.cpu().double(),
-                index_keys=None if cached is None else cached.cpu().double(),
-            ),
-            index=index,
+            queries=_exact(self.queries),
+            entries=_exact(self.entries),
+            transform=None if self.transform is None else _exact(self.transform),
+            cache=exact_cache(self.cache),
+            index=None if self.index is None else _exact(self.index),
             positions=positions,
             metadata=build_attention_metadata(
                 query_start_loc=starts,
@@ -106,6 +139,26 @@ class LatentCase:
         )
 
 
+def exact_cache(cache):
+    """Returns a cache on the CPU: a copy if it is FP8, else in float64."""
+    if cache.latent_scale is None:
+        return _exact(cache)
+    return LatentCacheData(**{k: v.cpu().clone() for k, v in cache.tensors().items()})
+
+
+def _exact(operands):
+    """Returns operands of a dataclass in float64 on the CPU."""
+    tensors = {field.name: getattr(operands, field.name) for field in fields(operands)}
+    changes = {
+        name: tensor.cpu().double()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    if "weights" in changes:
+        changes["weights"] = tensors["weights"].cpu()
+    return replace(operands, **changes)
+
+
 def make_latent_case(
     query_lens,
     seq_lens,
@@ -119,6 +172,8 @@ def make_latent_case(
     block_size=16,
     device="cpu",
     top_k=None,
+    has_transform=False,
+    has_fp8_cache=False,
     is_prefill=None,
     seed=0,
 ):
@@ -134,7 +189,6 @@ def make_latent_case(
     def draw(*shape):
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
-    size = latent_dim + rope_dim
     table = scattered_blocks(seq_lens, block_size, generator, device)
     starts = torch.tensor([0, *query_lens], device=device).cumsum(0).int()
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
@@ -142,21 +196,43 @@ def make_latent_case(
     ends = (lengths - starts[1:]).long().index_select(0, requests)
     positions = (ends + torch.arange(sum(query_lens), device=device)).clamp(min=0)
     num_tokens, num_blocks = sum(query_lens), 1 + table.numel()
-    index, index_keys = None, None
+    index, new_index_keys, index_keys, transform = None, None, None, None
     if top_k is not None:
         weights = draw(num_tokens, 7).float().abs()
-        index = draw(num_tokens, 7, 20), draw(num_tokens, 20), weights, top_k
-        index_keys = draw(num_blocks, block_size, 20)
+        index = IndexQueries(q=draw(num_tokens, 7, 20), weights=weights, top_k=top_k)
+        new_index_keys, index_keys = draw(num_tokens, 20), draw(num_blocks, block_size, 20)
+    if has_transform:
+        angles = torch.randn(num_tokens, 1, rope_dim // 2, generator=generator, device=device)
+        cos, sin = angles.cos(), angles.sin()
+        table_rows = torch.cat((cos, cos, -sin, sin), dim=-1).to(dtype)
+        cos, signed_sin = table_rows.chunk(2, dim=-1)
+        weight = 1 + draw(latent_dim) / 4
+        transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=1e-6)
+    latent, latent_scale = draw(num_blocks, block_size, latent_dim), None
+    rotated = draw(num_blocks, block_size, rope_dim)
+    if has_fp8_cache:
+        latent, latent_scale = quantize_heads(latent)
+        rotated = rotated.to(ROTATED_CACHE_DTYPE)
+        index_keys = None if index_keys is None else index_keys.to(ROTATED_CACHE_DTYPE)
     num_partials = MAX_LATENT_PARTIALS * num_heads
+    # Strided, as parts of projections.
+    heads = draw(num_tokens, num_heads, plain_dim + rope_dim)
+    compressed = draw(num_tokens, 8 + latent_dim + rope_dim)[:, 8:]
     return LatentCase(
         queries=LatentQueries(
-            # Strided, as a part of a projection.
-            plain=draw(num_tokens, num_heads, plain_dim + rope_dim)[..., :plain_dim],
-            rotated=draw(num_tokens, num_heads, rope_dim),
+            plain=heads[..., :plain_dim],
+            rotated=heads[..., plain_dim:],
             projections=draw(num_heads * (plain_dim + value_dim), latent_dim) * latent_dim**-0.5,
         ),
-        entry=draw(num_tokens, size),
-        cache=LatentCacheData(latent=draw(num_blocks, block_size, size), index_keys=index_keys),
+        entries=LatentEntries(
+            latent=compressed[:, :latent_dim],
+            rotated=compressed[:, latent_dim:].unsqueeze(1),
+            index_keys=new_index_keys,
+        ),
+        transform=transform,
+        cache=LatentCacheData(
+            latent=latent, rotated=rotated, latent_scale=latent_scale, index_keys=index_keys
+        ),
         index=index,
         metadata=build_attention_metadata(
             query_start_loc=starts,

@@ -4,17 +4,27 @@ import torch
 
 from models.forward_context import AttentionGroup
 from models.kv_cache import LatentCacheData
+from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.latent_forms import keys_at_once
 
 
-def gathered_entries(cache: LatentCacheData, group: AttentionGroup) -> torch.Tensor:
-    """Returns the cached entries of each request of a group, [G, L, C + P]; unseen ones are 0."""
-    _, block_size, size = cache.latent.shape
-    entries = cache.latent.index_select(0, group.block_ids).view(group.num_requests, -1, size)
-    clear_unseen(entries, group.mask, block_size)
-    return entries
+def gathered_entries(
+    cache: LatentCacheData, group: AttentionGroup, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns latent vectors and rotated elements of each request of a group, unseen ones zero.
+
+    They are [G, L, C] and [G, L, P] of `dtype`.
+    """
+    block_size = cache.latent.shape[1]
+    latent, rotated = (
+        blocks.view(group.num_requests, -1, blocks.shape[-1])
+        for blocks in read_latents(cache, group.block_ids, dtype)
+    )
+    for entries in (latent, rotated):
+        clear_unseen(entries, group.mask, block_size)
+    return latent, rotated
 
 
 def attend_expanded(
@@ -29,8 +39,8 @@ def attend_expanded(
     A piece continues the softmax of those before it. output: [G * Q, H, V], overwritten.
     """
     sizes, num_heads = queries.sizes, queries.plain.shape[1]
-    entries = gathered_entries(cache, group)
-    num_requests, num_keys, _ = entries.shape
+    latent, shared = gathered_entries(cache, group, queries.plain.dtype)
+    num_requests, num_keys, _ = latent.shape
     at_once = keys_at_once(
         sizes,
         num_heads=num_heads * num_requests,
@@ -44,13 +54,13 @@ def attend_expanded(
     highest = torch.full((*shape, 1), -torch.inf, dtype=exact, device=output.device)
     total, attended = torch.zeros_like(highest), highest.new_zeros(*shape, sizes.value)
     for first in range(0, num_keys, at_once):
-        piece = entries[:, first : first + at_once]
-        expanded = queries.keys_and_values(piece[..., : sizes.latent].flatten(0, 1))
+        piece = slice(first, first + at_once)
+        expanded = queries.keys_and_values(latent[:, piece].flatten(0, 1))
         expanded = expanded.view(num_requests, -1, *expanded.shape[1:]).transpose(1, 2)
         keys, values = torch.split(expanded, [sizes.plain, sizes.value], dim=-1)
-        shared = piece[:, None, :, sizes.latent :]
-        scores = (plain @ keys.mT).to(exact) + (rotated @ shared.mT).to(exact)
-        mask = group.mask[..., first : first + at_once]
+        by_position = (rotated @ shared[:, None, piece].mT).to(exact)
+        scores = (plain @ keys.mT).to(exact) + by_position
+        mask = group.mask[..., piece]
         scores = (scores * scale).masked_fill(~mask, -torch.inf)
         # Finite, as a row may see no key of a piece and inf - inf is NaN.
         new_highest = torch.maximum(highest, scores.amax(-1, keepdim=True)).clamp(min=-1e30)

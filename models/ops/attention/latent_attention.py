@@ -9,9 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import LatentCacheData
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
+from models.ops.attention.latent_cache import write_latents
+from models.ops.attention.latent_transform import transform_latents
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.operands.index_queries import IndexQueries
+from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.latent_forms import least_expanded_queries
 
@@ -19,7 +22,8 @@ from models.ops.triton.attention.latent_forms import least_expanded_queries
 def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q_plain: torch.Tensor,
     q_rotated: torch.Tensor,
-    entry: torch.Tensor,
+    latent: torch.Tensor,
+    k_rotated: torch.Tensor,
     projections: torch.Tensor,
     output: torch.Tensor,
     layer_index: int,
@@ -28,6 +32,10 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     index_k: torch.Tensor | None = None,
     index_weights: torch.Tensor | None = None,
     top_k: int = 0,
+    cos: torch.Tensor | None = None,
+    signed_sin: torch.Tensor | None = None,
+    latent_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Stores the step's latent vectors, then attends each query to its sequence's.
 
@@ -38,39 +46,51 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     the number of a request's query tokens. Metadata and cache come from the forward context. Tokens
     past the end of slot_mapping are padding: their output is undefined. With an index each query
     attends to the top_k tokens of the highest score: the sum over the index's heads of
-    weight * relu(query * key).
+    weight * relu(query * key). Given cos, signed_sin and latent_weight it first normalises latent
+    vectors and rotates q_rotated and k_rotated.
     T tokens, H heads, N, P and V elements of unrotated and rotated keys and of values, J heads of
-    size D of the index. Tensors are contiguous, of queries each head's elements are.
+    size D of the index. Index tensors and projections are contiguous; of the others each head's
+    elements are.
 
     q_plain: [T, H, N]. q_rotated: [T, H, P].
-    entry: [T, C + P], cached for each token.
+    latent: [T, C] and k_rotated: [T, 1, P], cached for each token.
     projections: [H * (N + V), C]; each head's rows make first its key, then its value.
     output: [T, H, V], overwritten.
     scale: factor of the scores.
     index_q: [T, J, D]; None without an index.
     index_k: [T, D], cached for each token.
     index_weights: [T, J] float32.
+    cos, signed_sin: [T, 1, P], or None: the tensors above are normalised and rotated.
+    latent_weight: [C], of the norm with `eps`.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", appendix C; 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.attn_metadata
     assert isinstance(cache, LatentCacheData), f"layer {layer_index} caches no latent vectors"
-    slots = metadata.slot_mapping
-    cache.latent.flatten(0, 1).index_copy_(0, slots, entry[: len(slots)])
+    entries = LatentEntries(latent=latent, rotated=k_rotated, index_keys=index_k)
     index = None
-    if index_q is not None and index_k is not None and index_weights is not None:
+    if index_q is not None and index_weights is not None:
         assert cache.index_keys is not None, f"layer {layer_index} caches no keys of an index"
-        cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k[: len(slots)])
         index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
-    queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
-    if has_kernels(entry.device):
+    transform = None
+    if cos is not None and signed_sin is not None and latent_weight is not None:
+        transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=latent_weight, eps=eps)
+    if has_kernels(latent.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention.latent_steps import attend
 
+        queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
         is_prefill = context.context.is_prefill
-        attend(queries, cache, metadata, output, scale, index, is_prefill=is_prefill)
+        attend(
+            queries, entries, transform, cache, metadata, output, scale, index,
+            is_prefill=is_prefill,
+        )  # fmt: skip
         return
+    if transform is not None:
+        q_rotated, entries = transform_latents(q_rotated, entries, transform)
+    write_latents(cache, entries, metadata.slot_mapping)
+    queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
     least = least_expanded_queries(queries.sizes)
     for group in metadata.groups:
         tokens = group.tokens
@@ -95,8 +115,7 @@ def _attend_absorbed(
     """Computes one group: gathers its blocks once and treats the heads as query tokens."""
     q = queries.absorbed()
     _, num_heads, size = q.shape
-    keys = gathered_entries(cache, group)
-    keys = keys.unsqueeze(1)
+    keys = torch.cat(gathered_entries(cache, group, q.dtype), dim=-1).unsqueeze(1)
     values = keys[..., : queries.sizes.latent]
     rows = q.view(group.num_requests, 1, group.num_queries * num_heads, size)
     mask = mask.repeat_interleave(num_heads, dim=2)

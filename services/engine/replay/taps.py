@@ -10,9 +10,11 @@ import models.ops.attention.attention
 import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
 from models.forward_context import ForwardContext, get_forward_context
 from models.ops.attention.head_transform import transform_heads
+from models.ops.attention.latent_transform import transform_latents
 from models.ops.linear.activation_rounding import leaves_rounded
 from models.ops.linear.fp8_linear import round_in_place
 from models.ops.operands.head_transform import HeadTransform
+from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
@@ -20,7 +22,7 @@ INDEX_INPUTS = ("index_q", "index_k", "index_weights")
 INPUTS = {
     torch.ops.octavo.unified_attention_with_output.default: ("q", "k", "v"),
     torch.ops.octavo.latent_attention_with_output.default: (
-        *("q_plain", "q_rotated", "entry"),
+        *("q_plain", "q_rotated", "latent", "k_rotated"),
         *INDEX_INPUTS,
     ),
 }
@@ -64,7 +66,7 @@ class AttentionTaps(DispatchMode):
         layer = named["layer_index"]
         self._count_pass()
         if named.get("cos") is not None:
-            named["q"], named["k"] = _transformed(named)
+            named |= _transformed(named) if "q" in named else _transformed_latents(named)
         for name in inputs:  # before the call, which may write to them
             if named.get(name) is not None:
                 self._keep(layer, name, named[name])
@@ -101,7 +103,7 @@ class AttentionTaps(DispatchMode):
             kept.copy_(tensor)
 
 
-def _transformed(named: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _transformed(named: dict[str, Any]) -> dict[str, Tensor]:
     """Returns the queries and keys that attention itself normalises and rotates.
 
     A compiler's pass puts that into the operator; the model as written does it before.
@@ -113,4 +115,18 @@ def _transformed(named: dict[str, Any]) -> tuple[Tensor, Tensor]:
         k_weight=named["k_weight"],
         eps=named["eps"],
     )
-    return transform_heads(named["q"], named["k"], transform)
+    q, k = transform_heads(named["q"], named["k"], transform)
+    return {"q": q, "k": k}
+
+
+def _transformed_latents(named: dict[str, Any]) -> dict[str, Tensor]:
+    """Returns the queries and entries that latent attention itself normalises and rotates."""
+    transform = LatentTransform(
+        cos=named["cos"],
+        signed_sin=named["signed_sin"],
+        weight=named["latent_weight"],
+        eps=named["eps"],
+    )
+    entries = LatentEntries(latent=named["latent"], rotated=named["k_rotated"], index_keys=None)
+    q_rotated, entries = transform_latents(named["q_rotated"], entries, transform)
+    return {"q_rotated": q_rotated, "latent": entries.latent, "k_rotated": entries.rotated}

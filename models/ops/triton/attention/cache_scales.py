@@ -17,6 +17,12 @@ def scale_of(largest):
     return tl.maximum(largest, _SMALLEST_HEAD) / _FP8_MAX
 
 
+@triton.jit
+def exact_scale_of(largest):
+    """Returns the divisor of one latent vector, to the bits that quantize_heads has."""
+    return tl.div_rn(tl.maximum(largest, _SMALLEST_HEAD), tl.full([], _FP8_MAX, tl.float32))
+
+
 def cache_scales(cache: KVCacheData) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the scales of keys and of values; stand-ins for a cache without scales."""
     if cache.k_scale is None or cache.v_scale is None:

@@ -15,6 +15,7 @@ from models.kv_cache import LatentCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.latent_queries import LatentQueries, LatentSizes
 from models.ops.triton.attention.latent_forms import keys_at_once
+from models.ops.triton.attention.latent_reading import read_latents
 from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 
 _VARYING = [
@@ -45,10 +46,10 @@ _TILES = {
 
 @triton.jit
 def _fold_keys(
-    q_plain, q_rotated, acc, highest, total, start, end, positions, expanded_ptr, entries_ptr,
+    q_plain, q_rotated, acc, highest, total, start, end, positions, expanded_ptr, shared_ptr,
     scale_log2,
     NUM_HEADS: tl.constexpr, PLAIN: tl.constexpr, ROTATED: tl.constexpr, VALUE: tl.constexpr,
-    LATENT: tl.constexpr, KEYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr, STAGES: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [start, end) of a piece and of one head into a running softmax.
@@ -62,9 +63,9 @@ def _fold_keys(
         keys = first + tl.arange(0, KEYS)
         is_key = keys[:, None] < end
         head_ptrs = expanded_ptr + keys[:, None] * (NUM_HEADS * (PLAIN + VALUE))
-        entry_ptrs = entries_ptr + keys[:, None] * (LATENT + ROTATED) + LATENT
+        shared_ptrs = shared_ptr + keys[:, None] * ROTATED
         k = tl.load(head_ptrs + plain, mask=is_key & (plain < PLAIN), other=0.0)
-        k_rotated = tl.load(entry_ptrs + rotated, mask=is_key & (rotated < ROTATED), other=0.0)
+        k_rotated = tl.load(shared_ptrs + rotated, mask=is_key & (rotated < ROTATED), other=0.0)
         v = tl.load(head_ptrs + PLAIN + dims, mask=is_key & (dims < VALUE), other=0.0)
         scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
@@ -85,11 +86,11 @@ def _fold_keys(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _expanded_kernel(
-    plain_ptr, rotated_ptr, expanded_ptr, entries_ptr, output_ptr, lse_ptr, seq_lens_ptr,
+    plain_ptr, rotated_ptr, expanded_ptr, shared_ptr, output_ptr, lse_ptr, seq_lens_ptr,
     request, first_token, num_queries, first_key, num_keys, plain_stride, rotated_stride,
     scale_log2,
     NUM_HEADS: tl.constexpr, PLAIN: tl.constexpr, ROTATED: tl.constexpr, VALUE: tl.constexpr,
-    LATENT: tl.constexpr, PLAIN_STEP: tl.constexpr, ROTATED_STEP: tl.constexpr,
+    PLAIN_STEP: tl.constexpr, ROTATED_STEP: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -134,13 +135,13 @@ def _expanded_kernel(
     diagonal = tl.maximum(diagonal, 0) // KEYS * KEYS
     expanded_ptr += head * (PLAIN + VALUE)
     acc, highest, total = _fold_keys(
-        q_plain, q_rotated, acc, highest, total, 0, diagonal, positions, expanded_ptr, entries_ptr,
-        scale_log2, NUM_HEADS, PLAIN, ROTATED, VALUE, LATENT, KEYS, BLOCK_N, BLOCK_P, BLOCK_V,
+        q_plain, q_rotated, acc, highest, total, 0, diagonal, positions, expanded_ptr, shared_ptr,
+        scale_log2, NUM_HEADS, PLAIN, ROTATED, VALUE, KEYS, BLOCK_N, BLOCK_P, BLOCK_V,
         STAGES, False,
     )  # fmt: skip
     acc, highest, total = _fold_keys(
         q_plain, q_rotated, acc, highest, total, diagonal, end, positions, expanded_ptr,
-        entries_ptr, scale_log2, NUM_HEADS, PLAIN, ROTATED, VALUE, LATENT, KEYS, BLOCK_N, BLOCK_P,
+        shared_ptr, scale_log2, NUM_HEADS, PLAIN, ROTATED, VALUE, KEYS, BLOCK_N, BLOCK_P,
         BLOCK_V, STAGES, True,
     )  # fmt: skip
     # A dummy request has no keys; its output is zero.
@@ -178,7 +179,7 @@ def expanded_attention(
     scale: factor of the scores.
     """
     sizes, num_heads = queries.sizes, queries.plain.shape[1]
-    _, block_size, size = cache.latent.shape
+    block_size = cache.latent.shape[1]
     at_once = keys_at_once(
         sizes, num_heads=num_heads, itemsize=output.itemsize, block_size=block_size
     )
@@ -191,16 +192,16 @@ def expanded_attention(
     for first in range(0, chunk.num_keys, at_once):
         end = min(first + at_once, chunk.num_keys)
         blocks = block_ids[first // block_size : triton.cdiv(end, block_size)]
-        entries = cache.latent.index_select(0, blocks).view(-1, size)
-        expanded = memory[: len(entries)]
-        torch.mm(entries[:, : sizes.latent], queries.projections.t(), out=expanded)
+        latent, shared = read_latents(cache, blocks, output.dtype)
+        expanded = memory[: len(latent)]
+        torch.mm(latent, queries.projections.t(), out=expanded)
         _expanded_kernel[grid](
-            queries.plain, queries.rotated, expanded, entries, output, lse, metadata.seq_lens,
+            queries.plain, queries.rotated, expanded, shared, output, lse, metadata.seq_lens,
             chunk.request, chunk.first_token, chunk.num_queries, first, end - first,
             queries.plain.stride(0), queries.rotated.stride(0), scale * LOG2_E,
             NUM_HEADS=num_heads, PLAIN=sizes.plain, ROTATED=sizes.rotated, VALUE=sizes.value,
-            LATENT=sizes.latent, PLAIN_STEP=queries.plain.stride(1),
-            ROTATED_STEP=queries.rotated.stride(1), QUERIES=tiles.queries, KEYS=tiles.keys,
+            PLAIN_STEP=queries.plain.stride(1), ROTATED_STEP=queries.rotated.stride(1),
+            QUERIES=tiles.queries, KEYS=tiles.keys,
             BLOCK_N=max(16, triton.next_power_of_2(sizes.plain)),
             BLOCK_P=max(16, triton.next_power_of_2(sizes.rotated)),
             BLOCK_V=max(16, triton.next_power_of_2(sizes.value)), STAGES=tiles.num_stages,

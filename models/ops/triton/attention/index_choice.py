@@ -53,7 +53,7 @@ def _score_kernel(
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         at_keys = (block * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None] * SIZE + dims[None, :]
         k = tl.load(keys_ptr + at_keys, mask=is_key[:, None] & in_head, other=0.0)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         summed = tl.sum(tl.maximum(products, 0.0) * weights[:, None], 0)
         scores = tl.where(is_key, summed, scores)
     at = row.to(tl.int64) * num_scores + keys

@@ -24,7 +24,8 @@ _LEAST_UNIT = tl.constexpr(1e-37)
 
 
 @triton.jit
-def _byte(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
+def quarter_of(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
+    """Returns the FP8 values at one byte of words, converted."""
     return widened(((words >> SHIFT) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True), dtype)
 
 
@@ -38,10 +39,10 @@ def _bytes(words, dtype: tl.constexpr, HAS_ASSEMBLY: tl.constexpr):
         )  # fmt: skip
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
         return (
-            _byte(words, 0, dtype),
-            _byte(words, 8, dtype),
-            _byte(words, 16, dtype),
-            _byte(words, 24, dtype),
+            quarter_of(words, 0, dtype),
+            quarter_of(words, 8, dtype),
+            quarter_of(words, 16, dtype),
+            quarter_of(words, 24, dtype),
         )
 
 
@@ -62,19 +63,19 @@ def join_quarters(a, b, c, d, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def _fitted(q):
-    """Returns queries that fit into float16, and what to multiply their scores by.
+def in_float16(q, ROWS: tl.constexpr):
+    """Returns queries in bfloat16 as float16 and each row's factor; others as they are.
 
-    Divided by a power of two near a row's largest magnitude, bfloat16 fits. Only elements below
-    2^-14 of it change: they round to multiples of 2^-24.
+    Divided by a power of two near their largest magnitude, queries fit into float16. Only elements
+    below 2^-14 of it change: they round to multiples of 2^-24.
     """
-    scale = tl.full([q.shape[0]], 1.0, tl.float32)
+    q_scale = tl.full([ROWS], 1.0, tl.float32)
     if q.dtype == tl.bfloat16:
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        scale = tl.where(power > 0.0, power, 1.0)
-        q = (q.to(tl.float32) / scale[:, None]).to(tl.float16)
-    return q, scale
+        q_scale = tl.where(power > 0.0, power, 1.0)
+        q = (q.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    return q, q_scale
 
 
 @triton.jit
@@ -148,7 +149,7 @@ def attend_keys_of_8_bits(
     pointers: to keys, values and the scales of both. HEAD_DIM is a multiple of 4. HAS_ASSEMBLY: a
     GPU runs the kernel, not Triton's interpreter.
     """
-    q, q_scale = _fitted(q)
+    q, q_scale = in_float16(q, ROWS)
     sums = split_quarters(acc, ROWS, BLOCK_D)
     unit = 1.0
     for first in tl.range(start, end, KEYS, num_stages=STAGES):

@@ -14,6 +14,7 @@ from models.ops.triton.attention.configurations import (
     MAX_SPLITS,
 )
 from models.ops.triton.attention.index_choice import choose_keys
+from models.ops.triton.attention.latents_of_8_bits import attend_latents_of_8_bits
 from models.ops.triton.attention.request_search import request_of
 
 _METADATA = [
@@ -22,7 +23,7 @@ _METADATA = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 ENTRY_ALIGNMENT = 16
-"""Bytes that a token's cache entry is a multiple of."""
+"""Bytes that each part of a token's cache entry is a multiple of."""
 
 _STAGES = {True: 5, False: 2}
 """Pipeline stages with 16 heads per program and with more.
@@ -31,13 +32,65 @@ Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 
 """
 
 
+@triton.jit
+def _attend_latents(
+    q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end, num_keys,
+    scale_log2,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, IS_SPARSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Returns the weighted sums of latent vectors, highest scores and sums of exponentials."""
+    columns = tl.arange(0, BLOCK_C)
+    rotated = tl.arange(0, BLOCK_P)
+    is_column = columns < LATENT
+    is_rotated = rotated < ROTATED
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        keys = first + tl.arange(0, KEYS)
+        is_key = keys < end
+        if IS_SPARSE:
+            keys = tl.load(chosen_ptr + keys, mask=is_key, other=0)
+            is_key = is_key & (keys < num_keys)
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
+        latent = tl.load(
+            latent_ptr + slots[:, None] * LATENT + columns[None, :],
+            mask=is_key[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        k_rotated = tl.load(
+            rotated_ptr + slots[:, None] * ROTATED + rotated[None, :],
+            mask=is_key[:, None] & is_rotated[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
+        scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        if IS_SPARSE:
+            # A row may see no key of a tile; a finite number avoids inf - inf.
+            new_highest = tl.maximum(new_highest, -1e30)
+        weights = tl.exp2(scores - new_highest[:, None])
+        kept = tl.exp2(highest - new_highest)
+        total = total * kept + tl.sum(weights, 1)
+        acc = acc * kept[:, None]
+        acc = tl.dot(weights.to(latent.dtype), latent, acc, input_precision="ieee")
+        highest = new_highest
+    return acc, highest, total
+
+
 @triton.jit(do_not_specialize=_METADATA)
-def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
-    q_ptr, latent_ptr, output_ptr, lse_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    chosen_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2,
+def _latent_kernel(
+    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, lse_ptr, block_tables_ptr,
+    seq_lens_ptr, query_start_ptr, chosen_ptr, table_stride, num_requests, num_splits, num_chosen,
+    scale_log2,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr,
+    HAS_SCALES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attends HEADS heads of one token to one part of its keys."""
     split = tl.program_id(1)
@@ -52,6 +105,7 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
     num_places = num_keys
     if IS_SPARSE:
         num_places = num_chosen
+        chosen_ptr += token.to(tl.int64) * num_chosen
     part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
     start = split * part
     end = tl.minimum(start + part, num_places)
@@ -72,39 +126,18 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
         q_ptrs + LATENT + rotated[None, :], mask=is_head[:, None] & is_rotated[None, :], other=0.0
     )
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    highest = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        is_key = keys < end
-        if IS_SPARSE:
-            chosen_ptrs = chosen_ptr + token.to(tl.int64) * num_chosen + keys
-            keys = tl.load(chosen_ptrs, mask=is_key, other=0)
-            is_key = is_key & (keys < num_keys)
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        key_ptrs = latent_ptr + (block * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None] * SIZE
-        latent = tl.load(
-            key_ptrs + columns[None, :], mask=is_key[:, None] & is_column[None, :], other=0.0
-        )
-        k_rotated = tl.load(
-            key_ptrs + LATENT + rotated[None, :],
-            mask=is_key[:, None] & is_rotated[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
-        scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        if IS_SPARSE:
-            # A row may see no key of a tile; a finite number avoids inf - inf.
-            new_highest = tl.maximum(new_highest, -1e30)
-        weights = tl.exp2(scores - new_highest[:, None])
-        kept = tl.exp2(highest - new_highest)
-        total = total * kept + tl.sum(weights, 1)
-        acc = acc * kept[:, None]
-        acc = tl.dot(weights.to(latent.dtype), latent, acc, input_precision="ieee")
-        highest = new_highest
+    if HAS_SCALES:
+        acc, highest, total = attend_latents_of_8_bits(
+            q_latent, q_rotated, latent_ptr, scale_ptr, rotated_ptr, table_ptr, chosen_ptr, start,
+            end, num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
+            IS_SPARSE, STAGES,
+        )  # fmt: skip
+    else:
+        acc, highest, total = _attend_latents(
+            q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end,
+            num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
+            IS_SPARSE, STAGES,
+        )  # fmt: skip
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     in_tile = is_head[:, None] & is_column[None, :]
     if IS_SPLIT:
@@ -171,12 +204,12 @@ def latent_attention(
         ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned
             addresses (H200, Triton 3.6, 30 float32).
     """
-    entry_bytes = q.shape[-1] * q.dtype.itemsize
-    if entry_bytes % ENTRY_ALIGNMENT:
-        raise ValueError(
-            f"latent attention has no kernel for cache entries of {q.shape[-1]} {q.dtype}; they "
-            f"must be multiples of {ENTRY_ALIGNMENT} bytes"
-        )
+    for stored in (cache.latent, cache.rotated):
+        if stored.shape[-1] * stored.itemsize % ENTRY_ALIGNMENT:
+            raise ValueError(
+                f"latent attention has no kernel for cache entries of {stored.shape[-1]} "
+                f"{stored.dtype}; they must be multiples of {ENTRY_ALIGNMENT} bytes"
+            )
     chosen = None
     if index is not None and cache.index_keys is not None:
         chosen = choose_keys(index, cache.index_keys, metadata)
@@ -193,17 +226,19 @@ def latent_attention(
     is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < MANY_LATENT_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
-    block_c = max(16, triton.next_power_of_2(latent))
+    has_scales = cache.latent_scale is not None
+    # Products take 16 columns at least, and those of words of four elements are a quarter.
+    block_c = max(64 if has_scales else 16, triton.next_power_of_2(latent))
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
-        q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start_loc, stand_in if chosen is None else chosen,
+        q, cache.latent, cache.latent_scale, cache.rotated, target, lse, metadata.block_tables,
+        metadata.seq_lens, metadata.query_start_loc, stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
         BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
         KEYS=16 if is_float else 32, BLOCK_C=block_c,
         BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=is_split,
-        IS_SPARSE=chosen is not None,
+        IS_SPARSE=chosen is not None, HAS_SCALES=has_scales,
         STAGES=1 if is_float else _STAGES[heads == 16], num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
     if is_split:

@@ -8,14 +8,18 @@ import torch
 from models.forward_context import AttentionMetadata, PromptChunk
 from models.kv_cache import LatentCacheData
 from models.ops.operands.index_queries import IndexQueries
+from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.expanded_attention import expanded_attention, takes
 from models.ops.triton.attention.latent_attention import latent_attention
+from models.ops.triton.attention.latent_cache import cache_latents
 from models.ops.triton.attention.latent_forms import least_expanded_queries
 
 
 def attend(
     queries: LatentQueries,
+    entries: LatentEntries,
+    transform: LatentTransform | None,
     cache: LatentCacheData,
     metadata: AttentionMetadata,
     output: torch.Tensor,
@@ -30,6 +34,7 @@ def attend(
     them the absorbed one. The host knows the chunks of steps outside whole graphs alone, so these
     hold the absorbed form. Queries that choose their keys take it, too.
     """
+    queries = cache_latents(queries, entries, transform, cache, metadata.slot_mapping)
     chunks: Sequence[PromptChunk] = ()
     if metadata.chunks and index is None and takes(queries.sizes, output.itemsize):
         least = least_expanded_queries(queries.sizes)

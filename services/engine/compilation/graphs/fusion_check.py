@@ -9,6 +9,8 @@ from torch import Tensor
 from models.forward_context import get_forward_context
 from models.ops.attention.attention import unified_attention_with_output
 from models.ops.attention.head_transform import transform_heads
+from models.ops.attention.latent_attention import latent_attention_with_output
+from models.ops.attention.latent_transform import transform_latents
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.communication.sequence_parallel_norm import (
     current_rows,
@@ -23,10 +25,12 @@ from models.ops.linear.linear import linear
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.moe.moe import fused_moe
 from models.ops.operands.head_transform import HeadTransform
+from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.verdict import Comparison, compare
 
 _ROUNDS = list(signature(unified_attention_with_output).parameters).index("rounds")
+_AT_COS = 5
 _NUM_ROUTED = len(signature(fused_moe).parameters)
 
 
@@ -57,7 +61,8 @@ class FusionCheck(DispatchMode):
         if unfused is None or kwargs:
             return func(*args, **(kwargs or {}))
         size = (func, *(_size(arg) for arg in args))
-        is_plain = (unfused is _attention and not _is_comparable(args)) or (
+        at_cos = _COS.get(unfused)
+        is_plain = (at_cos is not None and not _is_comparable(args, at_cos)) or (
             unfused is _packed_linear and not args[-1]
         )
         if size in self._seen or is_plain:
@@ -86,13 +91,14 @@ def _size(arg: Any) -> object:
     return None if type(arg) is int else arg
 
 
-def _is_comparable(args: tuple[Any, ...]) -> bool:
-    """Returns whether attention was given cos and leaves its output as it is.
+def _is_comparable(args: tuple[Any, ...], at_cos: int) -> bool:
+    """Returns whether attention was given cos, and none of the parameters that change its output.
 
     The dispatcher leaves out defaults at the end.
     """
-    has_transform = any(isinstance(arg, Tensor) for arg in args[5:6])
-    return has_transform and not any(args[_ROUNDS:]) and not has_kernels(args[0].device)
+    has_transform = any(isinstance(arg, Tensor) for arg in args[at_cos : at_cos + 1])
+    rounds = at_cos == _AT_COS and any(args[_ROUNDS:])
+    return has_transform and not rounds and not has_kernels(args[0].device)
 
 
 def _gated_linear(
@@ -295,6 +301,18 @@ def _attention(  # noqa: PLR0913  # as the operator
     )
 
 
+def _latent_attention(*args: Any) -> None:
+    """Writes the same entries once more, which changes nothing."""
+    plain, q, latent, k, *others = args[:12]
+    cos, signed_sin, weight, eps = args[12:]
+    transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=eps)
+    entries = LatentEntries(latent=latent, rotated=k, index_keys=None)
+    q, entries = transform_latents(q, entries, transform)
+    latent_attention_with_output(plain, q, entries.latent, entries.rotated, *others)
+
+
+_COS: dict[Callable[..., Tensor | None], int] = {_attention: _AT_COS, _latent_attention: 12}
+"""The argument of each kind of attention that says it rotates queries and keys."""
 _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     f"{NAMESPACE}::{name}": unfused
     for name, unfused in (
@@ -316,5 +334,6 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ),
         ("fused_moe_with_shared", _fused_moe_with_shared),
         ("unified_attention_with_output", _attention),
+        ("latent_attention_with_output", _latent_attention),
     )
 }

@@ -1,4 +1,4 @@
-"""Folds the rotation of queries and keys, and the norms before it, into attention's arguments."""
+"""Folds rotations of queries and keys, and norms of what is cached, into attention's arguments."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from services.engine.compilation.passes.operations import calls, operation_of, t
 from services.engine.compilation.passes.rewriting import replace, same_shape
 
 _ATTENTION = "octavo::unified_attention_with_output"
+_LATENT_ATTENTION = "octavo::latent_attention_with_output"
 _SHAPE_READERS = ("new_empty", "size", torch.empty_like)
 
 
@@ -28,14 +29,17 @@ class _Heads:
 class QkNormRopeCachePass(GraphPass):
     """Attention of rotated and perhaps normalised heads rotates and normalises them itself.
 
-    A kernel that writes keys to the cache anyway does this with them.
+    A kernel that writes keys to the cache anyway does this with them. Latent attention rotates
+    parts of queries and keys and normalises latent vectors.
     """
 
     name = "qk_norm_rope_cache"
 
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
-        return sum(_fold(node) for node in graph.nodes if calls(node, _ATTENTION))
+        folded = [_fold(node) for node in graph.nodes if calls(node, _ATTENTION)]
+        folded += [_fold_latent(node) for node in graph.nodes if calls(node, _LATENT_ATTENTION)]
+        return sum(folded)
 
 
 def _fold(node: Node) -> bool:
@@ -44,6 +48,8 @@ def _fold(node: Node) -> bool:
     q, k, v, output, layer_index, cos, *others = operation.args
     queries, keys = _heads(q, node), _heads(k, node)
     if cos is not None or queries is None or keys is None:
+        return False
+    if not _is_dense(queries.source, 2) or not _is_dense(keys.source, 2):
         return False
     if (queries.cos, queries.signed_sin) != (keys.cos, keys.signed_sin):
         return False
@@ -54,6 +60,32 @@ def _fold(node: Node) -> bool:
     node.kwargs = {}
     for rotated, heads in ((q, queries), (k, keys)):
         replace(rotated, heads.source)
+    return True
+
+
+def _fold_latent(node: Node) -> bool:
+    operation = operation_of(node)
+    assert operation is not None, "the caller checked it"
+    q, latent, k, cos = (operation.args[number] for number in (1, 2, 3, 12))
+    queries, keys, norm = _heads(q, node), _heads(k, node), operation_of(latent)
+    if cos is not None or queries is None or keys is None or norm is None:
+        return False
+    if (queries.cos, queries.signed_sin) != (keys.cos, keys.signed_sin):
+        return False
+    # The operator normalises no heads.
+    if queries.weight is not None or keys.weight is not None or norm.name != "octavo::rms_norm":
+        return False
+    source, weight, eps = norm.args
+    if not all(_is_dense(each, 1) for each in (queries.source, source, keys.source)):
+        return False
+    if not _is_only_for(latent, node) or is_written_between([source, weight], latent, node):
+        return False
+    transform = (queries.cos, queries.signed_sin, weight, eps)
+    plain, others = operation.args[0], operation.args[4:12]
+    node.args = (plain, queries.source, source, keys.source, *others, *transform)
+    node.kwargs = {}
+    for made, given in ((q, queries.source), (latent, source), (k, keys.source)):
+        replace(made, given)
     return True
 
 
@@ -68,14 +100,19 @@ def _heads(rotated: Node, attention: Node) -> _Heads | None:
     if norm is not None and norm.name == "octavo::rms_norm" and len(source.users) == 1:
         first = source
         source, weight, eps = norm.args
-    tensor = tensor_of(source)
-    if tensor is None or tensor.dim() != 3:
-        return None
     read = [each for each in (source, cos, signed_sin, weight) if each is not None]
-    has_rows = same_shape(tensor.stride()[1:], (tensor.shape[2], 1))
-    if not has_rows or is_written_between(read, first, attention):
+    if is_written_between(read, first, attention):
         return None
     return _Heads(source=source, cos=cos, signed_sin=signed_sin, weight=weight, eps=eps)
+
+
+def _is_dense(node: Node, num_dims: int) -> bool:
+    """Whether the last dimensions of a tensor are contiguous, for any number of tokens."""
+    tensor = tensor_of(node)
+    if tensor is None or tensor.dim() < num_dims:
+        return False
+    strides = (tensor.shape[-1], 1) if num_dims == 2 else (1,)
+    return same_shape(tensor.stride()[-num_dims:], strides)
 
 
 def _is_only_for(value: Node, attention: Node) -> bool:

@@ -44,21 +44,15 @@ def choose_dtype(
 
 
 def choose_cache_dtype(
-    config: CacheConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: CacheConfig, dtype: torch.dtype, device: torch.device
 ) -> torch.dtype:
     """Returns the dtype of cached keys and values for a model in `dtype`.
 
     Raises:
-        ValueError: 8-bit floats are configured, and the model's cache or the device does not
-            support them.
+        ValueError: 8-bit floats are configured, and the device does not support them.
     """
     if config.kv_cache_dtype == "auto":
         return dtype
-    if model_config.mla is not None:
-        raise ValueError(
-            f"kv_cache_dtype is {config.kv_cache_dtype}, but {model_config.architecture} caches "
-            "latent vectors, which are kept in the model's dtype only; use auto"
-        )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise ValueError(
             f"kv_cache_dtype is {config.kv_cache_dtype}, which takes a GPU of compute capability "

@@ -127,7 +127,7 @@ class LoadedModel:
             if is_traced:
                 import_compiler()
         dtype = choose_dtype(config.checkpoint, model_config, device)
-        cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
+        cache_dtype = choose_cache_dtype(config.cache, dtype, device)
         log.info(
             "worker_started",
             device=str(device),

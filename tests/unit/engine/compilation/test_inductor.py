@@ -39,8 +39,8 @@ def outputs(folder, **options):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_path):
-    # Latent attention leaves a compiler something to do between our operators.
-    write_checkpoint(tmp_path / "model", "deepseek_v3", num_hidden_layers=3)
+    # An indexer leaves a compiler something to do between our operators.
+    write_checkpoint(tmp_path / "model", "deepseek_v32", num_hidden_layers=3)
     engine = EngineConfig.from_flags(model=tmp_path / "model", compilation_level=3)
     factors = compute_factors(
         engine, ModelConfig.from_folder(tmp_path / "model"), torch.device("cpu")

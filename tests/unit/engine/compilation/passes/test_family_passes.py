@@ -36,10 +36,10 @@ MATCHES = {
     "gpt_oss": {**SPARSE, "linear_residual": 3, "residual_norm": 3, "qk_norm_rope_cache": 3},
     "glm4_moe": {**LATENT, "norm_linear": 3, "qk_norm_rope_cache": 3},
     # Compressed queries are normalised before their product: one match more in each layer.
-    "deepseek_v2": {**LATENT, "norm_linear": 6},
-    "deepseek_v3": {**LATENT, "norm_linear": 6},
+    "deepseek_v2": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
+    "deepseek_v3": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
     # An index also reads what the norms before it return.
-    "deepseek_v32": {**LATENT, "norm_linear": 1},
+    "deepseek_v32": {**LATENT, "norm_linear": 1, "qk_norm_rope_cache": 3},
 }
 
 

@@ -78,8 +78,21 @@ def test_a_cache_of_8_bits_is_a_byte_a_number_and_a_scale_a_head(model):
 def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):
     model = load(tmp_path_factory, "deepseek_v3")
     caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
-    assert [cache.latent.shape for cache in caches] == [(5, 4, 16 + 8)] * 3
+    assert [cache.latent.shape for cache in caches] == [(5, 4, 16)] * 3
+    assert [cache.rotated.shape for cache in caches] == [(5, 4, 8)] * 3
     assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8) * 4 * 4
+
+
+@pytest.mark.parametrize(("variant", "index"), [("deepseek_v3", 0), ("deepseek_v32", 12 * 2)])
+def test_a_latent_vector_of_8_bits_is_a_byte_an_element_and_a_scale(
+    variant, index, tmp_path_factory
+):
+    model = load(tmp_path_factory, variant)
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=FP8_CACHE_DTYPE, device=CPU)
+    bytes_each = block_bytes(model, block_size=4, dtype=FP8_CACHE_DTYPE)
+    assert bytes_each == 4 * 3 * (16 + 4 + 8 * 2 + index)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors().values())
+    assert allocated == 5 * bytes_each
 
 
 def test_an_indexer_caches_a_key_a_token(tmp_path_factory):

@@ -31,6 +31,7 @@ from models.ops.triton.linear.fp8_linear import fp8_block_linear
 from models.ops.operands.packed_weights import quantize_packed
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
+from tests.support.latent_case import make_latent_case
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -60,6 +61,12 @@ def packed_products():
         weight = quantize_packed(torch.zeros(256, 1024), group, **options)
         for num_tokens in (1, 64, 200, 700):
             packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
+
+def latents():
+    sizes = {"num_heads": 3, "latent_dim": 64, "rope_dim": 16, "has_transform": True}
+    for is_fp8 in (False, True):
+        for top_k in (None, 3):
+            make_latent_case([1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8).run()
 
 def on_other_gpus():
     rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
@@ -94,6 +101,7 @@ def quantized(variant, **overrides):
 FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
 EXPERTS = {"moe_intermediate_size": 192}
 LONG = {"max_position_embeddings": 512}
+OF_8_BITS = {"cache_dtype": FP8_CACHE_DTYPE, "max_model_len": 256}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 with absent_gpu():
     builds = (
@@ -111,11 +119,13 @@ with absent_gpu():
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
+        | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
+        | launched_by(made("deepseek_v32", index_head_dim=32, **LONG), **OF_8_BITS)
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(made("qwen3_moe"), data_parallel_size=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, communicating, packed_products, on_other_gpus])
+        | found_in([fused, communicating, packed_products, latents, on_other_gpus])
     )
     use_batch_invariance(is_on=True)
     builds |= (

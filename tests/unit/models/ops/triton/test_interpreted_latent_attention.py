@@ -1,4 +1,4 @@
-"""The kernel of latent attention in Triton's interpreter, on the CPU."""
+"""The kernels of latent attention in Triton's interpreter, on the CPU."""
 
 import os
 import subprocess
@@ -11,7 +11,6 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention import latent_forms, latent_steps
 from models.ops.triton.attention.latent_steps import attend
 from tests.support.latent_case import make_latent_case
@@ -25,23 +24,24 @@ BATCHES = (
     (([3] * 2, [5, 170]), True),
 )
 for batch, verifies in BATCHES:
-    for dtype, top_k in ((torch.float32, None), (torch.float16, None), (torch.float32, 19)):
-        case = make_latent_case(*batch, **SIZES, dtype=dtype, top_k=top_k)
-        exact = case.exact().run()
-        slots = case.metadata.slot_mapping
-        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
-        index = None
-        if case.index is not None:
-            index_q, index_k, weights, _ = case.index
-            case.cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k)
-            index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
-        output = case.entry.new_full((len(case.entry), 5, 16), torch.nan)
-        attend(
-            case.queries, case.cache, case.metadata, output, case.scale, index,
-            is_prefill=not verifies,
+    for dtype, top_k, has_transform in (
+        (torch.float32, None, True), (torch.float16, None, False), (torch.float16, None, True),
+        (torch.float32, 19, True),
+    ):
+        case = make_latent_case(
+            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform
         )
+        exact = case.exact()
+        expected = exact.run()
+        output = case.empty_output()
+        attend(
+            case.queries, case.entries, case.transform, case.cache, case.metadata, output,
+            case.scale, case.index, is_prefill=not verifies,
+        )
+        for name, tensor in exact.cache.tensors().items():
+            assert_rows_close(case.cache.tensors()[name][1:], tensor[1:])
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-        assert_rows_close(output[live], exact[live])
+        assert_rows_close(output[live], expected[live])
         assert output[~live].count_nonzero() == 0
 
 # Chunks of 12 query tokens or more are expanded, from pieces of three blocks; a whole tile of keys
@@ -63,26 +63,74 @@ for batch, long in BATCHES:
         latent_forms.MOST_EXPANDED_BYTES = num_blocks * 16 * 5 * 16 * dtype.itemsize
         case = make_latent_case(*batch, **SIZES, dtype=dtype)
         exact = case.exact().run()
-        slots = case.metadata.slot_mapping
         # Slots that no request has written may hold anything.
-        case.cache.latent[0] = torch.nan
-        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
-        for request, length in enumerate(batch[1]):
-            if length % 16:
-                last = case.metadata.block_tables[request, length // 16]
-                case.cache.latent[last, length % 16 :] = torch.nan
-        output = case.entry.new_full((len(case.entry), 5, 8), torch.nan)
+        for tensor in case.cache.tensors().values():
+            tensor[0] = torch.nan
+            for request, length in enumerate(batch[1]):
+                if length % 16:
+                    last = case.metadata.block_tables[request, length // 16]
+                    tensor[last, length % 16 :] = torch.nan
+        output = case.empty_output()
         expanded.clear()
-        attend(case.queries, case.cache, case.metadata, output, case.scale, None, is_prefill=True)
+        attend(
+            case.queries, case.entries, None, case.cache, case.metadata, output, case.scale, None,
+            is_prefill=True,
+        )
         assert expanded == long
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact[live])
         assert output[~live].count_nonzero() == 0
 """
 
+FP8_CACHE_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.triton.attention import latent_forms
+from models.ops.triton.attention.latent_steps import attend
+from tests.support.interpreter_rounding import round_exactly
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import assert_rows_close
+round_exactly()
+
+SIZES = {"num_heads": 5, "latent_dim": 48, "rope_dim": 8, "plain_dim": 8, "value_dim": 8}
+BATCHES = (
+    (([1] * 3, [5, 0, 70]), False),
+    (([3] * 2, [5, 70]), True),
+    (([1, 20, 2], [5, 70, 3]), False),
+)
+# Three pieces of context where keys are expanded.
+latent_forms.MOST_EXPANDED_BYTES = 3 * 16 * 5 * 16 * 4
+for batch, verifies in BATCHES:
+    for dtype, top_k, has_transform in (
+        (torch.float32, None, True), (torch.float16, None, False),
+        (torch.float32, 19, False),
+    ):
+        case = make_latent_case(
+            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform,
+            has_fp8_cache=True,
+        )
+        exact = case.exact()
+        exact.run()
+        output = case.empty_output()
+        attend(
+            case.queries, case.entries, case.transform, case.cache, case.metadata, output,
+            case.scale, case.index, is_prefill=not verifies,
+        )
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], case.exact_reading().run()[live])
+        assert output[~live].count_nonzero() == 0
+        for name, tensor in exact.cache.tensors().items():
+            written = case.cache.tensors()[name][1:].float()
+            if has_transform:
+                torch.testing.assert_close(written, tensor[1:].float(), rtol=0.125, atol=0.01)
+            else:
+                assert torch.equal(written, tensor[1:].float())
+"""
+
 
 @needs_triton
 @pytest.mark.slow
-def test_kernel_agrees_with_the_reference_in_the_interpreter():
+@pytest.mark.parametrize("program", [PROGRAM, FP8_CACHE_PROGRAM], ids=["plain", "fp8-cache"])
+def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)
