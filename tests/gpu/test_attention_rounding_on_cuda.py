@@ -52,7 +52,8 @@ def attended(case, *, rounds):
 
 def assert_same_parts(output, expected):
     for part, each in zip(rounded_parts(output), rounded_parts(expected), strict=True):
-        assert torch.equal(part.view(torch.uint8), each.view(torch.uint8))
+        part, each = (x.contiguous().view(torch.uint8) for x in (part, each))
+        assert torch.equal(part, each)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -146,6 +146,6 @@ def test_the_kernel_for_hopper_has_the_bits_of_the_other(heads, options):
         step.q, step.k, step.v, step.cache, step.metadata, other,
         step.metadata.workspace.counters, tiles, min_queries=1,
         sliding_window=step.sliding_window, sinks=step.sinks,
-        scale=step.q.shape[2] ** -0.5, part=PART,
+        output_scale=None, scale=step.q.shape[2] ** -0.5, part=PART,
     )  # fmt: skip
     assert torch.equal(output, other)

@@ -5,7 +5,7 @@ import torch
 
 from models.ops.triton.attention.latent_forms import least_expanded_queries
 from tests.support.latent_case import make_latent_case
-from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close
 
 pytestmark = pytest.mark.gpu
 
@@ -75,9 +75,15 @@ def test_latent_vectors_of_8_bits_are_rounded_after_their_norm(dtype):
         has_fp8_cache=True,
     )  # fmt: skip
     separate = case.transformed()
-    assert torch.equal(case.run(), separate.run())
+    pairs = [(case.run(), separate.run())]
     for name, tensor in separate.cache.tensors().items():
-        assert torch.equal(case.cache.tensors()[name][1:].float(), tensor[1:].float())
+        pairs.append((case.cache.tensors()[name][1:].float(), tensor[1:].float()))
+    for actual, expected in pairs:
+        if dtype is torch.bfloat16:
+            assert torch.equal(actual, expected)
+        else:
+            # A sum's order depends on the kernel's layout, which bfloat16 rounds away.
+            assert_rows_close(actual, expected, FP8_ROW_TOLERANCE)
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)

@@ -20,7 +20,8 @@ _UNPACK = tl.constexpr(
     + "}"
 )
 """Converts the four bytes of two words, the same byte of both at a time."""
-_LEAST_UNIT = tl.constexpr(1e-37)
+_LEAST_UNIT = tl.constexpr(1e-20)
+"""Scale of smaller values: sums in larger units must not overflow in this one."""
 
 
 @triton.jit
@@ -111,7 +112,8 @@ def _fold(
     """Folds a tile into a running softmax: online_softmax.fold_tile.
 
     sums: the quarters of the weighted values so far, divided by `unit`, the largest scale of the
-        last tile's values: so weights times scales fit into float16.
+        last tile's values: so weights times scales fit into float16. Scales of dummy requests' keys
+        may be negative.
     """
     k, k_scale, words, v_scale = tile
     scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * k_scale[None, :]
@@ -124,7 +126,7 @@ def _fold(
     weights = tl.exp2(scores * factor[:, None] - new_highest[:, None])
     kept = tl.exp2(highest - new_highest)
     total = total * kept + tl.sum(weights, 1)
-    new_unit = tl.maximum(tl.max(v_scale, 0), _LEAST_UNIT)
+    new_unit = tl.maximum(tl.max(tl.abs(v_scale), 0), _LEAST_UNIT)
     per_unit = 1.0 / new_unit
     weights = (weights * (v_scale * per_unit)[None, :]).to(q.dtype)
     kept = (kept * (unit * per_unit))[:, None]

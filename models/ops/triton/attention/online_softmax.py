@@ -31,7 +31,8 @@ def see_sinks(sinks_ptr, heads, in_group):
 def soft_capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
     """Returns SOFT_CAP * tanh(scaled score / SOFT_CAP), in units of base-2 exponents."""
     power = tl.exp2(scores * (scale_log2 * (2.0 / SOFT_CAP)))
-    return (SOFT_CAP * _LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+    # As fma, which no compiler joins with a subtraction that follows: masks would decide that.
+    return tl.fma(1.0 - 2.0 / (power + 1.0), SOFT_CAP * _LOG2_E, 0.0)
 
 
 @triton.jit

@@ -84,8 +84,9 @@ def _store(
     tl.store(cache_ptr + at_cache, first, mask=in_tile)
     second = second.to(cache_ptr.dtype.element_ty)
     tl.store(cache_ptr + at_cache + HEAD_DIM // 2, second, mask=in_tile)
+    first, second = first.to(tl.float32), second.to(tl.float32)
     if HAS_SCALES:
-        first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
+        first, second = first * scale, second * scale
     return first, second
 
 
