@@ -149,5 +149,5 @@ async def test_a_model_without_experts_is_refused(tmp_path):
 
 async def test_fused_kernels_that_are_impossible_are_refused(tmp_path):
     write_checkpoint(tmp_path, "qwen3_moe")
-    with pytest.raises(WorkerDiedError, match="--all-reduce fused is impossible: it takes GPUs"):
+    with pytest.raises(WorkerDiedError, match=r"fused is impossible: .*it takes GPUs"):
         await WorkerExecutor(data_parallel(tmp_path, all_reduce="fused")).start()
