@@ -161,9 +161,12 @@ class DPMetadata:
 
     num_tokens_across_dp: [ranks] int32, query tokens of each rank. All ranks compute as many rows:
         the most of any rank, or those of the graph that all replay.
+    num_sampling_across_dp: [ranks] int32, requests of each rank that sample; with drafts only. In
+        a draft pass of one token of each, they are the query tokens as well.
     """
 
     num_tokens_across_dp: torch.Tensor
+    num_sampling_across_dp: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

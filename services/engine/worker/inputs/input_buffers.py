@@ -107,8 +107,10 @@ class InputBuffers:
         """The same in draft passes of one token of each request that samples."""
         self._across_dp = [slice(first, first + num_dp) for first in (end, end + width)]
         if num_dp > 1:
+            counts = [self._header[each] for each in self._across_dp]
             self.dp_metadata, self.draft_dp_metadata = (
-                DPMetadata(num_tokens_across_dp=self._header[each]) for each in self._across_dp
+                DPMetadata(num_tokens_across_dp=each, num_sampling_across_dp=counts[1])
+                for each in counts
             )
         self._last_column = self._max_model_len = limits.max_model_len
         self._max_padding_requests = limits.max_padding_requests

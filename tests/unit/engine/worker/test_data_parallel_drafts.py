@@ -71,17 +71,18 @@ async def test_draft_layers_guess_what_those_of_one_rank_guess(
         assert not any(each.fault for each in stats.graphs.figures)
 
 
-@pytest.mark.parametrize("width", [1, 2])
-async def test_preemption_moving_experts_and_a_lost_rank(tmp_path, width):
+@pytest.mark.parametrize(("width", "level"), [(1, 3), (2, 0)])
+async def test_preemption_moving_experts_and_a_lost_rank(tmp_path, width, level):
     write_draft_checkpoint(tmp_path, agreement=0.98)
     greedy = greedy_with(max_tokens=NUM_TOKENS)
     async with ranks_core(config(tmp_path, 1)) as ranks:
         expected = await ranks.generate(PROMPTS, greedy)
-    # The number of drafts changes, and 11 blocks of 4 tokens are too few for a rank's requests.
-    scarce = {"num_speculative_tokens": 3, "num_kv_blocks": 12, "max_num_batched_tokens": 8}
-    scarce["tensor_parallel_size"] = width
-    graphs = GRAPHS | {"capture_while_serving": True, "compilation_level": 3}
-    async with ranks_core(config(tmp_path, 2, eplb_interval=3, **scarce, **graphs)) as ranks:
+    # 9 blocks of 4 tokens are too few for a rank's requests.
+    scarce = {"num_kv_blocks": 10, "max_num_batched_tokens": 8, "tensor_parallel_size": width}
+    # However slow the machine is, the requests wait for the next worker.
+    flags = {**THREE, **scarce, **GRAPHS, "compilation_level": level, "worker_patience_s": 600}
+    flags["capture_while_serving"] = True
+    async with ranks_core(config(tmp_path, 2, eplb_interval=3, **flags)) as ranks:
         assert await ranks.generate(PROMPTS, greedy) == expected
         figures = ranks.core.stats().graphs
         await until(lambda: len(figures.figures) == figures.num_planned)
@@ -89,7 +90,8 @@ async def test_preemption_moving_experts_and_a_lost_rank(tmp_path, width):
         await until(lambda: any(sink.token_ids for sink in sinks))
         os.kill(ranks.core.worker.ranks[-1].pid, signal.SIGKILL)
         for sink, tokens in zip(sinks, expected, strict=True):
-            assert (await sink.wait_for_end()).error is None
+            await until(lambda sink=sink: sink.outputs and sink.outputs[-1].is_last, timeout_s=240)
+            assert sink.outputs[-1].error is None
             assert sink.token_ids == tokens
         stats = ranks.core.stats()
         assert len(ranks.executors) == 2
@@ -112,8 +114,9 @@ async def test_drafts_that_need_no_other_rank(tmp_path, source):
         options |= GRAPHS
     else:
         write_checkpoint(small, "qwen3")
+        options["min_speculative_tokens"] = 0  # the number of drafts adapts
     greedy = greedy_with(max_tokens=NUM_TOKENS)
-    async with ranks_core(config(tmp_path, 2, **THREE, **options)) as ranks:
+    async with ranks_core(config(tmp_path, 2, **{**THREE, **options})) as ranks:
         assert await ranks.generate(PROMPTS[:1], greedy) == expected[:1]
         assert await ranks.generate(PROMPTS, greedy) == expected
         assert ranks.core.stats().counters.drafts.num_verified

@@ -33,6 +33,7 @@ class SeenPasses(DispatchMode):
         super().__init__()
         self.collectives = []
         self.counts = []
+        self.sampling = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in COLLECTIVES:
@@ -40,6 +41,7 @@ class SeenPasses(DispatchMode):
         if func is EXPERTS:
             metadata = get_forward_context().dp_metadata
             self.counts.append(metadata.num_tokens_across_dp.tolist())
+            self.sampling.append(metadata.num_sampling_across_dp.tolist())
         return func(*args, **(kwargs or {}))
 
 
@@ -112,6 +114,7 @@ def test_every_rank_calls_the_same_collectives(model, lengths):
         assert sampling == [len(part.requests) for part in (step, *step.others)]
         for passes in seen:
             assert set(map(tuple, passes.counts)) <= {tuple(tokens), tuple(sampling)}
+            assert all(each == sampling for each in passes.sampling)
         num_single.add(max(sampling))
     assert len(num_single) > 1 or len(lengths) == 1
 
