@@ -159,24 +159,24 @@ def prefill_attention(
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = aligned_heads(k), aligned_heads(v)
-    is_done = None
+    is_done, all_fit = None, False
     dtype = cache.k.dtype if cache.k_scale is None else q.dtype
     hopper = hopper_tiles(q, dtype, cache.k.shape[1], num_kv_heads)
     if hopper is not None and metadata.workspace is not None and not soft_cap:
-        readable, is_last = (cache, metadata), True
+        readable = cache, metadata
         if cache.k_scale is not None:
             copies = widen(
                 cache, metadata, dtype,
                 keys=hopper.keys, min_queries=min_queries, sliding_window=sliding_window,
             )  # fmt: skip
             readable, is_done = (copies.cache, copies.metadata), copies.is_ready
-            is_last = _all_fit(metadata.chunks, cache.k.shape[1], copies.num_blocks)
+            all_fit = _all_fit(metadata.chunks, cache.k.shape[1], copies.num_blocks)
         hopper_attention(
             q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
             output_scale=output_scale, min_queries=min_queries, sliding_window=sliding_window,
             sinks=sinks, scale=scale,
         )  # fmt: skip
-        if is_last:
+        if is_done is None:
             return
     for has_prefix in _forms(metadata, is_done):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
@@ -185,6 +185,8 @@ def prefill_attention(
             sinks is not None, cache.k_scale is not None, has_prefix, soft_cap,
             q.device,
         )  # fmt: skip
+        if all_fit and launch.is_built:
+            continue
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
         launch(
             (num_kv_heads, num_tokens // queries + num_requests, 1),

@@ -59,6 +59,11 @@ class Launch:
                 self._builds.clear()
             self._builds[key] = build
 
+    @property
+    def is_built(self) -> bool:
+        """Whether it has launched; needless launches before that build what later ones need."""
+        return bool(self._builds)
+
     def forget_builds(self) -> None:
         """Makes Triton look up this kernel's builds again."""
         self._builds.clear()
