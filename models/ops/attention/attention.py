@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import KVCacheData
+from models.number_formats import BLOCK
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.attention.queries_alone import queries_alone
@@ -68,6 +69,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
     scale = q.shape[2] ** -0.5 if scale is None else scale
+    assert not rounds or q.shape[2] == BLOCK, "each head has one scale"
     rounds = leaves_rounded(output, may_round=rounds)
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.

@@ -40,7 +40,7 @@ from models.ops.triton.linear.fp8_operands import (
     described_tokens,
     described_weight,
 )
-from models.ops.triton.linear.narrow_fp8_results import store_gated, store_sums
+from models.ops.triton.linear.fp8_results import store_gated, store_sums
 from models.ops.triton.linear.row_block_scales import keep_row_scales
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS
 
@@ -160,9 +160,11 @@ def _multiply(
             slot = 0
             phase ^= 1
     if GATED:
-        store_gated(first, second, operands, output, num_tokens, GROUP, NUM_OUTPUTS, BLOCKED, DTYPE)
+        store_gated(
+            first, second, operands, 0, output, num_tokens, 1, GROUP, NUM_OUTPUTS, BLOCKED, DTYPE
+        )
     else:
-        store_sums(first, operands, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+        store_sums(first, operands, 0, output, num_tokens, 1, NUM_OUTPUTS, BLOCKED, SPLITS)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])

@@ -39,10 +39,10 @@ from models.ops.triton.linear.fp8_operands import (
     described_tokens,
     described_weight,
 )
+from models.ops.triton.linear.fp8_results import store_gated, store_sums
 from models.ops.triton.linear.row_block_scales import keep_row_scales
 from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS
-from models.ops.triton.linear.wide_fp8_results import store_gated, store_sums
 
 _GROUP_TOKENS = gl.constexpr(64)
 _TOKENS = gl.constexpr(FP8_TOKENS)
@@ -166,14 +166,24 @@ def _multiply(
                 phase ^= 1
         if GATED:
             store_gated(
-                first, second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, DTYPE
+                first,
+                second,
+                operands,
+                token,
+                output,
+                num_tokens,
+                0,
+                0,
+                NUM_OUTPUTS,
+                BLOCKED,
+                DTYPE,
             )
         else:
-            store_sums(first, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS)
+            store_sums(first, operands, token, output, num_tokens, 0, NUM_OUTPUTS, BLOCKED, SPLITS)
             if PRODUCTS == 2:
                 output += ROWS
                 store_sums(
-                    second, operands, token, output, num_tokens, NUM_OUTPUTS, BLOCKED, SPLITS
+                    second, operands, token, output, num_tokens, 0, NUM_OUTPUTS, BLOCKED, SPLITS
                 )
 
 
@@ -211,7 +221,7 @@ def _wide_fp8_kernel(
         mbarrier.init(empty.index(slot), count=2)
     fence_async_shared()
     ring = (weights, xs, scales, full, empty)
-    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, output_scale_ptr)
+    operands = (x_scale, weight_scale_ptr, bias_ptr, output_ptr, (output_scale_ptr,))
     gl.warp_specialize(
         [
             (_multiply, (

@@ -25,10 +25,12 @@ from models.number_formats import FP8
 from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.ops.triton.communication.exchange import launcher
+from models.ops.triton.attention.attention import attend
 from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.triton.linear.fp8_linear import fp8_block_linear
 from models.ops.operands.packed_weights import quantize_packed
+from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.latent_case import make_latent_case
@@ -55,6 +57,16 @@ def communicating():
             launch((1, 1, 1), row, row, row, *outputs, *state, 1e-6, 1, 4, 2**36)
     for kernel in ("gather_rows", "reduce_scatter"):
         launcher(kernel, 1024, 1, 4, 64, row.device)((1, 1, 1), row, row, *state, 1, 2**36)
+
+def rounded_attention():
+    heads = Heads(num_heads=8, num_kv_heads=2, head_dim=128)
+    for batch in (([1] * 3, [5, 600, 0]), ([1, 7, 40], [600, 7, 40])):
+        for dtype in (torch.bfloat16, torch.float32):
+            case = make_case(*batch, heads, dtype=dtype)
+            attend(
+                case.q, case.k, case.v, torch.empty_like(case.q).contiguous(), case.cache,
+                case.metadata, case.transform, None, None, 0.1, 0.0, rounds=True,
+            )
 
 def packed_products():
     for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
@@ -125,7 +137,9 @@ with absent_gpu():
         | launched_by(made("qwen3_moe"), data_parallel_size=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, communicating, packed_products, latents, on_other_gpus])
+        | found_in(
+            [fused, communicating, rounded_attention, packed_products, latents, on_other_gpus]
+        )
     )
     use_batch_invariance(is_on=True)
     builds |= (
