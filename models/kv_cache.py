@@ -51,12 +51,14 @@ class LatentCacheData:
     rotated: [N, B, P], the rotated elements that all heads' keys share.
     latent_scale: [N, B] float32, factors of FP8 latent vectors; else None.
     index_keys: [N, B, D], the tokens' keys for an indexer; None without one.
+    index_scale: [N, B] float32, factors of FP8 keys for an indexer; else None.
     """
 
     latent: torch.Tensor
     rotated: torch.Tensor
     latent_scale: torch.Tensor | None = None
     index_keys: torch.Tensor | None = None
+    index_scale: torch.Tensor | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -70,6 +72,7 @@ class LatentCacheData:
             "rotated": self.rotated,
             "latent_scale": self.latent_scale,
             "index_keys": self.index_keys,
+            "index_scale": self.index_scale,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -122,24 +125,28 @@ class LatentCacheSpec:
         """Returns the memory of one token in a cache of `dtype`."""
         if dtype != FP8_CACHE_DTYPE:
             return (self.latent_dim + self.rope_dim + self.index_dim) * dtype.itemsize
-        others = (self.rope_dim + self.index_dim) * ROTATED_CACHE_DTYPE.itemsize
-        return self.latent_dim * dtype.itemsize + torch.float32.itemsize + others
+        num_scales = 2 if self.index_dim else 1
+        return (
+            (self.latent_dim + self.index_dim) * dtype.itemsize
+            + num_scales * torch.float32.itemsize
+            + self.rope_dim * ROTATED_CACHE_DTYPE.itemsize
+        )
 
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> LatentCacheData:
-        """Returns a zeroed cache; if dtype is FP8_CACHE_DTYPE its latent vectors have scales."""
+        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE."""
 
         def allocate(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(num_blocks, block_size, *sizes, dtype=dtype, device=device)
 
-        is_fp8 = dtype == FP8_CACHE_DTYPE
-        others = ROTATED_CACHE_DTYPE if is_fp8 else dtype
+        is_fp8, has_index = dtype == FP8_CACHE_DTYPE, self.index_dim > 0
         return LatentCacheData(
             latent=allocate(self.latent_dim, dtype=dtype),
-            rotated=allocate(self.rope_dim, dtype=others),
+            rotated=allocate(self.rope_dim, dtype=ROTATED_CACHE_DTYPE if is_fp8 else dtype),
             latent_scale=allocate(dtype=torch.float32) if is_fp8 else None,
-            index_keys=allocate(self.index_dim, dtype=others) if self.index_dim else None,
+            index_keys=allocate(self.index_dim, dtype=dtype) if has_index else None,
+            index_scale=allocate(dtype=torch.float32) if is_fp8 and has_index else None,
         )
 
 

@@ -13,6 +13,8 @@ BLOCK = 128
 """Rows and columns of an FP8 weight that share a scale, and features of one token's activations."""
 SMALLEST_AMAX = 1e-10
 """Least magnitude that a scale of activations is made from, so that zeros have a scale."""
+SMALLEST_INDEX_AMAX = 1e-4
+"""Least magnitude that a scale of an indexer's queries and keys is made from."""
 
 MXFP4 = torch.uint8
 """Dtype of packed MXFP4 weights, two to a byte, and of their scales."""

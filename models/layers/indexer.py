@@ -1,7 +1,8 @@
 """The indexer of sparse attention: small heads that choose which tokens a query attends to.
 
 Released checkpoints were trained to score in FP8, after a Hadamard transform of queries and keys.
-The transform does not change their products, so it is left out, and scores are float32.
+The transform does not change their products, so it is left out. Queries and keys are FP8 if the
+cache is, and scores are float32.
 """
 
 import torch

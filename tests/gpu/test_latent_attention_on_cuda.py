@@ -1,8 +1,11 @@
 """Latent attention against float64 references: every dtype, odd shapes, replay in a graph."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from models.ops.attention.index_rounding import quantize_index
 from models.ops.triton.attention.latent_forms import least_expanded_queries
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close
@@ -86,12 +89,37 @@ def test_latent_vectors_of_8_bits_are_rounded_after_their_norm(dtype):
             assert_rows_close(actual, expected, FP8_ROW_TOLERANCE)
 
 
+@pytest.mark.parametrize("top_k", [16, 100])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_chosen_tokens_of_8_bits_are_read(batch):
+def test_tokens_chosen_in_8_bits_are_the_references(batch, top_k):
     sizes = SIZES["odd"] | {"latent_dim": 48}
-    case = make_latent_case(*batch, **sizes, device="cuda", top_k=16, has_fp8_cache=True)
+    case = make_latent_case(*batch, **sizes, device="cuda", top_k=top_k, has_fp8_cache=True)
     output = case.run()
     assert_rows_close(output, case.exact_reading().run())
+
+
+@DTYPES
+def test_an_index_is_rounded_as_the_reference_does(dtype):
+    from models.ops.triton.attention.latent_cache import cache_latents  # needs Triton
+
+    case = make_latent_case(
+        *BATCHES["mixed"], **SIZES["deepseek-v3"], dtype=dtype, device="cuda", top_k=16,
+        has_fp8_cache=True,
+    )  # fmt: skip
+    index, entries = case.index, case.entries
+    index = replace(index, q=torch.randn_like(index.q) * 3)
+    keys = torch.randn_like(entries.index_keys) * 0.01
+    case = replace(case, index=index, entries=replace(entries, index_keys=keys))
+    _, rounded = cache_latents(
+        case.queries, index, case.entries, None, case.cache, case.metadata.slot_mapping
+    )
+    queries, scales = quantize_index(index.q.cpu())
+    assert torch.equal(rounded.q.cpu().float(), queries.float())
+    assert torch.equal(rounded.weights.cpu(), index.weights.cpu() * scales)
+    exact = case.exact()
+    exact.run()
+    for name, tensor in exact.cache.tensors().items():
+        assert torch.equal(case.cache.tensors()[name][1:].float().cpu(), tensor[1:].float())
 
 
 # Where scores are rounded more, another token may be chosen.

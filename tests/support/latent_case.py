@@ -16,6 +16,7 @@ from models.forward_context import (
 )
 from models.kv_cache import ROTATED_CACHE_DTYPE, LatentCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.latent_transform import transform_latents
@@ -106,11 +107,8 @@ class LatentCase:
         if exact.transform is not None:
             turned, _ = transform_latents(queries.rotated, exact.entries, exact.transform)
             queries = replace(queries, rotated=turned)
-        index_keys = exact.cache.index_keys
-        if index_keys is not None:
-            index_keys = index_keys.double()
-            entries = replace(entries, index_keys=index_keys.flatten(0, 1)[slots])
-        cache = LatentCacheData(latent=latent, rotated=rotated, index_keys=index_keys)
+        # Rounding the index once more gives the same.
+        cache = replace(exact.cache, latent=latent, rotated=rotated, latent_scale=None)
         return replace(exact, queries=queries, entries=entries, transform=None, cache=cache)
 
     def exact(self) -> "LatentCase":
@@ -179,10 +177,11 @@ def make_latent_case(
 ):
     """Draws a case; blocks lie scattered, and the workspace is poisoned.
 
-    With top_k there is an index, of 7 heads of size 20. Its weights are positive, so that a token
-    that no head sees scores lowest: with others several such tokens tie for the last rank in a row
-    or two of each case, and the choice among them is arbitrary. Queries of several tokens belong to
-    prompts unless told otherwise.
+    With top_k there is an index, of 7 heads of size 20, or 32 and whole numbers with an FP8 cache:
+    FP8 represents them, and tensor cores add their products exactly. Its weights are positive, so
+    that a token that no head sees scores lowest: with others several such tokens tie for the last
+    rank in a row or two of each case, and the choice among them is arbitrary. Queries of several
+    tokens belong to prompts unless told otherwise.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -199,8 +198,16 @@ def make_latent_case(
     index, new_index_keys, index_keys, transform = None, None, None, None
     if top_k is not None:
         weights = draw(num_tokens, 7).float().abs()
-        index = IndexQueries(q=draw(num_tokens, 7, 20), weights=weights, top_k=top_k)
-        new_index_keys, index_keys = draw(num_tokens, 20), draw(num_blocks, block_size, 20)
+        size = 32 if has_fp8_cache else 20
+        drawn = (
+            draw(num_tokens, 7, size),
+            draw(num_tokens, size),
+            draw(num_blocks, block_size, size),
+        )
+        if has_fp8_cache:
+            drawn = [each.mul(2).round() for each in drawn]
+        index_q, new_index_keys, index_keys = drawn
+        index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
     if has_transform:
         angles = torch.randn(num_tokens, 1, rope_dim // 2, generator=generator, device=device)
         cos, sin = angles.cos(), angles.sin()
@@ -209,11 +216,13 @@ def make_latent_case(
         weight = 1 + draw(latent_dim) / 4
         transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=1e-6)
     latent, latent_scale = draw(num_blocks, block_size, latent_dim), None
+    index_scale = None
     rotated = draw(num_blocks, block_size, rope_dim)
     if has_fp8_cache:
         latent, latent_scale = quantize_heads(latent)
         rotated = rotated.to(ROTATED_CACHE_DTYPE)
-        index_keys = None if index_keys is None else index_keys.to(ROTATED_CACHE_DTYPE)
+        if index_keys is not None:
+            index_keys, index_scale = quantize_index(index_keys)
     num_partials = MAX_LATENT_PARTIALS * num_heads
     # Strided, as parts of projections.
     heads = draw(num_tokens, num_heads, plain_dim + rope_dim)
@@ -231,7 +240,11 @@ def make_latent_case(
         ),
         transform=transform,
         cache=LatentCacheData(
-            latent=latent, rotated=rotated, latent_scale=latent_scale, index_keys=index_keys
+            latent=latent,
+            rotated=rotated,
+            latent_scale=latent_scale,
+            index_keys=index_keys,
+            index_scale=index_scale,
         ),
         index=index,
         metadata=build_attention_metadata(

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import LatentCacheData
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
+from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.latent_cache import write_latents
 from models.ops.attention.latent_transform import transform_latents
 from models.ops.custom_op import direct_register_custom_op
@@ -46,7 +47,8 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     the number of a request's query tokens. Metadata and cache come from the forward context. Tokens
     past the end of slot_mapping are padding: their output is undefined. With an index each query
     attends to the top_k tokens of the highest score: the sum over the index's heads of
-    weight * relu(query * key). Given cos, signed_sin and latent_weight it first normalises latent
+    weight * relu(query * key); where the cache is FP8, queries and keys of the index are rounded to
+    FP8. Given cos, signed_sin and latent_weight it first normalises latent
     vectors and rotates q_rotated and k_rotated.
     T tokens, H heads, N, P and V elements of unrotated and rotated keys and of values, J heads of
     size D of the index. Index tensors and projections are contiguous; of the others each head's
@@ -126,13 +128,18 @@ def _attend_absorbed(
 def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) -> torch.Tensor:
     """Returns which keys of a group the index chooses: [G, 1, Q, L] bool."""
     assert cache.index_keys is not None, "the operator checked it"
-    keys = cache.index_keys.index_select(0, group.block_ids)
+    keys, queries, weights = cache.index_keys[group.block_ids], index.q, index.weights
+    if cache.index_scale is not None:
+        queries, factors = quantize_index(queries)
+        weights = weights * factors
     keys = keys.view(group.num_requests, 1, -1, keys.shape[-1]).float()
-    queries = index.q.view(group.num_requests, group.num_queries, *index.q.shape[1:]).float()
+    queries = queries.view(group.num_requests, group.num_queries, *queries.shape[1:]).float()
     # [G, Q, J, D] and [G, 1, D, L] to [G, Q, J, L], and with weights [G, Q, 1, J] to [G, Q, 1, L].
     scores = torch.matmul(queries, keys.transpose(-1, -2)).relu()
-    weights = index.weights.view(group.num_requests, group.num_queries, 1, -1)
+    weights = weights.view(group.num_requests, group.num_queries, 1, -1)
     scores = torch.matmul(weights, scores).transpose(1, 2)
+    if cache.index_scale is not None:
+        scores = scores * cache.index_scale[group.block_ids].view(group.num_requests, 1, 1, -1)
     scores = scores.masked_fill(~group.mask, -torch.inf)
     best = scores.topk(min(index.top_k, scores.shape[-1]), dim=-1).indices
     chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)

@@ -3,6 +3,7 @@
 import torch
 
 from models.kv_cache import LatentCacheData
+from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.operands.latent_entries import LatentEntries
 
@@ -23,7 +24,11 @@ def write_latents(
     _store(cache.latent, latent, slot_mapping)
     _store(cache.rotated, entries.rotated[:num_tokens, 0], slot_mapping)
     if entries.index_keys is not None and cache.index_keys is not None:
-        _store(cache.index_keys, entries.index_keys[:num_tokens], slot_mapping)
+        keys = entries.index_keys[:num_tokens]
+        if cache.index_scale is not None:
+            keys, scales = quantize_index(keys)
+            cache.index_scale.flatten().index_copy_(0, slot_mapping, scales)
+        _store(cache.index_keys, keys, slot_mapping)
 
 
 def read_latents(

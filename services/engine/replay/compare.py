@@ -59,5 +59,5 @@ def deviation(name: str, expected: Tensor, actual: Tensor, dtype: torch.dtype) -
 
 def first_difference(expected: Tensor, actual: Tensor) -> int:
     """Returns the first index along the first dimension where two tensors differ; NaN differs."""
-    differs = (expected.float() != actual.float()).flatten(1).any(1)
+    differs = (expected.float() != actual.float()).view(len(expected), -1).any(1)
     return int(differs.int().argmax())

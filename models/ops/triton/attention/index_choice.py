@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata
+from models.kv_cache import LatentCacheData
 from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention.request_search import request_of
 
@@ -20,12 +21,15 @@ _METADATA = [
 
 @triton.jit(do_not_specialize=_METADATA)
 def _score_kernel(
-    q_ptr, weights_ptr, keys_ptr, scores_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    table_stride, num_requests, first_token, num_scores,
+    q_ptr, weights_ptr, keys_ptr, scale_ptr, scores_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, table_stride, num_requests, first_token, num_scores,
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Scores KEYS tokens for one query; keys that it does not see get minus infinity."""
+    """Scores KEYS tokens for one query; keys that it does not see get minus infinity.
+
+    With scale_ptr queries and keys are FP8, and the weights have the queries' scales.
+    """
     row = tl.program_id(1)
     token = first_token + row
     keys = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -51,24 +55,30 @@ def _score_kernel(
         weights = tl.load(weights_ptr + at_heads, mask=is_head, other=0.0)
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        at_keys = (block * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None] * SIZE + dims[None, :]
+        slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
+        at_keys = slots[:, None] * SIZE + dims[None, :]
         k = tl.load(keys_ptr + at_keys, mask=is_key[:, None] & in_head, other=0.0)
-        products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
         summed = tl.sum(tl.maximum(products, 0.0) * weights[:, None], 0)
+        if scale_ptr is not None:
+            summed *= tl.load(scale_ptr + slots, mask=is_key, other=0.0)
         scores = tl.where(is_key, summed, scores)
     at = row.to(tl.int64) * num_scores + keys
     tl.store(scores_ptr + at, scores, mask=keys < num_scores)
 
 
 def choose_keys(
-    index: IndexQueries, keys: torch.Tensor, metadata: AttentionMetadata
+    index: IndexQueries, cache: LatentCacheData, metadata: AttentionMetadata
 ) -> torch.Tensor | None:
     """Returns the positions that each query attends to, unordered: [T, top_k] int32.
 
     A query that sees fewer keys also gets positions that it does not see. None if no sequence can
     be longer than top_k. The host reads nothing.
-    keys: [N, B, D], the layer's cache with this step's keys.
+    index: of an FP8 cache, rounded to FP8.
+    cache: has this step's keys.
     """
+    keys = cache.index_keys
+    assert keys is not None, "an indexer has keys"
     block_size, size = keys.shape[1:]
     num_scores = metadata.block_tables.shape[1] * block_size
     if num_scores <= index.top_k:
@@ -80,12 +90,12 @@ def choose_keys(
         count = min(run, num_tokens - first)
         scores = torch.empty(count, num_scores, dtype=torch.float32, device=keys.device)
         _score_kernel[(triton.cdiv(num_scores, _KEYS), count)](
-            index.q, index.weights, keys, scores, metadata.block_tables, metadata.seq_lens,
-            metadata.query_start_loc, metadata.block_tables.stride(0),
+            index.q, index.weights, keys, cache.index_scale, scores, metadata.block_tables,
+            metadata.seq_lens, metadata.query_start_loc, metadata.block_tables.stride(0),
             metadata.seq_lens.shape[0], first, num_scores,
             NUM_HEADS=num_heads, SIZE=size, BLOCK_SIZE=block_size, KEYS=_KEYS,
             BLOCK_H=max(16, triton.next_power_of_2(num_heads)),
-            BLOCK_D=max(16, triton.next_power_of_2(size)), num_warps=4,
+            BLOCK_D=max(32 // keys.itemsize, 16, triton.next_power_of_2(size)), num_warps=4,
         )  # fmt: skip
         best = scores.topk(index.top_k, dim=-1, sorted=False).indices
         chosen[first : first + count].copy_(best)

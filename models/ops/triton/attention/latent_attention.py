@@ -211,8 +211,8 @@ def latent_attention(
                 f"{stored.dtype}; they must be multiples of {ENTRY_ALIGNMENT} bytes"
             )
     chosen = None
-    if index is not None and cache.index_keys is not None:
-        chosen = choose_keys(index, cache.index_keys, metadata)
+    if index is not None:
+        chosen = choose_keys(index, cache, metadata)
     num_tokens, num_heads, size = q.shape
     latent = output.shape[-1]
     splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)

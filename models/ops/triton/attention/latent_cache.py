@@ -1,4 +1,4 @@
-"""The norm, the rotations and the write to the cache of latent attention, in one kernel."""
+"""Norm, rotations, rounding and the write to the cache of latent attention, in one kernel."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -7,10 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from models.kv_cache import LatentCacheData
+from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheData
+from models.ops.operands.index_queries import IndexQueries
 from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.cache_scales import exact_scale_of
+from models.ops.triton.attention.index_rounding import round_index_queries, store_index_key
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -105,22 +107,26 @@ def _rotate_queries(
 # Specialising on what varies from step to step would compile again while serving.
 @triton.jit(do_not_specialize=["slots_ptr", "rotation_stride"])
 def _latent_cache_kernel(
-    latent_ptr, k_ptr, index_k_ptr, q_ptr, weight_ptr, cos_ptr, sin_ptr, slots_ptr,
-    latent_cache_ptr, scale_ptr, rotated_cache_ptr, index_cache_ptr, rotated_q_ptr,
-    rotation_stride, eps,
-    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr, INDEX: tl.constexpr,
-    LATENT_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, Q_STRIDE: tl.constexpr,
-    Q_STEP: tl.constexpr, HAS_TRANSFORM: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    latent_ptr, k_ptr, index_k_ptr, q_ptr, index_q_ptr, index_weights_ptr, weight_ptr, cos_ptr,
+    sin_ptr, slots_ptr, latent_cache_ptr, scale_ptr, rotated_cache_ptr, index_cache_ptr,
+    index_scale_ptr, rotated_q_ptr, rounded_q_ptr, rounded_weights_ptr, rotation_stride, eps,
+    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    INDEX_HEADS: tl.constexpr, INDEX: tl.constexpr, LATENT_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr, Q_STRIDE: tl.constexpr, Q_STEP: tl.constexpr,
+    HAS_TRANSFORM: tl.constexpr, HEADS: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_D: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Stores one token's entry, or its key of the index, or rotates HEADS of its queries."""
+    """Stores one token's entry, or its key of the index, or does HEADS of its queries.
+
+    It rotates queries if HAS_TRANSFORM, and rounds those of the index if there are INDEX_HEADS.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     job = tl.program_id(1)
     NUM_STORES: tl.constexpr = 2 if INDEX > 0 else 1
+    NUM_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS if HAS_TRANSFORM else 0
     if job == 0:
         _store_entry(
             token, slot, latent_ptr, k_ptr, weight_ptr, cos_ptr, sin_ptr, latent_cache_ptr,
@@ -129,34 +135,42 @@ def _latent_cache_kernel(
         )  # fmt: skip
     if INDEX > 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
         if job == 1:
-            dims = tl.arange(0, BLOCK_D)
-            key = tl.load(index_k_ptr + token * INDEX + dims, mask=dims < INDEX, other=0.0)
-            key = key.to(index_cache_ptr.dtype.element_ty)
-            tl.store(index_cache_ptr + slot * INDEX + dims, key, mask=dims < INDEX)
+            store_index_key(
+                token, slot, index_k_ptr, index_cache_ptr, index_scale_ptr, INDEX, BLOCK_D
+            )
     if HAS_TRANSFORM:  # noqa: SIM102  # as above
-        if job >= NUM_STORES:
+        if (job >= NUM_STORES) & (job < NUM_STORES + NUM_TILES):
             _rotate_queries(
                 token, job - NUM_STORES, q_ptr, cos_ptr, sin_ptr, rotated_q_ptr, rotation_stride,
                 NUM_HEADS, ROTATED, Q_STRIDE, Q_STEP, HEADS, BLOCK_HALF,
+            )  # fmt: skip
+    if INDEX_HEADS > 0:  # noqa: SIM102  # as above
+        if job >= NUM_STORES + NUM_TILES:
+            round_index_queries(
+                token, job - NUM_STORES - NUM_TILES, index_q_ptr, index_weights_ptr, rounded_q_ptr,
+                rounded_weights_ptr, INDEX_HEADS, INDEX, HEADS, BLOCK_D,
             )  # fmt: skip
 
 
 def cache_latents(
     queries: LatentQueries,
+    index: IndexQueries | None,
     entries: LatentEntries,
     transform: LatentTransform | None,
     cache: LatentCacheData,
     slot_mapping: torch.Tensor,
-) -> LatentQueries:
+) -> tuple[LatentQueries, IndexQueries | None]:
     """Stores each token's entry in its slot; returns the queries, rotated if there is a transform.
 
-    Results have the bits that rms_norm, rotary and a copy to the cache have. Tokens past the end of
-    slot_mapping are padding. Each token's elements of an entry are contiguous, and each head's of
-    queries.
+    Of a cache with scales the entry, and the queries of the index, are rounded to FP8. Results have
+    the bits of separate operators: rms_norm, rotary, and the references' rounding. Tokens past the
+    end of slot_mapping are padding. Each token's elements of an entry are contiguous, and each
+    head's of queries.
     """
     num_heads, sizes = queries.plain.shape[1], queries.sizes
     q, index_keys = queries.rotated, entries.index_keys
-    rotated_q, num_programs = q, 1 if index_keys is None else 2
+    num_programs = 1 if index_keys is None else 2
+    rotated_q = q
     weight = cos = sin = slot_mapping  # without transform a kernel does not touch these
     eps = 0.0
     if transform is not None:
@@ -165,18 +179,28 @@ def cache_latents(
         weight, eps = transform.weight, transform.eps
         cos, sin = transform.cos, transform.signed_sin
         assert cos.stride(0) == sin.stride(0), "both are parts of one table"
+    index_heads, given, rounded = 0, None, None
+    if index is not None and cache.index_scale is not None:
+        index_heads, given = index.q.shape[1], index
+        num_programs += triton.cdiv(index_heads, _HEADS)
+        rounded_q = torch.empty_like(index.q, dtype=FP8_CACHE_DTYPE)
+        rounded = replace(index, q=rounded_q, weights=torch.empty_like(index.weights))
     launch = _launcher(
-        num_heads, sizes.latent, sizes.rotated, 0 if index_keys is None else index_keys.shape[1],
-        entries.latent.stride(0), entries.rotated.stride(0), q.stride(0), q.stride(1),
-        transform is not None, q.device,
+        num_heads, sizes.latent, sizes.rotated, index_heads,
+        0 if index_keys is None else index_keys.shape[1], entries.latent.stride(0),
+        entries.rotated.stride(0), q.stride(0), q.stride(1), transform is not None, q.device,
     )  # fmt: skip
     launch(
         (len(slot_mapping), num_programs, 1),
-        entries.latent, entries.rotated, index_keys, q, weight, cos, sin, slot_mapping,
-        cache.latent, cache.latent_scale, cache.rotated, cache.index_keys, rotated_q,
-        cos.stride(0), eps,
+        entries.latent, entries.rotated, index_keys, q, *_tensors(given), weight, cos, sin,
+        slot_mapping, cache.latent, cache.latent_scale, cache.rotated, cache.index_keys,
+        cache.index_scale, rotated_q, *_tensors(rounded), cos.stride(0), eps,
     )  # fmt: skip
-    return replace(queries, rotated=rotated_q)
+    return replace(queries, rotated=rotated_q), index if rounded is None else rounded
+
+
+def _tensors(index: IndexQueries | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return (None, None) if index is None else (index.q, index.weights)
 
 
 @lru_cache
@@ -184,6 +208,7 @@ def _launcher(
     num_heads: int,
     latent: int,
     rotated: int,
+    index_heads: int,
     index: int,
     latent_stride: int,
     k_stride: int,
@@ -194,10 +219,10 @@ def _launcher(
 ) -> Launch:
     block = triton.next_power_of_2(latent)
     return Launch(
-        _latent_cache_kernel, NUM_HEADS=num_heads, LATENT=latent, ROTATED=rotated, INDEX=index,
-        LATENT_STRIDE=latent_stride, K_STRIDE=k_stride, Q_STRIDE=q_stride, Q_STEP=q_step,
-        HAS_TRANSFORM=has_transform, HEADS=_HEADS, BLOCK_C=block,
-        BLOCK_HALF=triton.next_power_of_2(rotated // 2),
+        _latent_cache_kernel, NUM_HEADS=num_heads, LATENT=latent, ROTATED=rotated,
+        INDEX_HEADS=index_heads, INDEX=index, LATENT_STRIDE=latent_stride, K_STRIDE=k_stride,
+        Q_STRIDE=q_stride, Q_STEP=q_step, HAS_TRANSFORM=has_transform, HEADS=_HEADS,
+        BLOCK_C=block, BLOCK_HALF=triton.next_power_of_2(rotated // 2),
         BLOCK_D=triton.next_power_of_2(max(1, index)),
         # As many as elementwise.rms_norm has, whose sums are in the same order.
         num_warps=min(16, max(1, block // 256)), **launch_options(device),

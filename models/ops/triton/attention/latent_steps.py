@@ -34,7 +34,7 @@ def attend(
     them the absorbed one. The host knows the chunks of steps outside whole graphs alone, so these
     hold the absorbed form. Queries that choose their keys take it, too.
     """
-    queries = cache_latents(queries, entries, transform, cache, metadata.slot_mapping)
+    queries, index = cache_latents(queries, index, entries, transform, cache, metadata.slot_mapping)
     chunks: Sequence[PromptChunk] = ()
     if metadata.chunks and index is None and takes(queries.sizes, output.itemsize):
         least = least_expanded_queries(queries.sizes)

@@ -5,7 +5,7 @@ import torch
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
-from services.engine.replay.compare import deviation
+from services.engine.replay.compare import deviation, first_difference
 
 
 def compare(expected, actual, dtype=torch.float32):
@@ -41,6 +41,14 @@ def test_8_bit_floats_may_be_off_by_a_step():
     assert deviation("k", one, one, torch.float32).is_exact
     assert not deviation("k", one, step, torch.float32).is_excessive
     assert deviation("k", one, two_steps, torch.float32).is_excessive
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2)], ids=str)
+def test_the_first_row_that_differs_is_found_in_tensors_of_any_shape(shape):
+    expected = torch.zeros(shape)
+    actual = expected.clone()
+    actual[2:] = torch.nan
+    assert first_difference(expected, actual) == 2
 
 
 def test_zeros_have_a_scale_too():

@@ -117,6 +117,13 @@ def test_a_recording_with_a_cache_of_8_bits_is_replayed_with_one(folder, tmp_pat
     assert totals.num_by_graph == 0 if against == "eager" else totals.num_by_graph > 10
 
 
+def test_latent_vectors_and_an_index_of_8_bits_are_replayed_as_such(tmp_path):
+    write_checkpoint(tmp_path, "deepseek_v32")
+    totals, report = run(record(tmp_path, tmp_path, "fp8_e4m3"), tmp_path, "full")
+    assert totals.is_clean, report
+    assert totals.num_by_graph > 10
+
+
 @pytest.mark.parametrize("against", ["eager", "full", "piecewise"])
 def test_layers_with_windows_are_replayed_with_blocks_of_their_own(tmp_path, against):
     write_checkpoint(tmp_path, "gpt_oss")

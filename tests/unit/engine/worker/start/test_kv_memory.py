@@ -83,8 +83,8 @@ def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):
     assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8) * 4 * 4
 
 
-@pytest.mark.parametrize(("variant", "index"), [("deepseek_v3", 0), ("deepseek_v32", 12 * 2)])
-def test_a_latent_vector_of_8_bits_is_a_byte_an_element_and_a_scale(
+@pytest.mark.parametrize(("variant", "index"), [("deepseek_v3", 0), ("deepseek_v32", 12 + 4)])
+def test_latent_vectors_and_index_keys_of_8_bits_are_a_byte_an_element_and_a_scale(
     variant, index, tmp_path_factory
 ):
     model = load(tmp_path_factory, variant)
