@@ -70,7 +70,7 @@ def test_a_cache_of_8_bits_is_read_and_written_as_the_reference_does(sizes, batc
     assert_rows_close(output, case.exact_reading().run())
 
 
-@DTYPES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_latent_vectors_of_8_bits_are_rounded_after_their_norm(dtype):
     sizes = SIZES["deepseek-v3"]
     case = make_latent_case(

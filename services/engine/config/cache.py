@@ -11,7 +11,7 @@ class CacheConfig(ConfigSection):
     """The KV cache: dtype, blocks and memory."""
 
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
-    """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales by head."""
+    """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales."""
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in one block of the KV cache."""
     num_kv_blocks: int | None = Field(default=None, ge=2)

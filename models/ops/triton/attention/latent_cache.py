@@ -163,9 +163,9 @@ def cache_latents(
     """Stores each token's entry in its slot; returns the queries, rotated if there is a transform.
 
     Of a cache with scales the entry, and the queries of the index, are rounded to FP8. Results have
-    the bits of separate operators: rms_norm, rotary, and the references' rounding. Tokens past the
-    end of slot_mapping are padding. Each token's elements of an entry are contiguous, and each
-    head's of queries.
+    the bits of separate operators: rms_norm, rotary, and the references' rounding; only norms in
+    float32 before FP8 are added up in another order. Tokens past the end of slot_mapping are
+    padding. Each token's elements of an entry are contiguous, and each head's of queries.
     """
     num_heads, sizes = queries.plain.shape[1], queries.sizes
     q, index_keys = queries.rotated, entries.index_keys

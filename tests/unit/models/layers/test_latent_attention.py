@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from models.ops.attention import expanded_attention, latent_attention
 from models.ops.triton.attention import latent_forms
@@ -86,3 +87,30 @@ def test_tokens_are_those_of_the_absorbed_form_with_graphs_and_shared_prefixes(
     assert sizes_of_expanded
     monkeypatch.setattr(latent_attention, "least_expanded_queries", lambda sizes: NEVER)
     assert outputs() == tokens
+
+
+def test_a_cache_of_8_bits_changes_little_and_chunks_nothing(tmp_path):
+    # Without experts, which a small change of a router's input exchanges.
+    write_checkpoint(tmp_path, "deepseek_v3", first_k_dense_replace=3)
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+
+    def run(chunk_size, cache_dtype=None):
+        runner = PagedRunner(model, cache_dtype=cache_dtype)
+        return runner.run(runner.add(PROMPT[:30]), chunk_size)
+
+    single, whole, own = run(1, FP8_CACHE_DTYPE), run(30, FP8_CACHE_DTYPE), run(30)
+    assert 0.01 < (whole - own).norm() / own.norm() < 0.25
+    # A number near the middle of two may be rounded the other way, which is rare.
+    assert (single - whole).norm() / own.norm() < 0.02
+
+
+def test_cached_prefixes_keep_the_tokens_of_a_cache_of_8_bits(tmp_path):
+    write_checkpoint(tmp_path, "deepseek_v32", first_k_dense_replace=3)
+    prompts = [PROMPT[:40], PROMPT[:33], PROMPT[20:]]
+    config = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+    engine = GraphEngine(tmp_path, config, cache_dtype=FP8_CACHE_DTYPE)
+    expected = engine.run(prompts, 6)
+    # The second time the cache holds the prompts.
+    num_cached = engine.scheduler.counts.cached_tokens
+    assert engine.run(prompts, 6) == expected
+    assert engine.scheduler.counts.cached_tokens > num_cached + 100
