@@ -126,20 +126,20 @@ def test_values_after_the_end_of_a_sequence_are_not_read():
 
 @pytest.mark.parametrize("heads", ["qwen3-8b", "gpt-oss", "no-grouping"])
 @pytest.mark.parametrize("options", ["plain", "window", "wide-window"])
-def test_the_kernel_for_hopper_has_the_bits_of_the_other(heads, options):
+@pytest.mark.parametrize("most_pairs", [MANY_INVARIANT_PAIRS, 1000])
+def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_pairs):
     whole = make_sequence(HEADS[heads], **OPTIONS[options])
     num_kv_heads = whole.cache.k.shape[2]
-    tiles = hopper_tiles(whole.q, whole.cache.k.dtype, 16, num_kv_heads)
+    tiles = hopper_tiles(whole.q, whole.cache.k.dtype, 16, num_kv_heads, has_parts=True)
     if tiles is None:
         pytest.skip("needs a GPU of compute capability 9.0")
     from models.ops.triton.attention.hopper_attention import hopper_attention
     from models.ops.triton.attention.invariant_parts import PART
 
-    spans = [
-        (n, n + 1) for n in range(0, LENGTH, 1 + LENGTH * num_kv_heads // MANY_INVARIANT_PAIRS)
-    ]
+    spans = [(n, n + 1) for n in range(0, LENGTH, 1 + LENGTH * num_kv_heads // most_pairs)]
     step = step_of(whole, spans)
-    assert len(spans) * num_kv_heads <= MANY_INVARIANT_PAIRS
+    has_many = len(spans) * num_kv_heads > MANY_INVARIANT_PAIRS
+    assert has_many == (most_pairs > MANY_INVARIANT_PAIRS)
     output = step.run()
     other = torch.empty_like(output)
     hopper_attention(

@@ -59,6 +59,7 @@ class Tiles:
     """Shape of one program: query rows and keys of a tile, warps, pipeline stages.
 
     registers: most of a thread; None leaves the number to the compiler.
+    sets: of the keys, whose weights are added up apart: online_softmax.
 
     Decode attention of single-token steps also uses:
         held_keys: first keys of a part, read into registers before the step's own queries are
@@ -73,6 +74,7 @@ class Tiles:
     num_warps: int
     num_stages: int
     registers: int | None = None
+    sets: int = 1
     held_keys: int = 0
     num_programs: int = 0
     starts_next_late: bool = True
@@ -151,32 +153,34 @@ _LATER_CHUNK = {
 }
 
 _INVARIANT = {
-    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2),
-    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2),
+    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, sets=2),
+    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, sets=2),
     (2, 256): Tiles(rows=64, keys=32, num_warps=8, num_stages=2),
     (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
-"""For all tokens of batch-invariant mode.
+"""For all tokens of batch-invariant mode, except where the next two tables say more.
 
-A prompt of 8192 tokens took 2.00 ms, 128 decodes of 280 tokens 58 us; with three stages 2.35 ms and
-62.7 us, with 128 rows and eight warps 2.17 ms and 105 us (H200, 32 heads, 8 kv heads of 128,
-2026-11).
+A prompt of 8192 tokens took 2.00 ms; with three stages 2.35 ms, with 128 rows and eight warps 2.17
+ms (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
-_INVARIANT_SINGLE = {
-    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=1, registers=168),
-    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=1, registers=168),
-}
-"""For steps of single tokens: a multiprocessor has room for three programs, and for two of
-_INVARIANT, which have 255 registers a thread.
+_INVARIANT_MANY = Tiles(rows=16, keys=64, num_warps=2, num_stages=2, sets=2)
+"""For few tokens of each of many requests, of two bytes in heads of up to 128.
 
-The compiler keeps in memory what a program needs once a part, the sums of earlier parts. The shapes
-of products and the keys of a tile, which decide a row's bits, are those of _INVARIANT.
+The keys of a tile, which decide a row's bits, are those of _INVARIANT and of _HOPPER_PARTS: each
+tile rescales what is before it. Two warps share them, so in all three their weights are added up in
+two sets. Keys of an 8-bit cache keep _INVARIANT: tensor cores take converted keys in another order
+where they multiply few rows. Single tokens of 1, 8, 32, 128 and 256 requests with 280 keys took
+11.3, 13.7, 19.7, 51.3 and 90.8 us; with _INVARIANT 8.7, 12.3, 16.9, 60.5 and 110 (H200, 32 heads, 8
+kv heads of 128, 2026-11).
 """
 
-_INVARIANT_BESIDE_HOPPER = {
+MANY_INVARIANT_PAIRS = 256
+"""From more requests times kv heads on, _INVARIANT_MANY is faster."""
+
+_HOPPER = {
     64: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
     128: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
 }
@@ -189,9 +193,15 @@ _HOPPER = {
 }
 """By head dimension; stages fill the shared memory."""
 
-MANY_INVARIANT_PAIRS = 256
-"""From more requests times kv heads on, in batch-invariant mode hopper_attention takes single
-tokens too: it fetches keys without a pause, but computes tiles of as many rows as for chunks."""
+_HOPPER_PARTS = {
+    64: Tiles(rows=128, keys=64, num_warps=4, num_stages=8, sets=2),
+    128: Tiles(rows=128, keys=64, num_warps=4, num_stages=4, sets=2),
+}
+"""The same in batch-invariant mode.
+
+Tiles of 128 keys are as fast, but _INVARIANT_MANY would have to have them too, and 128 decodes of
+280 tokens took 198 us with them instead of 71 (H200, 32 heads, 8 kv heads of 128, 2026-11).
+"""
 
 _LEAST_HOPPER_BLOCK = 8
 """Smallest block, in tokens, that fills whole rows of the copy engine's swizzle pattern."""
@@ -246,27 +256,32 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
 
 
 def invariant_tiles(
-    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, is_single: bool
+    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int
 ) -> Tiles:
-    """Returns the tiles of invariant_attention; is_single: of a step of single tokens.
+    """Returns the tiles of invariant_parts; num_pairs: requests times kv heads.
 
     Raises:
         ValueError: no kernel takes such heads.
     """
-    tiles = _look_up(_INVARIANT, dtype, padded_head_dim)
-    if not is_single or cache_dtype is not dtype:
-        return tiles
-    return _INVARIANT_SINGLE.get((dtype.itemsize, max(64, padded_head_dim)), tiles)
+    is_plain = dtype.itemsize == 2 and cache_dtype is dtype and padded_head_dim <= 128
+    if is_plain and num_pairs > MANY_INVARIANT_PAIRS:
+        return _INVARIANT_MANY
+    return _look_up(_INVARIANT, dtype, padded_head_dim)
 
 
 def hopper_tiles(
-    q: torch.Tensor, cache_dtype: torch.dtype, block_size: int, num_kv_heads: int
+    q: torch.Tensor,
+    cache_dtype: torch.dtype,
+    block_size: int,
+    num_kv_heads: int,
+    *,
+    has_parts: bool = False,
 ) -> Tiles | None:
     """Returns the tiles of hopper_attention; None if the kernel does not take such queries.
 
-    The kernel takes blocks of powers of two.
+    The kernel takes blocks of powers of two. has_parts: parts of the keys have a softmax each.
     """
-    tiles = _HOPPER.get(q.shape[2])
+    tiles = (_HOPPER_PARTS if has_parts else _HOPPER).get(q.shape[2])
     if (
         tiles is None
         or q.dtype not in (torch.float16, torch.bfloat16)
@@ -278,11 +293,6 @@ def hopper_tiles(
     ):
         return None
     return tiles
-
-
-def invariant_tiles_beside_hopper(head_dim: int) -> Tiles:
-    """Returns the tiles of invariant_attention for heads that hopper_attention takes."""
-    return _INVARIANT_BESIDE_HOPPER[head_dim]
 
 
 def num_splits(

@@ -49,7 +49,7 @@ def _hopper_attention_kernel(
     num_requests, min_queries, num_tiles, output_scale_stride, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr, HAS_READY: gl.constexpr,
+    PART: gl.constexpr, SETS: gl.constexpr, HAS_READY: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
     KEYS: gl.constexpr = new_k.block_type.shape[0]
@@ -74,10 +74,12 @@ def _hopper_attention_kernel(
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
+                SETS,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
+                SETS,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
@@ -167,7 +169,7 @@ def _launcher(
     return Launch(
         _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
         STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
-        HAS_READY=has_ready, num_warps=tiles.num_warps,
+        SETS=tiles.sets, HAS_READY=has_ready, num_warps=tiles.num_warps,
     )  # fmt: skip
 
 

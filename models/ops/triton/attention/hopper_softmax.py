@@ -62,14 +62,26 @@ def _score(q, k_ring, num_tiles, layout: gl.constexpr):
 
 
 @gluon.jit
+def _row_sums(weights, SETS: gl.constexpr):
+    """Has the bits of online_softmax's function."""
+    if SETS == 1:
+        return gl.sum(weights, 1)
+    KEYS: gl.constexpr = weights.shape[1]
+    turns = weights.reshape([ROWS, KEYS // (8 * SETS), SETS, 8])
+    sets = turns.permute([0, 2, 1, 3]).reshape([ROWS, SETS, KEYS // SETS])
+    sums = gl.sum(gl.sum(sets, 2), 1)
+    return gl.convert_layout(sums, gl.SliceLayout(1, weights.type.layout))
+
+
+@gluon.jit
 def _weigh(
     scores, highest, total, first_key, first_position, positions, scale_log2, DTYPE: gl.constexpr,
-    WINDOW: gl.constexpr,
+    WINDOW: gl.constexpr, SETS: gl.constexpr,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
-    Has the bits of online_softmax.weigh_keys with tiles of as many keys. The weights are in the
-    register layout that tensor cores take them in.
+    Has the bits of online_softmax.weigh_keys with tiles of as many keys and SETS. The weights are
+    in the register layout that tensor cores take them in.
     """
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = scores.shape[1]
@@ -83,7 +95,7 @@ def _weigh(
     new_highest = gl.maximum(highest, gl.max(scores, 1) * scale_log2)
     weights = gl.exp2(gl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = gl.exp2(highest - new_highest)
-    total = gl.fma(total, kept, gl.sum(weights, 1))
+    total = gl.fma(total, kept, _row_sums(weights, SETS))
     operand = gl.convert_layout(weights.to(DTYPE), gl.DotOperandLayout(0, layout, 2))
     return operand, kept, new_highest, total
 
@@ -91,7 +103,7 @@ def _weigh(
 @gluon.jit
 def _attend_keys(
     q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, last, end,
-    first_position, positions, scale_log2, WINDOW: gl.constexpr,
+    first_position, positions, scale_log2, WINDOW: gl.constexpr, SETS: gl.constexpr,
 ):  # fmt: skip
     """Attends to the keys in [first, last), of which the first tile's scores are known.
 
@@ -109,7 +121,7 @@ def _attend_keys(
     for first_key in range(first, last, KEYS):
         weights, kept, highest, total = _weigh(
             scores, highest, total, first_key, first_position, positions, scale_log2,
-            q.dtype, WINDOW,
+            q.dtype, WINDOW, SETS,
         )  # fmt: skip
         acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, acc_layout))[:, None]
         stage = num_tiles % STAGES
@@ -143,7 +155,7 @@ def _attend(
     half: gl.constexpr, q, k_ring, v_ring, released, num_tiles, first, end, first_position,
     sinks_ptr, scale_log2,
     GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr,
+    PART: gl.constexpr, SETS: gl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
@@ -163,7 +175,7 @@ def _attend(
     if PART == 0:
         acc, highest, total, scores, num_tiles = _attend_keys(
             q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, end, end,
-            first_position, positions, scale_log2, WINDOW,
+            first_position, positions, scale_log2, WINDOW, SETS,
         )  # fmt: skip
     else:
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, acc_layout)
@@ -172,7 +184,7 @@ def _attend(
             part_acc, part_highest, part_total, scores, num_tiles = _attend_keys(
                 q, scores, part_highest, part_total, k_ring, v_ring, released, num_tiles,
                 gl.maximum(part * PART, first), gl.minimum((part + 1) * PART, end), end,
-                first_position, positions, scale_log2, WINDOW,
+                first_position, positions, scale_log2, WINDOW, SETS,
             )  # fmt: skip
             acc, highest, total = _merge(acc, highest, total, part_acc, part_highest, part_total)
     return acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None], num_tiles
@@ -212,7 +224,7 @@ def _write(
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, outputs, sinks_ptr, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr, SETS: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
@@ -233,6 +245,7 @@ def attend_all(
         acc, num_tiles = _attend(
             half, q, k_ring, v_ring, released, num_tiles, first, end, num_cached + first_query,
             sinks_ptr + kv_head * GROUP, scale_log2, GROUP, PADDED_GROUP, WINDOW, HAS_SINKS, PART,
+            SETS,
         )  # fmt: skip
         q.store(acc.to(q.dtype))
         _write(

@@ -11,11 +11,9 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.configurations import (
-    MANY_INVARIANT_PAIRS,
     Tiles,
     hopper_tiles,
     invariant_tiles,
-    invariant_tiles_beside_hopper,
 )
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.invariant_parts import PART, attend_parts, tile_queries
@@ -51,15 +49,17 @@ def attend(
     All keys have the bits of the cache. Launches may be captured. T tokens, R requests, Hq/Hk
     query/kv heads, D head dim.
     """
-    hopper = None
-    if not soft_cap:
-        hopper = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], cache.k.shape[2])
-    tiles = (
-        _tiles(q, cache, metadata) if hopper is None else invariant_tiles_beside_hopper(q.shape[2])
-    )
-    least = None
-    if hopper is not None and metadata.workspace is not None:
-        least = _least_hopper_queries(metadata, q.shape[1], cache.k.shape[2], tiles)
+    num_requests, (block_size, num_kv_heads) = len(metadata.seq_lens), cache.k.shape[1:3]
+    tiles = _tiles(q, cache, num_requests * num_kv_heads)
+    few = tile_queries(tiles, q.shape[1] // num_kv_heads)
+    hopper = least = None
+    if metadata.max_seqlen_q > few:
+        if metadata.workspace is not None and not soft_cap:
+            hopper = hopper_tiles(q, cache.k.dtype, block_size, num_kv_heads, has_parts=True)
+        if hopper is None:
+            tiles = _tiles(q, cache, 0)
+        else:
+            least = 1 if num_requests == 1 else few + 1
     q, k = _stored(q, k, v, output, cache, metadata, transform, needs_keys=least is not None)
     if least != 1:
         attend_parts(
@@ -74,25 +74,9 @@ def attend(
         )  # fmt: skip
 
 
-def _tiles(q: torch.Tensor, cache: KVCacheData, metadata: AttentionMetadata) -> Tiles:
-    """Returns the tiles for heads that hopper_attention does not take."""
-    num_tokens, _, head_dim = q.shape
-    is_single = metadata.max_seqlen_q == 1 and num_tokens == metadata.seq_lens.shape[0]
-    padded_head_dim = max(16, 1 << (head_dim - 1).bit_length())
-    return invariant_tiles(q.dtype, cache.k.dtype, padded_head_dim, is_single=is_single)
-
-
-def _least_hopper_queries(
-    metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, tiles: Tiles
-) -> int | None:
-    """Returns the fewest tokens of a request that hopper_attention takes; None if it takes none."""
-    num_requests = metadata.seq_lens.shape[0]
-    queries = tile_queries(tiles, num_heads // num_kv_heads)
-    if num_requests * num_kv_heads > MANY_INVARIANT_PAIRS:
-        return 1
-    if metadata.max_seqlen_q <= queries:
-        return None
-    return 1 if num_requests == 1 else queries + 1
+def _tiles(q: torch.Tensor, cache: KVCacheData, num_pairs: int) -> Tiles:
+    padded_head_dim = max(16, 1 << (q.shape[2] - 1).bit_length())
+    return invariant_tiles(q.dtype, cache.k.dtype, padded_head_dim, num_pairs=num_pairs)
 
 
 def _stored(

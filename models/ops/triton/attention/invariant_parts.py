@@ -44,7 +44,8 @@ def _attend_part(
     q, first, end, diagonal, positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, SETS: tl.constexpr,
+    HAS_UNMASKED: tl.constexpr,
 ):  # fmt: skip
     """Returns weighted values, highest score and sum of exponentials of the keys [first, end).
 
@@ -56,17 +57,19 @@ def _attend_part(
     highest = tl.full([q.shape[0]], -1e30, tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     diagonal = tl.minimum(tl.maximum(diagonal, first), end)
-    if WINDOW == 0:
+    if WINDOW == 0 and HAS_UNMASKED:
         acc, highest, total = attend_keys(
             q, acc, highest, total, first, diagonal, positions, table_ptr, k_ptr, v_ptr,
             k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES, SOFT_CAP,
+            SETS,
         )  # fmt: skip
         first = diagonal
     acc, highest, total = attend_keys(
         q, acc, highest, total, first, end, positions, table_ptr, k_ptr, v_ptr,
         k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
         NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
+        SETS,
     )  # fmt: skip
     return acc, highest, total
 
@@ -118,7 +121,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
-    IS_SHORT: tl.constexpr, DEPENDENT: tl.constexpr,
+    IS_SHORT: tl.constexpr, SETS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
@@ -182,6 +185,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
             q, tl.maximum(part * PART, first_key), tl.minimum((part + 1) * PART, end), diagonal,
             positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, BLOCK_D, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
+            SETS, QUERIES * PADDED_GROUP >= KEYS,
         )  # fmt: skip
         if is_split:
             at = at_sums + split * part_size
@@ -301,8 +305,9 @@ def _launcher(
     return Launch(
         _invariant_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, QUERIES=tile_queries(tiles, group), PADDED_GROUP=padded_group,
-        PART=PART, KEYS=tiles.keys, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
-        SOFT_CAP=soft_cap, IS_SINGLE=is_single, IS_SHORT=is_short, num_warps=tiles.num_warps,
-        maxnreg=tiles.registers, **launch_options(device),
+        PART=PART, KEYS=tiles.keys, SETS=tiles.sets,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
+        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
+        IS_SHORT=is_short, num_warps=tiles.num_warps, maxnreg=tiles.registers,
+        **launch_options(device),
     )  # fmt: skip

@@ -36,10 +36,26 @@ def soft_capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
+def _row_sums(weights, SETS: tl.constexpr):
+    """Returns each row's sum of [ROWS, KEYS] weights, the sums of SETS sets of columns added up.
+
+    Warps that share a row's columns take eight of them in turns, so as many warps as SETS, or one,
+    give the same bits: hopper_softmax too.
+    """
+    if SETS == 1:
+        return tl.sum(weights, 1)
+    ROWS: tl.constexpr = weights.shape[0]
+    KEYS: tl.constexpr = weights.shape[1]
+    turns = tl.reshape(weights, (ROWS, KEYS // (8 * SETS), SETS, 8))
+    sets = tl.reshape(tl.permute(turns, (0, 2, 1, 3)), (ROWS, SETS, KEYS // SETS))
+    return tl.sum(tl.sum(sets, 2), 1)
+
+
+@triton.jit
 def weigh_keys(
     q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0,
+    SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
@@ -69,14 +85,14 @@ def weigh_keys(
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = tl.exp2(tl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = tl.exp2(highest - new_highest)
-    return weights, kept, new_highest, tl.fma(total, kept, tl.sum(weights, 1))
+    return weights, kept, new_highest, tl.fma(total, kept, _row_sums(weights, SETS))
 
 
 @triton.jit
 def fold_tile(
     q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0,
+    SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
 
@@ -85,7 +101,7 @@ def fold_tile(
     """
     weights, kept, highest, total = weigh_keys(
         q, k, k_scale, highest, total, keys, end, positions, scale_log2,
-        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP,
+        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, SETS,
     )  # fmt: skip
     if HAS_SCALES:
         weights *= v_scale
@@ -130,7 +146,7 @@ def attend_keys(
     v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
@@ -158,7 +174,7 @@ def attend_keys(
             v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
             q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP,
+            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, SETS,
         )  # fmt: skip
     return acc, highest, total
 

@@ -16,6 +16,7 @@ from models.ops.triton.communication.slots import end_phase, send_row, wait_for_
 from models.ops.triton.communication.store_norm import store_norm
 from models.ops.triton.communication.words import (
     added,
+    as_sent,
     elements,
     load_words,
     store_words,
@@ -90,7 +91,8 @@ def all_reduce_norm_kernel(
                 )  # fmt: skip
             total = added(total, elements(words, DTYPE))
         total = added(total, elements(residual, DTYPE))
-        words = words_of(total, DTYPE)
+        # As two shots send it, so that the number of rows does not decide the sign of a zero.
+        words = as_sent(words_of(total, DTYPE))
         store_words(at, words, is_vector)
         store_norm(
             words, weight_ptr, normed_ptr, scale_ptr, scale_stride, row, vector, is_vector, eps,

@@ -14,6 +14,7 @@ from models.ops.triton.communication.slots import end_phase, send_row, wait_for_
 from models.ops.triton.communication.store_norm import store_norm
 from models.ops.triton.communication.words import (
     added,
+    as_sent,
     elements,
     load_words,
     store_words,
@@ -60,7 +61,7 @@ def two_shot_norm_kernel(
                     )  # fmt: skip
                 total = added(total, elements(words, DTYPE))
             total = added(total, elements(residual, DTYPE))
-            words = words_of(total, DTYPE)
+            words = as_sent(words_of(total, DTYPE))
             for peer in tl.static_range(RANKS):
                 if peer != RANK:
                     send_row(
@@ -81,6 +82,7 @@ def two_shot_norm_kernel(
                 peers_ptr, owner, phase, row, vector, is_awaited, missing_ptr, report_ptr,
                 max_cycles, SIZE, RANK, RANKS, MOST_ROWS,
             )  # fmt: skip
+            words = as_sent(words)
             at = residual_ptr.to(tl.int64) + (row * SIZE + vector * 8) * 2
             store_words(at, words, is_vector)
             store_norm(

@@ -3,12 +3,12 @@ import torch
 
 from models.forward_context import AttentionWorkspace
 from models.ops.triton.attention.configurations import (
+    MANY_INVARIANT_PAIRS,
     MAX_PARTIALS,
     MAX_SPLITS,
     decode_tiles,
     hopper_tiles,
     invariant_tiles,
-    invariant_tiles_beside_hopper,
     num_splits,
     prefill_tiles,
 )
@@ -26,30 +26,29 @@ def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
         for num_requests in (None, 1, 16, 64, 10_000)
     ]
     invariant = [
-        invariant_tiles(dtype, dtype, head_dim, is_single=is_single) for is_single in (False, True)
+        invariant_tiles(dtype, dtype, head_dim, num_pairs=num_pairs) for num_pairs in (1, 10_000)
     ]
     for tiles in (*decode, *prefill, *invariant):
         assert min(tiles.rows, tiles.keys) >= 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
-def test_batch_invariant_products_have_one_shape(dtype, head_dim):
-    prompts, single = (
-        invariant_tiles(dtype, dtype, head_dim, is_single=is_single) for is_single in (False, True)
-    )
-    assert (prompts.rows, prompts.keys, prompts.num_warps) == (
-        single.rows, single.keys, single.num_warps,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_batch_invariant_kernels_share_the_keys_of_a_tile(monkeypatch, head_dim):
+def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cache_dtype, head_dim):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    q = torch.empty(1, 32, head_dim, dtype=torch.bfloat16)
-    hopper = hopper_tiles(q, q.dtype, 16, num_kv_heads=8)
-    beside = invariant_tiles_beside_hopper(head_dim)
-    assert (beside.rows, beside.keys, beside.num_warps) == (64, hopper.keys, 4)
+    cache_dtype = cache_dtype or dtype
+    few, many = (
+        invariant_tiles(dtype, cache_dtype, head_dim, num_pairs=MANY_INVARIANT_PAIRS + more)
+        for more in (0, 1)
+    )
+    assert (few.keys, few.sets) == (many.keys, many.sets)
+    if cache_dtype.itemsize == 1:
+        assert few == many
+    q = torch.empty(1, 32, head_dim, dtype=dtype)
+    hopper = hopper_tiles(q, cache_dtype, 16, num_kv_heads=8, has_parts=True)
+    if hopper is not None:
+        assert (hopper.keys, hopper.sets) == (few.keys, few.sets)
 
 
 def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
