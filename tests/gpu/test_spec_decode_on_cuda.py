@@ -74,6 +74,13 @@ def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_
 
 
 @pytest.mark.parametrize("sampling", [{}, RANDOM, EDITED], ids=["greedy", "random", "edited"])
+def test_a_request_alone_has_the_tokens_of_a_run_without_drafts(folder, sampling):
+    for prompt in PROMPTS:
+        expected = engine(folder, 0).run([prompt], NUM_OUTPUT, **sampling)
+        assert engine(folder, 3, *SIZES).run([prompt], NUM_OUTPUT, **sampling) == expected
+
+
+@pytest.mark.parametrize("sampling", [{}, RANDOM, EDITED], ids=["greedy", "random", "edited"])
 @pytest.mark.parametrize("sizes", [(), SIZES], ids=["eager", "graphs"])
 def test_a_second_step_in_flight_changes_no_token(folder, sampling, sizes):
     waiting, carrying = (engine(folder, 3, *sizes, max_in_flight=count) for count in (1, 2))

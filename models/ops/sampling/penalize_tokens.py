@@ -17,6 +17,8 @@ class Penalties:
     seq_lens: [E] int32, tokens of each sequence, at most L.
     num_prompt_tokens: [E] int64, how many of them are the prompt.
     repetition, frequency, presence: [E] float32; 1, 0 and 0 change nothing.
+
+    All but the table are contiguous.
     """
 
     tokens: Tensor
@@ -38,6 +40,16 @@ def penalize_tokens(logits: Tensor, indices: Tensor, penalties: Penalties) -> No
     logits: [S, V] float32, contiguous.
     indices: [E] int64, the distinct rows that `penalties` are of.
     """
+    by_sequence = (
+        indices,
+        penalties.row_ids,
+        penalties.seq_lens,
+        penalties.num_prompt_tokens,
+        penalties.repetition,
+        penalties.frequency,
+        penalties.presence,
+    )
+    assert all(each.is_contiguous() for each in by_sequence), "kernels read them as arrays"
     if has_kernels(logits.device):
         from models.ops.triton.sampling import penalize_tokens as kernel
 

@@ -102,7 +102,8 @@ class StepSampler:
         if drafts is not None:
             at = SampledPositions.of(header, self._columns)
             return SampledRows(
-                row_ids=at.row_ids.reshape(-1),
+                # Kernels read arrays; reshape alone would leave one request's rows a single number.
+                row_ids=at.row_ids.contiguous().view(-1),
                 seq_lens=at.positions.view(-1),
                 host_row_ids=drafts.row_ids.ravel(),
                 host_seq_lens=drafts.positions.ravel(),

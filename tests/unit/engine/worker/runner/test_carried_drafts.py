@@ -78,6 +78,12 @@ def test_every_sampling_gives_the_same_tokens(source, sampling):
     assert num_carried(carrying) > NUM_OUTPUT
 
 
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+def test_a_request_alone_has_the_same_tokens(source, sampling):
+    expected = engine(source, 2, 0).run(PROMPTS[:1], NUM_OUTPUT, **sampling)
+    assert engine(source, 2).run(PROMPTS[:1], NUM_OUTPUT, **sampling) == expected
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_chunks_preemptions_and_full_sequences_change_nothing(source, sizes):
     expected = engine(source, 2, 0, **sizes).run(PROMPTS, NUM_OUTPUT)
