@@ -13,6 +13,7 @@ import torch
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
 from models.layers.moe import Experts
+from models.layers.quantization import QuantizableLinear
 from models.loading.stored_formats import keep_stored_formats
 from models.registry import model_class
 
@@ -98,6 +99,11 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     of_experts = {id(param) for module in experts for param in module.parameters()}
     dense = [param for param in model.parameters() if id(param) not in of_experts]
+    two_in_a_byte = {
+        id(layer.weight)
+        for layer in model.modules()
+        if isinstance(layer, QuantizableLinear) and layer.method.packing is not None
+    }
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     # A step reads a few rows of an embedding, unless that is the head.
     unread = 0 if head is embedding else embedding.nbytes
@@ -105,7 +111,11 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
         3 * len(each.down_proj) * each.gate_up_proj.shape[1] // 2 * config.hidden_size
         for each in experts
     )
-    dense_params = sum(param.numel() for param in dense)
+    dense_params = sum(
+        param.numel() * (2 if id(param) in two_in_a_byte else 1)
+        for name, param in model.named_parameters()
+        if id(param) not in of_experts and not name.endswith("_scale")
+    )
     dense_params -= head.numel() if head is embedding else head.numel() + embedding.numel()
     return StepFloor(
         dense_bytes=sum(param.nbytes for param in dense) - unread,

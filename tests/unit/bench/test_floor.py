@@ -21,6 +21,7 @@ def floor_of(shape, tmp_path):
     ("shape", "all_params", "active_params"),
     [
         ("llama-3.1-8b", 7.50, 7.50),
+        ("llama-3.1-8b-w4a16", 7.50, 7.50),
         ("mixtral-8x7b", 46.6, 12.7),
         ("qwen3-30b-a3b", 30.2, 3.0),
         ("gpt-oss-20b", 20.3, 3.61),
@@ -44,6 +45,13 @@ def test_a_dense_model_reads_its_weights_and_the_cache(tmp_path):
     assert one == pytest.approx((7.50e9 * 2 + 131072 * 1000) / BYTES_PER_MS, rel=0.01)
     assert many - one == pytest.approx(8 * 131072 * 1000 / BYTES_PER_MS)
     assert floor.prefill_ms(8192) == pytest.approx(2 * 8192 * 6.98e9 / FLOP_PER_MS, rel=0.01)
+
+
+def test_weights_of_4_bits_count_as_they_are_stored(tmp_path):
+    packed, plain = (floor_of(shape, tmp_path) for shape in ("llama-3.1-8b-w4a16", "llama-3.1-8b"))
+    # The head is not packed; 128 weights share a scale of two bytes.
+    assert packed.dense_bytes == pytest.approx(6.98e9 * (0.5 + 2 / 128) + 0.525e9 * 2, rel=1e-3)
+    assert packed.prefill_ms(8192) == plain.prefill_ms(8192)
 
 
 def test_a_batch_reads_only_the_experts_that_it_touches(tmp_path):
