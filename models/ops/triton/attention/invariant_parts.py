@@ -49,7 +49,8 @@ def _attend_part(
 ):  # fmt: skip
     """Returns weighted values, highest score and sum of exponentials of the keys [first, end).
 
-    All queries of the tile see the keys before `diagonal`.
+    All queries of the tile see the keys before `diagonal`. HAS_UNMASKED: these have a loop without
+    masks; for few rows its code costs more registers than it saves work.
     """
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = cache_ptrs
     acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
