@@ -25,6 +25,7 @@ from services.engine.batch import (
     set_prompt_logprobs,
     step_result,
 )
+from tests.support.fake_cache import FakeCache
 from tests.support.fake_model import (
     VOCAB_SIZE,
     choose,
@@ -36,9 +37,7 @@ from tests.support.fake_model import (
 from tests.support.fake_model import WorkerViolationError as WorkerViolationError
 from tests.support.fake_model import expected_output as expected_output
 
-NULL_BLOCK = 0
 _UNKNOWN = -1
-_GARBAGE = 1
 
 
 class FakeWorker:
@@ -59,18 +58,20 @@ class FakeWorker:
     ) -> None:
         self._has_stages = has_stages
         self._makes_drafts = makes_drafts
-        self._block_size = block_size
-        self._windows = tuple(windows)
         self._num_cache_tokens = num_cache_tokens or (num_blocks - 1) * block_size
         self._vocab_size = vocab_size
         self.memory_tokens = 2**31
         """Query tokens for which memory suffices; a step of more fails."""
         self._num_failed_steps = 0
         self._last_step_id = 0
-        width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
+        self._cache = FakeCache(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            windows=windows,
+        )
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
-        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
-        self._kv = np.zeros((num_blocks, block_size), np.uint64)
         # The content that the cache must have for each row and position; computed up to
         # _num_keys[row].
         self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
@@ -107,9 +108,10 @@ class FakeWorker:
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
-        self._write(rows, starts, ends)
-        for row, start, end in zip(rows, starts, ends, strict=True):
-            self._check_reads(row, start, end)
+        spans = list(zip(rows, starts, ends, strict=True))
+        self._cache.write(spans, [self._row_keys(row, end) for row, _, end in spans])
+        for row, start, end in spans:
+            self._cache.check_reads(row, start, end, self._row_keys(row, end))
         if self._has_stages:
             self._check_last_tokens(descriptor, rows, ends)
         result = self._sample(descriptor, rows, ends)
@@ -134,14 +136,7 @@ class FakeWorker:
         starts = dict(
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
-        updates = attention.block_table_updates
-        counts = read_int32(updates.counts)
-        block_ids = np.split(read_int32(updates.block_ids), np.cumsum(counts)[:-1])
-        offsets = read_int32(updates.offsets)
-        for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
-            # A shared prefix is named, but not written.
-            num_kept = max(0, starts[row] // self._block_size - offset)
-            self._kv[new[num_kept:]] = _GARBAGE
+        self._cache.spoil(attention.block_table_updates, starts)
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )
@@ -159,12 +154,13 @@ class FakeWorker:
         """Applies a step's changes of rows and block tables."""
         for assignment in descriptor.row_assignments:
             self._assign(assignment)
-        self._update_block_table(descriptor)
+        self._cache.update_block_table(descriptor.attn_metadata.block_table_updates)
 
     def compute(self, row: int, tokens: range) -> None:
         """Writes keys and values of a row's tokens, whose predecessors must be there."""
-        self._write([row], [tokens.start], [tokens.stop])
-        self._check_reads(row, tokens.start, tokens.stop)
+        keys = self._row_keys(row, tokens.stop)
+        self._cache.write([(row, tokens.start, tokens.stop)], [keys])
+        self._cache.check_reads(row, tokens.start, tokens.stop, keys)
 
     def _assign(self, assignment: RowAssignment) -> None:
         row, token_ids = assignment.row, read_int32(assignment.token_ids)
@@ -172,29 +168,12 @@ class FakeWorker:
         require(0 < assignment.num_prompt_tokens <= len(token_ids), "a prompt token is missing")
         self._tokens[row] = _UNKNOWN
         self._tokens[row, : len(token_ids)] = token_ids
-        self._block_table[row] = NULL_BLOCK
+        self._cache.clear_row(row)
         self._num_keys[row] = 0
         self._num_known[row] = len(token_ids)
         self._num_computed[row] = None
         self._num_prompt[row] = assignment.num_prompt_tokens
         self._sampling[row] = assignment.sampling
-
-    def _update_block_table(self, descriptor: BatchDescriptor) -> None:
-        updates = descriptor.attn_metadata.block_table_updates
-        ids = read_int32(updates.block_ids)
-        columns = (read_int32(data) for data in (updates.rows, updates.offsets, updates.counts))
-        position = 0
-        for row, offset, count in zip(*columns, strict=True):
-            new = ids[position : position + count]
-            require(len(new) == count > 0, "block ids are missing")
-            keeps_all = [window is None for window in self._windows]
-            kept = np.resize(keeps_all, count)  # updates begin with the first group
-            require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
-            require(bool(np.all(new < len(self._kv))), "a block does not exist")
-            require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
-            self._block_table[row, offset : offset + count] = new
-            position += count
-        require(position == len(ids), "block ids are left over")
 
     def _read_layout(self, descriptor: BatchDescriptor) -> tuple[list[int], list[int], list[int]]:
         """Returns rows, first query positions and sequence lengths after checking them."""
@@ -236,28 +215,6 @@ class FakeWorker:
         for i in read_int32(metadata.carried_requests).tolist():
             seq_lens[i] = self._num_known[rows[i]] + read_int32(metadata.num_draft_tokens)[i]
         return seq_lens
-
-    def _write(self, rows: list[int], starts: list[int], ends: list[int]) -> None:
-        flat = self._kv.reshape(-1)
-        written: set[int] = set()
-        for row, start, end in zip(rows, starts, ends, strict=True):
-            keys = self._row_keys(row, end)
-            for group in range(len(self._windows)):
-                slots = self._slots(row, start, end, group)
-                require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
-                require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
-                written.update(slots.tolist())
-                flat[slots] = keys[start:end] + np.uint64(group)
-
-    def _check_reads(self, row: int, start: int, end: int) -> None:
-        for group, window in enumerate(self._windows):
-            first = 0 if window is None else max(0, start - window + 1)
-            held = self._kv.reshape(-1)[self._slots(row, first, end, group)]
-            expected = self._row_keys(row, end)[first:end] + np.uint64(group)
-            wrong = np.flatnonzero(held != expected) + first
-            require(
-                not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
-            )
 
     def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
@@ -344,9 +301,7 @@ class FakeWorker:
     def _draft(self, row: int, end: int, num_steps: int) -> list[int]:
         """Guesses the token after a row's newest one, two times in three rightly."""
         room = min(self._tokens.shape[1] - 1, self._num_cache_tokens)
-        for group in range(len(self._windows)):
-            slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)), group)
-            require(bool(np.all(slots >= self._block_size)), f"row {row} has no room to draft")
+        self._cache.require_room(row, end, max(end, min(end + num_steps - 1, room)))
         position = self._num_known[row]
         key = int(self._row_keys(row, position)[position - 1])
         token_ids: list[int] = []
@@ -408,9 +363,3 @@ class FakeWorker:
                 self._keys[row, position] = key
             self._num_keys[row] = end
         return self._keys[row]
-
-    def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
-        positions = np.arange(start, end)
-        table = self._block_table[row, group :: len(self._windows)]
-        blocks = table[positions // self._block_size].astype(np.int64)
-        return blocks * self._block_size + positions % self._block_size

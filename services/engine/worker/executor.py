@@ -25,31 +25,23 @@ from protos.engine.v1.worker_pb2 import (
     WorkerEvent,
     WorkerReady,
 )
-from services.engine.batch import BatchDescriptor, StepFailure, StepResult
+from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.parallel import LOOPBACK_INTERFACE
-from services.engine.worker.environment import worker_environment
-from services.engine.worker.joined_results import JoinedResults
-from services.engine.worker.meeting import Meeting
+from services.engine.worker.failure_agreement import FailureAgreement
 from services.engine.worker.placement import RankPlace, rank_places, reporting_ranks
-from services.engine.worker.rank_process import LostPeerError, RankProcess, WorkerDiedError
-from services.engine.worker.remote_ranks import JoinedNodes, RemoteRank
+from services.engine.worker.rank_events import RankEvents
+from services.engine.worker.rank_process import RankProcess, WorkerDiedError
+from services.engine.worker.rank_start import RankStart
+from services.engine.worker.remote_ranks import JoinedNodes, Rank, RemoteRank
 
 STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
-CAUSE_GRACE_S = 2.0
-"""Time in which the end of a rank shows after another one has lost it."""
-AGREEMENT_GRACE_S = 10.0
-"""Time in which all ranks fail at the same place of a step, if they do; at most half of the time
-after which a step counts as hung."""
 
 _NEWS = ("graph", "recompilation", "compiled", "expert_load")
 """Events that `receive` returns beside results."""
 
-
 ProfileAnswer = Callable[[ProfileStarted | ProfileReport], None]
 """Takes a worker's word that a profile has begun or ended."""
-Rank = RankProcess | RemoteRank
 
 
 class WorkerExecutor:
@@ -69,19 +61,12 @@ class WorkerExecutor:
         self._nodes = nodes
         places = rank_places(config.parallel)
         self._ranks = [_rank_at(place, len(places)) for place in places]
-        self._reporters = reporting_ranks(config.parallel)
-        self._reporter = self._reporters[0]
-        self._others = [number for number in range(len(places)) if number != self._reporter]
-        self._watches: list[asyncio.Task[WorkerDiedError]] = []
-        self._joined: JoinedResults | None = None
-        self._joining: asyncio.Task[None] | None = None
+        reporters = reporting_ranks(config.parallel)
+        self._reporter = reporters[0]
+        self._events = RankEvents(self._ranks, reporters, self._take_aside)
+        self._failures = FailureAgreement(config, self._ranks)
         self._due: dict[int, GraphOrder] = {}
-        self._failures: dict[int, StepResult] = {}
-        self._has_failed = asyncio.Event()
         self._answer_profile: ProfileAnswer = lambda answer: None
-        self._agreement_s = min(AGREEMENT_GRACE_S, config.worker.step_timeout_s / 2)
-        if config.parallel.pipeline_parallel_size > 1:
-            self._agreement_s = 0.0  # another stage waits for this one, and fails nowhere
 
     @property
     def pid(self) -> int | None:
@@ -98,32 +83,25 @@ class WorkerExecutor:
             WorkerDiedError: one could not start, or not in time; the message says why. No process
                 is left behind.
         """
-        readies: dict[int, WorkerReady] = {}
+        starting = RankStart(
+            self._config, self._ranks, self._nodes, on_progress or _ignore_progress
+        )
         limit_s = self._config.worker.worker_start_timeout_s
-        on_progress = on_progress or _ignore_progress
-        await self._connect(on_progress)
+        await starting.connect()
         try:
             async with asyncio.timeout(limit_s):
-                await self._spawn()
-                await self._wait_until_ready(readies, on_progress)
+                await starting.spawn()
+                await starting.wait_until_ready()
         except TimeoutError:
             await self.show_stacks()
             await self.stop()
-            late = [each for number, each in enumerate(self._ranks) if number not in readies]
-            reasons = "; ".join(_describe_late(each) for each in late)
-            raise WorkerDiedError(f"{reasons} was not ready within {limit_s} s") from None
+            late = starting.describe_late()
+            raise WorkerDiedError(f"{late} was not ready within {limit_s} s") from None
         except BaseException:
             await self.stop()
             raise
-        if len(self._reporters) > 1:
-            self._joined = JoinedResults(self._reporters)
-            self._joining = asyncio.create_task(self._join_results(self._joined))
-        self._watches = [asyncio.create_task(self._watch(number)) for number in self._others]
-        ready = readies[self._reporter]
-        infos = [info for _, each in sorted(readies.items()) for info in each.ranks]
-        del ready.ranks[:]
-        ready.ranks.extend(infos)
-        return ready
+        self._events.open()
+        return starting.announcement(self._reporter)
 
     def send(self, descriptor: BatchDescriptor, *others: BatchDescriptor) -> None:
         """Orders a step. Never blocks; a worker that is gone shows in `receive`.
@@ -170,7 +148,7 @@ class WorkerExecutor:
             WorkerDiedError: a worker is gone, or the ranks cannot go on together.
         """
         while True:
-            event = await self._next_event()
+            event = await self._events.next_event()
             kind = event.WhichOneof("event")
             if kind == "profile_started":
                 self._answer_profile(event.profile_started)
@@ -183,9 +161,7 @@ class WorkerExecutor:
                 news = getattr(event, kind)
                 return news
             elif kind == "result":
-                self._require_joint(event.result)
-                if _is_out_of_memory(event.result):
-                    await self._agree_on_failure(event.result)
+                await self._failures.settle(event.result)
                 return event.result
             else:
                 raise WorkerDiedError(
@@ -203,94 +179,10 @@ class WorkerExecutor:
 
     async def stop(self) -> None:
         """Ends all ranks, by force if they do not end by themselves. May be called again."""
-        watches, self._watches = self._watches, []
-        for watch in watches:
-            watch.cancel()
-        joining, self._joining = self._joining, None
-        if joining is not None:
-            joining.cancel()
-        self._joined = None
+        self._events.close()
         await asyncio.gather(*(each.stop() for each in self._ranks))
         self._due.clear()
         self._failures.clear()
-
-    async def _connect(self, on_progress: Callable[[str], None]) -> None:
-        """Waits for the other hosts, if there are any."""
-        if self._nodes is None:
-            return
-        limit_s = self._config.worker.worker_start_timeout_s
-        links = await self._nodes.wait_for_all(limit_s, on_progress)
-        for each in self._ranks:
-            if isinstance(each, RemoteRank):
-                each.connect(links[each.node - 1])
-
-    async def _spawn(self) -> None:
-        """Starts the processes and connects to them."""
-        config = self._config.model_dump_json()
-        meeting = self._open_meeting()
-        try:
-            for number, each in enumerate(self._ranks):
-                if isinstance(each, RemoteRank):
-                    each.start(config=config, meeting_address=meeting.address)
-                    continue
-                arguments = ["--rank", str(number), "--config", config, *meeting.arguments]
-                environment = worker_environment(self._config, self._interface)
-                fds = [] if meeting.fd is None else [meeting.fd]
-                await each.spawn(arguments, environment=environment, fds=fds)
-        finally:
-            meeting.close()
-
-    @property
-    def _interface(self) -> str:
-        has_nodes = self._nodes is not None
-        return self._config.parallel.node_interface if has_nodes else LOOPBACK_INTERFACE
-
-    def _open_meeting(self) -> Meeting:
-        """Opens the place where the ranks meet."""
-        if self._nodes is not None:
-            try:
-                return Meeting.on_interface(self._interface)
-            except ValueError as error:
-                raise WorkerDiedError(str(error)) from None
-        return Meeting() if len(self._ranks) == 1 else Meeting.in_memory()
-
-    async def _wait_until_ready(
-        self, readies: dict[int, WorkerReady], on_progress: Callable[[str], None]
-    ) -> None:
-        """Follows the start of all ranks and collects their announcements."""
-
-        async def follow(number: int) -> None:
-            readies[number] = await self._follow_start(number, on_progress)
-
-        if len(self._ranks) == 1:
-            await follow(0)
-            return
-        following = [asyncio.create_task(follow(number)) for number in range(len(self._ranks))]
-        try:
-            done, others = await asyncio.wait(following, return_when=asyncio.FIRST_EXCEPTION)
-            errors = _errors_of(done)
-            if errors and others and all(isinstance(each, LostPeerError) for each in errors):
-                done, _ = await asyncio.wait(others, timeout=CAUSE_GRACE_S)
-                errors += _errors_of(done)
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
-        if errors:
-            raise _cause_among(errors)
-
-    async def _follow_start(self, number: int, on_progress: Callable[[str], None]) -> WorkerReady:
-        rank = self._ranks[number]
-        prefix = f"{rank.name}: " if len(self._ranks) > 1 else ""
-        while True:
-            event = await rank.next_event()
-            kind = event.WhichOneof("event")
-            if kind == "ready":
-                return event.ready
-            if kind != "progress":
-                raise WorkerDiedError(f"{rank.name} sent {kind} before it was ready")
-            rank.stage = event.progress.stage
-            on_progress(prefix + rank.stage)
 
     def _command(self, command: WorkerCommand) -> None:
         """Sends a command to every rank, at the same place in the order of all."""
@@ -298,61 +190,13 @@ class WorkerExecutor:
         for each in self._ranks:
             each.send(content)
 
-    async def _next_event(self) -> WorkerEvent:
-        """Returns what the reporter says next; if a rank is lost, raises what it was lost by."""
-        try:
-            if self._joined is not None:
-                return await self._joined.next_event()
-            return await self._ranks[self._reporter].next_event()
-        except LostPeerError as error:
-            if not self._watches:
-                raise
-            done, _ = await asyncio.wait(
-                self._watches, timeout=CAUSE_GRACE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            raise _cause_among([*(task.result() for task in done), error]) from error
-
-    async def _join_results(self, joined: JoinedResults) -> None:
-        """Listens to the reporter where its results need those of other data-parallel ranks."""
-        try:
-            while True:
-                event = await self._ranks[self._reporter].next_event()
-                if event.WhichOneof("event") == "result":
-                    self._hear(self._reporter, event)
-                else:
-                    joined.pass_on(event)
-        except WorkerDiedError as error:
-            joined.pass_on(error)
-
-    async def _watch(self, number: int) -> WorkerDiedError:
-        """Listens to a rank that sends no results; its end ends `receive`."""
-        rank = self._ranks[number]
-        try:
-            while True:
-                self._hear(number, await rank.next_event())
-        except LostPeerError as error:
-            await asyncio.sleep(CAUSE_GRACE_S)
-            self._ranks[self._reporter].interrupt(error)
-            return error
-        except WorkerDiedError as error:
-            self._ranks[self._reporter].interrupt(error)
-            return error
-
-    def _hear(self, number: int, event: WorkerEvent) -> None:
-        """Takes an event of a rank other than the reporter, which says what it leaves out.
-
-        Results of data-parallel ranks count too, the reporter's among them.
-        """
+    def _take_aside(self, number: int, event: WorkerEvent) -> None:
+        """Takes an event that `receive` does not get: of another rank than the reporter, mostly."""
         kind = event.WhichOneof("event")
-        if kind == "result" and self._joined is not None and number in self._reporters:
-            self._joined.put(number, event.result)
         if kind == "capture_due":
             self._take_due(number, event.capture_due)
-        elif kind == "result" and _is_out_of_memory(event.result):
-            self._failures[number] = event.result
-            self._has_failed.set()
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._agreement_s, self._end_if_alone, number, event.result)
+        elif kind == "result":
+            self._failures.note(number, event.result)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
         """Orders a capture once every rank would begin one; the reporter says which."""
@@ -361,71 +205,12 @@ class WorkerExecutor:
             self._command(WorkerCommand(capture=self._due[self._reporter]))
             self._due.clear()
 
-    def _require_joint(self, result: StepResult) -> None:
-        """Raises WorkerDiedError if data-parallel ranks did not all fail, or all succeed."""
-        for number, each in zip(self._reporters, (result, *result.across_dp), strict=False):
-            if each.failure != result.failure:
-                rank, failed = (number, each) if each.failure else (self._reporter, result)
-                raise _alone(self._ranks[rank], failed)
-
-    async def _agree_on_failure(self, result: StepResult) -> None:
-        """Waits until all ranks have failed at the same place of a step.
-
-        Raises:
-            WorkerDiedError: one did not, and waits for the others in the middle of the step.
-        """
-        self._failures[self._reporter] = result
-        try:
-            async with asyncio.timeout(self._agreement_s):
-                while len(self._failures) < len(self._ranks):
-                    self._has_failed.clear()
-                    await self._has_failed.wait()
-        except TimeoutError:
-            raise _alone(self._ranks[self._reporter], result) from None
-        failures, self._failures = self._failures, {}
-        for number, other in failures.items():
-            if (other.step_id, other.num_collectives) != (result.step_id, result.num_collectives):
-                raise _alone(self._ranks[number], other)
-
-    def _end_if_alone(self, number: int, result: StepResult) -> None:
-        """Ends `receive` if the others have not failed in a rank's step."""
-        if self._failures.get(number) is result:
-            self._ranks[self._reporter].interrupt(_alone(self._ranks[number], result))
-
-
-def _is_out_of_memory(result: StepResult) -> bool:
-    return result.failure == StepFailure.STEP_FAILURE_OUT_OF_MEMORY
-
 
 def _rank_at(place: RankPlace, num_ranks: int) -> Rank:
     """Returns a rank that is not started yet."""
     if place.node:
         return RemoteRank(place.rank, place.node)
     return RankProcess("the worker" if num_ranks == 1 else f"rank {place.rank}")
-
-
-def _alone(rank: Rank, result: StepResult) -> WorkerDiedError:
-    return WorkerDiedError(
-        f"{rank.name} ran out of memory in step {result.step_id} where other ranks did not; they "
-        "cannot go on together"
-    )
-
-
-def _cause_among(errors: Sequence[WorkerDiedError]) -> WorkerDiedError:
-    """Returns the error that explains the others: not that a rank has lost another one."""
-    return min(errors, key=lambda error: isinstance(error, LostPeerError))
-
-
-def _errors_of(tasks: set[asyncio.Task[None]]) -> list[WorkerDiedError]:
-    errors = [error for task in tasks if (error := task.exception()) is not None]
-    for error in errors:
-        if not isinstance(error, WorkerDiedError):
-            raise error
-    return [error for error in errors if isinstance(error, WorkerDiedError)]
-
-
-def _describe_late(rank: Rank) -> str:
-    return f"{rank.name} (last seen {rank.stage})" if rank.stage else rank.name
 
 
 def _ignore_progress(stage: str) -> None:

@@ -16,6 +16,7 @@ from protos.engine.v1.worker_pb2 import WorkerEvent
 from services.engine.errors import EngineUnavailableError, InvalidRequestError
 from services.engine.worker.rank_process import (
     NodeLostError,
+    RankProcess,
     WorkerDiedError,
     WorkerKilledError,
     read_event,
@@ -127,6 +128,10 @@ class RemoteRank:
             self._link.close()
         self._link = None
         self.end(WorkerDiedError(f"{self.name} was stopped"))
+
+
+Rank = RankProcess | RemoteRank
+"""A rank on this host or on another one."""
 
 
 class NodeLink:

@@ -1,0 +1,106 @@
+"""The fake worker's KV cache: what each slot of each block holds, and which blocks a row has.
+
+The content of a position is a key, a hash of all tokens up to it. A row may only read slots
+that hold its own keys.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from protos.engine.v1.batch_pb2 import BlockTableUpdates
+from services.engine.batch import read_int32
+from tests.support.fake_model import require
+
+NULL_BLOCK = 0
+_GARBAGE = 1
+
+
+class FakeCache:
+    """Blocks of slots and a block table, whose rows have each block of each group in turn."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        windows: Sequence[int | None],
+    ) -> None:
+        self._block_size = block_size
+        self._windows = tuple(windows)
+        width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
+        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
+        self._kv = np.zeros((num_blocks, block_size), np.uint64)
+
+    def clear_row(self, row: int) -> None:
+        """Takes all blocks from a row."""
+        self._block_table[row] = NULL_BLOCK
+
+    def update_block_table(self, updates: BlockTableUpdates) -> None:
+        """Gives blocks to rows."""
+        ids = read_int32(updates.block_ids)
+        columns = (read_int32(data) for data in (updates.rows, updates.offsets, updates.counts))
+        position = 0
+        for row, offset, count in zip(*columns, strict=True):
+            new = ids[position : position + count]
+            require(len(new) == count > 0, "block ids are missing")
+            keeps_all = [window is None for window in self._windows]
+            kept = np.resize(keeps_all, count)  # updates begin with the first group
+            require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
+            require(bool(np.all(new < len(self._kv))), "a block does not exist")
+            require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
+            self._block_table[row, offset : offset + count] = new
+            position += count
+        require(position == len(ids), "block ids are left over")
+
+    def write(self, spans: Iterable[tuple[int, int, int]], keys: Sequence[np.ndarray]) -> None:
+        """Writes a step's keys.
+
+        Args:
+            spans: row, first position and end of each request.
+            keys: those of each request's row, for all positions.
+        """
+        flat = self._kv.reshape(-1)
+        written: set[int] = set()
+        for (row, start, end), row_keys in zip(spans, keys, strict=True):
+            for group in range(len(self._windows)):
+                slots = self._slots(row, start, end, group)
+                require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
+                require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
+                written.update(slots.tolist())
+                flat[slots] = row_keys[start:end] + np.uint64(group)
+
+    def check_reads(self, row: int, start: int, end: int, keys: np.ndarray) -> None:
+        """Compares what a row's queries from `start` to `end` read with the row's keys."""
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            held = self._kv.reshape(-1)[self._slots(row, first, end, group)]
+            expected = keys[first:end] + np.uint64(group)
+            wrong = np.flatnonzero(held != expected) + first
+            require(
+                not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
+            )
+
+    def require_room(self, row: int, start: int, end: int) -> None:
+        """Requires that a row has blocks to draft from `start` to `end`."""
+        for group in range(len(self._windows)):
+            slots = self._slots(row, start, end, group)
+            require(bool(np.all(slots >= self._block_size)), f"row {row} has no room to draft")
+
+    def spoil(self, updates: BlockTableUpdates, starts: Mapping[int, int]) -> None:
+        """Makes new blocks wrong from the first position that their row's failed step writes."""
+        counts = read_int32(updates.counts)
+        block_ids = np.split(read_int32(updates.block_ids), np.cumsum(counts)[:-1])
+        offsets = read_int32(updates.offsets)
+        for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
+            # A shared prefix is named, but not written.
+            num_kept = max(0, starts[row] // self._block_size - offset)
+            self._kv[new[num_kept:]] = _GARBAGE
+
+    def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
+        positions = np.arange(start, end)
+        table = self._block_table[row, group :: len(self._windows)]
+        blocks = table[positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
