@@ -124,9 +124,10 @@ class EngineConfig(BaseModel):
         limits = {
             "max_num_batched_tokens": self.scheduler.max_num_batched_tokens,
             "block_size": self.cache.block_size,
+            "max_model_len": self.checkpoint.max_model_len,
         }
         for name, limit in limits.items():
-            if limit <= num_drafts:
+            if limit is not None and limit <= num_drafts:
                 raise ValueError(
                     f"--num-speculative-tokens is {num_drafts}: it must be less than {name}, "
                     f"which is {limit}"

@@ -118,6 +118,22 @@ class ParallelConfig(ConfigSection):
         return self
 
     @model_validator(mode="after")
+    def _check_all_reduce(self) -> Self:
+        """Refuses our own kernels where ranks are several groups."""
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        sizes = [
+            f"--{name.replace('_', '-')} {getattr(self, name)}"
+            for name in names
+            if getattr(self, name) > 1
+        ]
+        if self.all_reduce == "fused" and len(sizes) > 1:
+            raise ValueError(
+                f"--all-reduce is fused: it must be auto or nccl with {' and '.join(sizes)}, as "
+                "its memory is that of one group of all ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_devices(self) -> Self:
         """Refuses a list of GPUs that does not give each process its own."""
         devices = self.devices

@@ -83,7 +83,8 @@ class EngineCore:
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
-        self._recent_work = RecentWork(self.counters.scheduler)
+        self._started_s = time.monotonic()
+        self._recent_work = RecentWork(self.counters.scheduler, self._started_s)
         self.watchers = StepWatchers()
         self.profiles = Profiles(config.observability, self.engine_id)
         self.worker: WorkerReady | None = None
@@ -91,7 +92,6 @@ class EngineCore:
         self._config = config
         self._limits = limits
         self._on_readiness = on_readiness
-        self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
         self._experts: ExpertBalance | None = None
         self._graphs = GraphLedger(WorkerReady())

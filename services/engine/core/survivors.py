@@ -22,7 +22,7 @@ from services.engine.errors import (
     InvalidRequestError,
     RequestFaultError,
 )
-from services.engine.request import Request
+from services.engine.request import Request, RequestOutput
 from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.recovery import lose_worker
 
@@ -104,11 +104,14 @@ class Survivors:
         """Gives all live requests to the next worker's scheduler."""
         if self._giving_up is not None:
             self._giving_up.cancel()
+        refused: list[RequestOutput] = []
         for request in self._live.all():
             try:
                 scheduler.resume(request)
             except InvalidRequestError as error:
-                self._end(request, EngineUnavailableError(str(error)))
+                # This scheduler never had the request, so it cannot abort it.
+                refused.append(RequestOutput(request, [], error=EngineUnavailableError(str(error))))
+        self._live.publish(refused)
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
         """Ends a request of the last steps, or makes it a suspect."""

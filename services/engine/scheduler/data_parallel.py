@@ -125,9 +125,9 @@ class DataParallelScheduler:
             InvalidRequestError: it does not fit this worker's KV cache.
         """
         if request.is_suspect:
-            self._suspects.append(request)
             request.data_parallel_rank = 0
             self._ranks[0].resume(request)
+            self._suspects.append(request)
         else:
             self._assign(request).resume(request)
 

@@ -39,6 +39,12 @@ class EngineView:
         return self.heartbeat.num_used_blocks
 
     @property
+    def num_recent_tokens(self) -> int | None:
+        """Tokens computed lately by the last heartbeat; None if that does not say."""
+        heartbeat = self.heartbeat
+        return heartbeat.num_recent_tokens if heartbeat.HasField("num_recent_tokens") else None
+
+    @property
     def num_queued_blocks(self) -> float:
         """An estimate of the blocks of waiting requests and of newly sent ones."""
         return self._num_waiting_blocks + self.num_sent_blocks

@@ -42,8 +42,8 @@ class Prospect:
     """Tokens of waiting requests and of requests just sent."""
     num_held: int
     """Tokens of running requests."""
-    num_recent: float
-    """Tokens computed lately; older ones count less."""
+    num_recent: float | None
+    """Tokens computed lately; older ones count less. None of an engine that does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,14 @@ def pick(
     form of Mirrokni, Thorup and Zadimoghaddam 2018, "Consistent hashing with bounded loads"; the
     draw is Mitzenmacher 2000, "How useful is old information?".
     """
-    mean = sum(prospect.num_recent for prospect in prospects) / len(prospects)
+    known = [prospect.num_recent for prospect in prospects if prospect.num_recent is not None]
+    mean = sum(known) / max(1, len(known))
     scale = weights.balance / max(mean, weights.least_mean_tokens)
 
     def work(index: int) -> tuple[float, float]:
         prospect = prospects[index]
-        charge = max(-1.0, min(1.0, scale * (prospect.num_recent - mean)))
+        excess = 0.0 if prospect.num_recent is None else prospect.num_recent - mean
+        charge = max(-1.0, min(1.0, scale * excess))
         tokens = weights.queued * prospect.num_queued + weights.held * prospect.num_held
         return num_tokens - prospect.num_cached + num_tokens * charge + tokens, draw.random()
 
@@ -116,11 +118,12 @@ def _draw(prospects: Sequence[Prospect], draw: random.Random, num_drawn: int) ->
 
 def _prospect(engine: EngineClient, block_size: int, keys: list[int]) -> Prospect:
     view = engine.view
+    num_sent, num_recent = block_size * view.num_sent_blocks, view.num_recent_tokens
     return Prospect(
         num_cached=block_size * view.count_cached(keys),
         num_queued=block_size * view.num_queued_blocks,
         num_held=block_size * view.num_held_blocks,
-        num_recent=view.heartbeat.num_recent_tokens + block_size * view.num_sent_blocks,
+        num_recent=None if num_recent is None else num_recent + num_sent,
     )
 
 

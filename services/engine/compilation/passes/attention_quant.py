@@ -10,7 +10,7 @@ from models.ops.operands.weight_scales import is_by_block
 from services.engine.compilation.passes.aliasing import aliases, written
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.operations import calls, named_arguments, tensor_of
-from services.engine.compilation.passes.rewriting import is_contiguous
+from services.engine.compilation.passes.rewriting import is_contiguous, same_shape
 
 _ATTENTION = "unified_attention_with_output"
 _PRODUCTS = (
@@ -64,7 +64,10 @@ def _is_rounded_alike(output: Node, operands: dict[str, Any]) -> bool:
     heads = tensor_of(output)
     if x is None or weight is None or heads is None or heads.dim() != 3:
         return False
-    is_whole = x.dim() == 2 and x.shape[1] == heads.shape[1] * heads.shape[2] == weight.shape[1]
+    size = heads.shape[1] * heads.shape[2]
+    # Where the scales begin depends on the number of tokens.
+    all_of_it = (heads.storage_offset(), heads.shape[0], size)
+    is_whole = same_shape((x.storage_offset(), *x.shape), all_of_it) and size == weight.shape[1]
     is_block = weight.dtype == FP8 and is_by_block(weight, scale) and heads.shape[2] == BLOCK
     is_in_order = is_contiguous(output) and is_contiguous(operands["x"])
     return bool(is_whole and is_block and is_in_order) and x.dtype != torch.float64

@@ -86,7 +86,7 @@ def _obstacle(config: EngineConfig, group: ParallelGroup, rows: Rows) -> str:
     if group.size == 1:
         return "it takes several ranks"
     if group.size < config.parallel.num_ranks:
-        return "its memory is that of all ranks, and some do not take part"
+        return "its memory is that of one group of all ranks, and these are several groups"
     if config.parallel.num_nodes > 1:
         return "the ranks are on several hosts, and it takes memory that all of them reach"
     if not has_kernels(rows.device):

@@ -52,6 +52,10 @@ def test_changed_flags_leave_the_others_as_they_were():
     [
         (["--block-size", "0"], "--block-size is '0': Input should be greater than or equal to 1"),
         (
+            ["--max-model-len", "1"],  # a prompt and an output take two tokens
+            "--max-model-len is '1': Input should be greater than or equal to 2",
+        ),
+        (
             ["--compilation-level", "0", "--compile-sizes", "8"],
             "--compile-sizes is [8]: Value error, it works on level 3; compilation_level is 0",
         ),
@@ -59,6 +63,11 @@ def test_changed_flags_leave_the_others_as_they_were():
             ["--num-speculative-tokens", "2", "--block-size", "2"],
             "Value error, --num-speculative-tokens is 2: it must be less than block_size, "
             "which is 2",
+        ),
+        (
+            ["--num-speculative-tokens", "4", "--max-model-len", "4"],
+            "Value error, --num-speculative-tokens is 4: it must be less than max_model_len, "
+            "which is 4",
         ),
     ],
 )

@@ -77,6 +77,14 @@ def test_several_hosts_on_loopback_need_no_secret():
             {"data_parallel_size": 2, "batch_invariant": True, "num_redundant_experts": 1},
             "--num-redundant-experts is 1: it must be 0 with --batch-invariant",
         ),
+        (
+            {"all_reduce": "fused", "tensor_parallel_size": 2, "data_parallel_size": 4},
+            "with --tensor-parallel-size 2 and --data-parallel-size 4, as its memory",
+        ),
+        (
+            {"all_reduce": "fused", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "it must be auto or nccl with --tensor-parallel-size 2 and --pipeline-parallel-size 2",
+        ),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
         ({"num_nodes": 2}, "1 processes cannot be shared equally by these hosts"),
         ({"num_nodes": 3, "tensor_parallel_size": 4}, "4 processes cannot be shared equally"),

@@ -111,3 +111,28 @@ async def test_requests_that_waited_go_on_waiting():
         for request, sink in zip(requests, sinks, strict=True):
             assert sink.token_ids == expected_output(request.prompt_token_ids, request.sampling)
         assert [request.num_losses for request in requests] == [1, 0, 0]
+
+
+async def test_a_request_that_the_next_worker_has_no_room_for_ends_and_the_others_go_on():
+    async with running_core() as engine:
+        sinks = [RecordingSink() for _ in range(3)]
+        requests = [
+            make_request(sink, request_id=f"r{length}", prompt=range(length), max_tokens=num_output)
+            for (length, num_output), sink in zip(
+                ((3, 200), (7, 60), (140, 100)), sinks, strict=True
+            )
+        ]
+        for request, sink in zip(requests, sinks, strict=True):
+            engine.core.submit(request)
+            await sink.wait_for(lambda s: bool(s.token_ids))
+        small = requests[1]
+        engine.executors.config = engine_config(num_kv_blocks=9)  # 128 tokens
+        engine.executors.last.die(was_killed=True)
+        for sink, found in ((sinks[0], "may reach 203 tokens"), (sinks[2], "has 140 tokens")):
+            error = (await sink.wait_for_end()).error
+            assert isinstance(error, EngineUnavailableError)
+            assert found in str(error)
+        assert (await sinks[1].wait_for_end()).finish_reason is FinishReason.LENGTH
+        assert sinks[1].token_ids == expected_output(small.prompt_token_ids, small.sampling)
+        assert engine.core.counters.num_worker_restarts == 1
+        assert engine.core.load().num_free_blocks == 8

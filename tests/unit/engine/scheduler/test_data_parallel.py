@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.engine.batch import FallbackReason, GraphKey, GraphKind, read_int32
-from services.engine.errors import QueueFullError
+from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.kv_cache.prefix_journal import JointPrefixJournal
 from services.engine.request import RequestStatus
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
@@ -136,6 +136,18 @@ def test_suspects_run_alone_on_all_ranks():
         rig.receive()
     rig.run()
     assert all(each.sink.token_ids == expected(each) for each in (*suspects, other))
+
+
+def test_a_suspect_that_the_cache_is_too_small_for_stops_no_rank():
+    rig = DataParallelRig(num_blocks=5)
+    suspect = make_request(8, max_tokens=20)
+    suspect.max_num_tokens = 28
+    lose_worker(suspect, was_killed=False)
+    with pytest.raises(InvalidRequestError, match="may reach 28 tokens"):
+        rig.scheduler.resume(suspect)
+    rig.add(*(make_request(8) for _ in range(2)))
+    assert num_tokens(rig.send()) == [8, 8]
+    rig.run()
 
 
 def test_a_shortage_of_memory_on_all_ranks_takes_the_step_back():

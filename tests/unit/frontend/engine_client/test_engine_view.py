@@ -67,3 +67,12 @@ def test_a_step_that_takes_long_makes_an_engine_suspect():
     assert view.is_stalled
     view.take(beat(step_age_ms=10))
     assert not view.is_stalled
+
+
+def test_an_engine_that_does_not_say_what_it_computed_is_not_an_idle_one():
+    view = EngineView()
+    assert view.num_recent_tokens is None
+    view.take(beat())
+    assert view.num_recent_tokens is None
+    view.take(beat(num_recent_tokens=0))
+    assert view.num_recent_tokens == 0

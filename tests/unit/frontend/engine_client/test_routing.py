@@ -129,6 +129,19 @@ def test_a_conversation_stays_while_engines_have_little_to_do():
     assert pick(prospects, 100, random.Random(0)) == 0
 
 
+@pytest.mark.parametrize("recent", [0, 100_000])
+def test_an_engine_that_does_not_report_its_work_is_neither_charged_nor_credited(recent):
+    silent, busy = prospect(recent=None, held=64), [prospect(recent=recent)] * 2
+    assert pick([silent, *busy], 1000, random.Random(0)) != 0
+    assert pick([silent, prospect(recent=recent, held=128)], 1000, random.Random(0)) == 0
+
+
+@pytest.mark.parametrize("recent", [None, 2**64 - 1])
+def test_engines_that_all_say_the_same_of_their_work_are_told_apart_by_the_rest(recent):
+    prospects = [prospect(recent=recent, held=held) for held in (128, 0, 64)]
+    assert pick(prospects, 1000, random.Random(0)) == 1
+
+
 def test_an_engine_that_has_just_come_is_not_overrun():
     come = prospect(recent=0, queued=8 * 2000)
     assert pick([prospect(recent=100_000), come], 1000, random.Random(0)) == 0

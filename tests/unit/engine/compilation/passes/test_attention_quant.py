@@ -67,6 +67,14 @@ def product_of_heads_as_rows(model, x, attended):
     return linear(rows, model.column, None, model.column_blocks)
 
 
+def product_of_later_tokens(model, x, attended):
+    return product(model, x, attended[1:])
+
+
+def product_of_some_tokens(model, x, attended):
+    return product(model, x, attended[: attended.shape[0] // 2])
+
+
 def product_by_row(model, x, attended):
     return linear(attended, model.weight, None, model.rows)
 
@@ -90,6 +98,8 @@ def no_product(model, x, attended):
         (output_is_changed, 0),
         (product_of_one_head, 0),
         (product_of_heads_as_rows, 0),
+        (product_of_later_tokens, 0),
+        (product_of_some_tokens, 0),
         (product_by_row, 0),
         (product_of_a_plain_weight, 0),
         (no_product, 0),
