@@ -49,8 +49,10 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     q, output: [T, Hq, D], contiguous; a q to rotate only has each token's heads contiguous.
-    k, v: [T, Hk, D], each token's heads contiguous.
-    cos, signed_sin: [T, 1, D], or None: q and k are already rotated.
+    k, v: [T, Hk, D], each token's heads contiguous. With a rotation, tokens of q, k and v are
+        whole heads apart.
+    cos, signed_sin: [T, 1, D], parts of one table of rows of whole heads; or None: q and k are
+        already rotated.
     q_weight, k_weight: [D], of the norms with `eps`, or None.
     sliding_window: keys that a query sees, its own and those before; None means all.
     sinks: [Hq], scores that join each head's softmax without a key; or None.

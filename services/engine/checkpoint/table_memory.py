@@ -7,7 +7,8 @@ from services.engine.config.engine_config import EngineConfig
 MAX_TABLE_BYTES = 2**32
 """Most bytes of tables whose size depends on the longest sequence.
 
-256 requests of a million tokens, with heads of 128, take 3.7 GB.
+256 requests of a million tokens, with heads of 128, take 3.7 GB. Indices of entries then fit into
+32 bits, as models.ops.elementwise.table_entries needs them.
 """
 
 _INT32_BYTES = 4

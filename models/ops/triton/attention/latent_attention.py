@@ -25,6 +25,10 @@ _METADATA = [
 ENTRY_ALIGNMENT = 16
 """Bytes that each part of a token's cache entry is a multiple of."""
 
+MOST_TOKENS = 2**16 - 1
+"""Most programs along the last dimension of a grid (CUDA C++ Programming Guide, "Compute
+Capabilities")."""
+
 _STAGES = {True: 5, False: 2}
 """Pipeline stages with 16 heads per program and with more.
 
@@ -201,9 +205,14 @@ def latent_attention(
     is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
-        ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned
-            addresses (H200, Triton 3.6, 30 float32).
+        ValueError: there are more than MOST_TOKENS, or a cache entry is not a multiple of 16 bytes;
+            such rows were read from misaligned addresses (H200, Triton 3.6, 30 float32).
     """
+    if len(q) > MOST_TOKENS:
+        raise ValueError(
+            f"latent attention has no kernel for steps of {len(q)} tokens; the limit is "
+            f"{MOST_TOKENS}: lower --max-num-batched-tokens"
+        )
     for stored in (cache.latent, cache.rotated):
         if stored.shape[-1] * stored.itemsize % ENTRY_ALIGNMENT:
             raise ValueError(

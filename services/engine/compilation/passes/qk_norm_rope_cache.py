@@ -51,6 +51,10 @@ def _fold(node: Node) -> bool:
         return False
     if not _is_dense(queries.source, 2) or not _is_dense(keys.source, 2):
         return False
+    if not all(_has_whole_rows(each) for each in (queries.source, keys.source, v, queries.cos)):
+        return False
+    if not _has_equal_strides(queries.cos, queries.signed_sin):
+        return False
     if (queries.cos, queries.signed_sin) != (keys.cos, keys.signed_sin):
         return False
     if (queries.weight is None) != (keys.weight is None) or queries.eps != keys.eps:
@@ -113,6 +117,18 @@ def _is_dense(node: Node, num_dims: int) -> bool:
         return False
     strides = (tensor.shape[-1], 1) if num_dims == 2 else (1,)
     return same_shape(tensor.stride()[-num_dims:], strides)
+
+
+def _has_whole_rows(node: Node) -> bool:
+    """Whether tokens are a multiple of the last dimension apart, as kernels count them."""
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.stride(0) % tensor.shape[-1] == 0
+
+
+def _has_equal_strides(first: Node, second: Node) -> bool:
+    """Whether two tensors have the same strides: kernels get those of one."""
+    one, other = tensor_of(first), tensor_of(second)
+    return one is not None and other is not None and same_shape(one.stride(), other.stride())
 
 
 def _is_only_for(value: Node, attention: Node) -> bool:
