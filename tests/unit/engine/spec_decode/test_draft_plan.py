@@ -4,7 +4,8 @@ import pytest
 
 from services.engine.batch import StepResult, pack_int32
 from services.engine.request import RequestStatus
-from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
+from services.engine.scheduler.sampled_tokens import cut_at_end
+from services.engine.spec_decode.draft_plan import DraftPlan
 from tests.support.requests import make_request
 
 PLAN = DraftPlan(num_tokens=3, max_seq_len=12, num_written_ahead=2)
