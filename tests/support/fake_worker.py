@@ -140,7 +140,8 @@ class FakeWorker:
         offsets = read_int32(updates.offsets)
         for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
             # A shared prefix is named, but not written.
-            num_kept = max(0, starts[row] // self._block_size - offset)
+            num_computed = starts[row] // self._block_size * len(self._windows)
+            num_kept = max(0, num_computed - offset)
             self._kv[new[num_kept:]] = _GARBAGE
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
