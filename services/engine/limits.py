@@ -119,6 +119,11 @@ class StepLimits:
         return tuple(group.window for group in self.layer_groups) or (None,)
 
     @property
+    def num_groups(self) -> int:
+        """Groups of layers; a block table has an entry of each for the tokens of one block."""
+        return len(self.layer_groups) or 1
+
+    @property
     def cache_groups(self) -> CacheGroups:
         """Groups of layers with the blocks that each needs."""
         return CacheGroups(
@@ -136,7 +141,7 @@ class StepLimits:
     @property
     def block_table_width(self) -> int:
         """Entries of a row of the block table, which has those of all groups in turns."""
-        return self.max_blocks_per_seq * len(self.windows)
+        return self.max_blocks_per_seq * self.num_groups
 
     def num_cache_tokens(self, num_blocks: int) -> int:
         """Returns the most tokens of one request that holds all blocks, one of them the null block.

@@ -96,7 +96,8 @@ class FakeCache:
         offsets = read_int32(updates.offsets)
         for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
             # A shared prefix is named, but not written.
-            num_kept = max(0, starts[row] // self._block_size - offset)
+            num_computed = starts[row] // self._block_size * len(self._windows)
+            num_kept = max(0, num_computed - offset)
             self._kv[new[num_kept:]] = _GARBAGE
 
     def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:

@@ -1,11 +1,14 @@
 """A scheduler in front of a fake worker, whose steps a test runs one by one."""
 
 from collections import deque
+from itertools import pairwise
 
+from services.engine.batch import read_int32
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
-from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
+from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output
+from tests.support.requests import make_sampling
 
 BLOCK_SIZE = 4
 
@@ -68,3 +71,19 @@ class Rig:
                 self.in_flight.append(step)
             else:
                 self.receive()
+
+
+def q_lens(step: ScheduledStep) -> list[int]:
+    """Query tokens of each request of a step."""
+    bounds = read_int32(step.descriptor.attn_metadata.query_start_loc).tolist()
+    return [end - start for start, end in pairwise(bounds)]
+
+
+def num_drafts(step: ScheduledStep) -> list[int]:
+    """Drafts of each request of a step."""
+    return read_int32(step.descriptor.spec_decode_metadata.num_draft_tokens).tolist()
+
+
+def end_token_after(prompt: list[int], num_output: int) -> int:
+    """The token that comes at this place of the output, to make it an end token."""
+    return expected_output(prompt, make_sampling(max_tokens=num_output))[-1]

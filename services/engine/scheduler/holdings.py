@@ -56,6 +56,8 @@ class Holdings:
         self._priority_ageing_s = priority_ageing_s
         self._clock = clock
         self._max_model_len = limits.max_model_len
+        self._block_size = limits.block_size
+        self._num_groups = limits.num_groups
 
     def bound_tokens(self, request: Request) -> int:
         """Returns how many tokens a request can reach, prompt and output together.
@@ -127,15 +129,31 @@ class Holdings:
         return row
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Gives a running request blocks; preempts the last running ones if none are free.
+        """Extends a running request's blocks to its first `num_tokens` tokens.
+
+        Preempts the last running requests if none are free.
 
         Returns:
-            The blocks added; None if the request itself was the last and was preempted.
+            The blocks added, if any; None if the request itself was the last and was preempted.
         """
+        if num_tokens * self._num_groups <= len(request.block_ids) * self._block_size:
+            return []
+        self.cache.cache_full_blocks(request)
         while (added := self.cache.allocate(request, num_tokens)) is None:
             if self.preempt_last() is request:
                 return None
         return added
+
+    def room_after(self, request: Request) -> int:
+        """Returns the free blocks after all requests and this new one have those of their tokens.
+
+        Negative if some must wait. Blocks with its prefix are no loss.
+        """
+        live = (*self.running, *self.waiting)
+        num_wanted = sum(-(-len(each.token_ids) // self._block_size) for each in (*live, request))
+        num_held = sum(len(each.block_ids) for each in live)
+        num_held += len(self.cache.match_prefix(request))
+        return self.cache.num_free_blocks - num_wanted * self._num_groups + num_held
 
     def preempt_last(self) -> Request:
         """Preempts the last running request; it starts over at its next turn."""

@@ -93,7 +93,6 @@ class PlannedStep:
         "_share",
         "_unsampled",
         "budget",
-        "max_decodes",
     )
 
     def __init__(
@@ -103,7 +102,6 @@ class PlannedStep:
         *,
         num_spec_steps: int = 0,
         num_next_drafts: int = 0,
-        max_decodes: int | None = None,
         last_tokens_travel: bool = False,
     ) -> None:
         """Starts a step without requests.
@@ -113,10 +111,8 @@ class PlannedStep:
             row_needs: `sampling_needs` of the request in each row.
             num_spec_steps: most draft tokens of a request.
             num_next_drafts: draft tokens to guess for each request that samples.
-            max_decodes: most requests past their prompts; None for no limit of its own.
             last_tokens_travel: whether the step says the newest token of each request that samples.
         """
-        self.max_decodes = max_decodes
         self._last_tokens_travel = last_tokens_travel
         self.budget = budget
         self._share = budget // PROMPT_SHARE

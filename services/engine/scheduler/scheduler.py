@@ -10,33 +10,29 @@ drafts, the next step is scheduled before that number is known, for the most tok
 the request is carried. If a request cannot be, no step is scheduled until the result is back, so
 that requests stay together; see docs/decisions/0006-drafts-and-two-steps-in-flight.md.
 
-With several pipeline stages a request is scheduled again only after its result is back: only the
-last stage has the token. There the steps on their way share the requests.
+With several pipeline stages the steps in flight share the requests; see pipeline_share.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
-from services.engine.batch import BatchDescriptor, StepResult, read_tokens
-from services.engine.errors import InvalidRequestError, QueueFullError, RequestFaultError
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.limits import StepLimits
-from services.engine.request import (
-    FinishReason,
-    Request,
-    RequestOutput,
-    RequestStatus,
-    StepMark,
-)
+from services.engine.request import Request, RequestOutput, RequestStatus
+from services.engine.scheduler.admission import Admission
+from services.engine.scheduler.continuation import continue_running
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
+from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 from services.engine.spec_decode.carried_drafts import CarriedDrafts
 from services.engine.spec_decode.draft_length import choice_of
-from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
+from services.engine.spec_decode.draft_plan import DraftPlan
 
 __all__ = ["ScheduledStep", "Scheduler"]
 
@@ -80,7 +76,6 @@ class Scheduler:
         """
         self._limits = limits
         self._max_num_waiting = max_num_waiting
-        self._enable_prefix_caching = enable_prefix_caching
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
         self.counts = counts or SchedulerCounts()
@@ -96,25 +91,15 @@ class Scheduler:
         self._recovery = Recovery(
             self._holdings, max_num_batched_tokens=limits.max_num_batched_tokens
         )
-        self._drafts: DraftPlan | None = None
-        if limits.num_speculative_tokens:
-            self._drafts = DraftPlan(
-                num_tokens=limits.num_speculative_tokens,
-                # The token after all drafts, if they are accepted, is within max_model_len too.
-                max_seq_len=min(limits.max_model_len - 1, self._holdings.num_cache_tokens),
-                num_written_ahead=limits.num_written_ahead,
-                lookup_sizes=limits.lookup_sizes,
-                # Data-parallel ranks have equally many drafts, which the caller chooses.
-                length=None if limits.data_parallel_size > 1 else choice_of(limits.draft_lengths),
-                rows=None
-                if limits.lookup_sizes
-                else CarriedDrafts(
-                    max_num_seqs=limits.max_num_seqs, num_drafts=limits.num_speculative_tokens
-                ),
-            )
-        self._num_stages = limits.num_stages
-        # A request's table has an entry of each group for the tokens of a block.
-        self._num_groups = len(limits.windows)
+        self._drafts = _plan_drafts(limits, self._holdings.num_cache_tokens)
+        self._admission = Admission(
+            limits,
+            self._holdings,
+            self._recovery,
+            drafts=self._drafts,
+            enable_prefix_caching=enable_prefix_caching,
+            clock=clock,
+        )
         self._last_step_id = 0
         self._last_result_id = 0
 
@@ -141,7 +126,7 @@ class Scheduler:
     @property
     def num_stages(self) -> int:
         """Pipeline stages, which run as many steps at a time."""
-        return self._num_stages
+        return self._limits.num_stages
 
     @property
     def has_work(self) -> bool:
@@ -178,16 +163,8 @@ class Scheduler:
         return self._holdings.cache.prefix_changes(cursor, max_keys=max_keys)
 
     def room_after(self, request: Request) -> int:
-        """Returns the free blocks after all requests and this new one have those of their tokens.
-
-        Negative if some must wait. Blocks with its prefix are no loss.
-        """
-        holdings, size = self._holdings, self._limits.block_size
-        live = (*holdings.running, *holdings.waiting)
-        num_wanted = sum(-(-len(each.token_ids) // size) for each in (*live, request))
-        num_held = sum(len(each.block_ids) for each in live)
-        num_held += len(holdings.cache.match_prefix(request))
-        return holdings.cache.num_free_blocks - num_wanted * self._num_groups + num_held
+        """Returns the blocks that a new request would leave free; see `Holdings.room_after`."""
+        return self._holdings.room_after(request)
 
     def add(self, request: Request, *, num_waiting_elsewhere: int = 0) -> None:
         """Adds a new request to the waiting queue.
@@ -257,13 +234,13 @@ class Scheduler:
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
             num_next_drafts=num_next_drafts,
-            max_decodes=self._share_of_decodes(),
-            last_tokens_travel=self._num_stages > 1,
+            last_tokens_travel=self._limits.num_stages > 1,
         )
         num_preemptions = self.counts.num_preemptions
-        self._continue_running(step)
+        continue_running(step, holdings, self._limits, self._drafts)
         if num_preemptions == self.counts.num_preemptions:
-            self._admit(step)
+            is_in_flight = self._last_result_id != self._last_step_id
+            self._admission.admit(step, step_id=self.next_step_id, is_in_flight=is_in_flight)
         if step.is_empty:
             return None
         self._last_step_id += 1
@@ -290,37 +267,18 @@ class Scheduler:
         """
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
-        if self._drafts is not None:
-            self._drafts.complete(step.descriptor, result)
-        mark = StepMark(step.step_id, self._clock())
-        num_output = 0
-        outputs: list[RequestOutput] = []
-        is_speculative = self._drafts is not None
-        finished = RequestStatus.FINISHED  # Python 3.11 takes 70 ns to look a member up
-        for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
-            if request.status is finished:
-                continue
-            request.num_pending_tokens -= 1
-            kept = cut_at_end(request, token_ids) if is_speculative else token_ids
-            if kept[-1] < 0:
-                self._holdings.end(request)
-                error = RequestFaultError("the largest of its logits was NaN or infinite")
-                outputs.append(RequestOutput(request, [], error=error))
-                continue
-            request.token_ids += kept
-            num_output += len(kept)
-            previous = request.last_token
-            if previous is None:
-                request.first_token = mark
-            request.last_token = mark
-            outputs.append(RequestOutput(request, kept, previous))
-        self.counts.output_tokens += num_output
-        if self._drafts is not None:
-            metadata = step.descriptor.spec_decode_metadata
-            self._drafts.observe(step.descriptor, result)
-            self._drafts.settle(step.requests, step.num_drafts, result, metadata.num_next_drafts)
-        self._conclude(outputs)
-        self._holdings.drop_ended()
+        holdings, drafts = self._holdings, self._drafts
+        if drafts is not None:
+            drafts.complete(step.descriptor, result)
+        outputs = append_tokens(
+            step, result, holdings, is_speculative=drafts is not None, at_s=self._clock()
+        )
+        if drafts is not None:
+            drafts.observe(step.descriptor, result)
+            num_next = step.descriptor.spec_decode_metadata.num_next_drafts
+            drafts.settle(step.requests, step.num_drafts, result, num_next)
+        conclude(outputs, holdings)
+        holdings.drop_ended()
         if step.descriptor.sampling.needs_logprobs:
             attach_logprobs(outputs, step, result)
         if step.prompt_spans:
@@ -336,162 +294,26 @@ class Scheduler:
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
 
-    def _share_of_decodes(self) -> int | None:
-        """Returns the most decodes of a step, so that each stage has some; None with one stage."""
-        if self._num_stages == 1:
-            return None
-        num_decodes = sum(
-            request.num_computed_tokens >= request.num_prompt_tokens
-            for request in self._holdings.running
+
+def _plan_drafts(limits: StepLimits, num_cache_tokens: int) -> DraftPlan | None:
+    """Returns the speculation of a scheduler with these limits; None without any.
+
+    num_cache_tokens: most tokens of a request that holds all blocks.
+    """
+    if not limits.num_speculative_tokens:
+        return None
+    rows = None
+    if not limits.lookup_sizes:
+        rows = CarriedDrafts(
+            max_num_seqs=limits.max_num_seqs, num_drafts=limits.num_speculative_tokens
         )
-        return -(-num_decodes // self._num_stages)
-
-    def _continue_running(self, step: PlannedStep) -> None:
-        """Gives every running request its next tokens; preempts the last ones if blocks run out."""
-        holdings, drafts = self._holdings, self._drafts
-        running, cache, block_size = holdings.running, holdings.cache, self._limits.block_size
-        num_groups, decoding = self._num_groups, []
-        has_stages = self._num_stages > 1
-        index = 0
-        while index < len(running):  # preemption shortens the list from its end
-            request = running[index]
-            index += 1
-            num_tokens = len(request.token_ids) + request.num_pending_tokens
-            if num_tokens >= request.max_num_tokens:
-                continue  # its last token is pending
-            if has_stages and _must_wait(request, step):
-                continue
-            num_tokens += request.num_pending_drafts
-            num_computed = request.num_computed_tokens
-            if (
-                num_tokens - num_computed == 1
-                and drafts is None
-                and (request.constraint is None or not request.needs_mask)
-                and num_computed >= request.num_prompt_tokens
-                and num_tokens * num_groups <= len(request.block_ids) * block_size
-            ):
-                request.num_computed_tokens = num_tokens
-                request.num_pending_tokens += 1
-                step.budget -= 1
-                decoding.append(request)
-                continue
-            if request.awaits_mask:
-                continue
-            row = request.row
-            assert row is not None, "a running request has a row"
-            q_len = num_tokens - num_computed + request.num_drafts
-            if q_len > 1:
-                q_len = step.bound(q_len, running, index - 1)
-            num_blocks = len(request.block_ids)
-            end = num_computed + q_len
-            reach = end if drafts is None else drafts.reach(end)
-            if reach * num_groups > num_blocks * block_size:
-                cache.cache_full_blocks(request)
-                added = holdings.allocate(request, reach)
-                if added is None:
-                    break  # it was the last and was preempted itself
-                step.add_blocks(row, num_blocks, added)
-            step.compute(request, row, q_len, num_tokens)
-            if q_len > 1:  # share prompts at once
-                cache.cache_full_blocks(request)
-        step.decode(decoding)
-
-    def _admit(self, step: PlannedStep) -> None:
-        """Spends the remaining budget on waiting requests.
-
-        A request is admitted only if blocks for all of its tokens are free, even if it takes them
-        chunk by chunk: otherwise it would be preempted again and again.
-        """
-        holdings, cache = self._holdings, self._holdings.cache
-        max_running = min(self._limits.max_num_seqs, self._recovery.budget.tokens)
-        is_in_flight = self._last_result_id != self._last_step_id
-        while step.budget and len(holdings.running) < max_running:
-            request = holdings.next_waiting()
-            if request is None or request.num_pending_tokens or request.awaits_mask:
-                break  # pending tokens of a preempted request must be known first
-            if not self._recovery.may_join(request, is_in_flight=is_in_flight):
-                break
-            # Cached tokens have no log-probabilities.
-            prefix = [] if request.needs_prompt_logits else cache.match_prefix(request)
-            num_prefix_blocks = len(prefix) // self._num_groups
-            if self._is_being_computed(request, num_prefix_blocks):
-                break
-            num_tokens = len(request.token_ids)
-            if not cache.fits(prefix, self._reach(num_tokens)):
-                break
-            row = holdings.start(request, prefix, num_prefix_blocks * self._limits.block_size)
-            self._count_admission(request)
-            q_len = min(num_tokens - request.num_computed_tokens, step.budget)
-            q_len = step.bound_logprobs(request, q_len)
-            added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
-            assert added is not None, "all of its blocks were free"
-            step.assign_row(row, request)
-            step.add_blocks(row, 0, request.block_ids)
-            step.compute(request, row, q_len, num_tokens)
-            cache.cache_full_blocks(request)
-
-    def _count_admission(self, request: Request) -> None:
-        """Records a request's first run and how much of its prompt was cached."""
-        if request.started is None:
-            request.started = StepMark(self.next_step_id, self._clock())
-            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-            self.counts.prompt_tokens += request.num_prompt_tokens
-            self.counts.cached_tokens += request.num_cached_tokens
-
-    def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
-        """Whether a running request is about to compute the next block of this one.
-
-        Waiting for it costs less than computing it twice; the outputs of one prompt share blocks
-        this way.
-        """
-        start = num_blocks * self._limits.block_size
-        end = start + self._limits.block_size
-        is_alone = not self._enable_prefix_caching or request.needs_prompt_logits
-        if is_alone or end >= len(request.token_ids):
-            return False
-        return any(
-            other.num_computed_tokens < end <= len(other.token_ids)
-            and other.cache_salt == request.cache_salt
-            and other.token_ids[:end] == request.token_ids[:end]
-            for other in self._holdings.running
-        )
-
-    def _reach(self, end: int) -> int:
-        """Returns how many tokens a request's blocks must hold to compute up to `end`."""
-        return end if self._drafts is None else self._drafts.reach(end)
-
-    def _conclude(self, outputs: Sequence[RequestOutput]) -> None:
-        """Ends requests that are done with these tokens and advances the grammars of others."""
-        for output in outputs:
-            if output.error is not None:
-                continue
-            request, token_id = output.request, output.token_ids[-1]
-            if token_id in request.sampling.end_token_ids and _may_stop(request):
-                output.finish_reason = FinishReason.STOP
-                output.stop_token_id = token_id
-                self._holdings.end(request)
-            elif len(request.token_ids) >= request.max_num_tokens:
-                output.finish_reason = FinishReason.LENGTH
-                self._holdings.end(request)
-            elif request.constraint is not None:
-                for each in output.token_ids:
-                    request.constraint.advance(each)
-                # The last token decides which drafts may follow.
-                num_drafts = max(0, request.constraint.num_free_tokens - 1)
-                del request.draft_token_ids[num_drafts:]
-
-
-def _must_wait(request: Request, step: PlannedStep) -> bool:
-    """Returns whether a running request is for a later step, where stages need the last tokens."""
-    if request.num_pending_tokens:
-        return True  # its next position, or its next token, is unknown
-    if step.max_decodes is None or request.num_computed_tokens < request.num_prompt_tokens:
-        return False
-    if request.awaits_mask or not step.max_decodes:
-        return True
-    step.max_decodes -= 1
-    return False
-
-
-def _may_stop(request: Request) -> bool:
-    return request.num_output_tokens > request.sampling.min_tokens
+    return DraftPlan(
+        num_tokens=limits.num_speculative_tokens,
+        # The token after all drafts, if they are accepted, is within max_model_len too.
+        max_seq_len=min(limits.max_model_len - 1, num_cache_tokens),
+        num_written_ahead=limits.num_written_ahead,
+        lookup_sizes=limits.lookup_sizes,
+        # Data-parallel ranks have equally many drafts, which the caller chooses.
+        length=None if limits.data_parallel_size > 1 else choice_of(limits.draft_lengths),
+        rows=rows,
+    )

@@ -126,14 +126,3 @@ def observe(length: DraftLength, parts: Sequence[tuple[BatchDescriptor, StepResu
     if most == num_next and not any(descriptor.context.is_prefill for descriptor, _ in parts):
         elapsed_us = max(result.elapsed_us for _, result in parts)
         length.observe_cost(max(map(len, num_drafts)), num_next, elapsed_us)
-
-
-def cut_at_end(request: Request, token_ids: list[int]) -> list[int]:
-    """Returns a request's new tokens up to the one that ends it, if any does."""
-    sampling = request.sampling
-    num_too_few = sampling.min_tokens - request.num_output_tokens
-    within = token_ids[: request.max_num_tokens - len(request.token_ids)]
-    for index, token_id in enumerate(within):
-        if token_id in sampling.end_token_ids and index >= num_too_few:
-            return within[: index + 1]
-    return within

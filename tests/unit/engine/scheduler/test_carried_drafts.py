@@ -9,9 +9,8 @@ from services.engine.request import FinishReason, RequestStatus
 from services.engine.scheduler.scheduler import ScheduledStep
 from tests.support.fake_worker import VOCAB_SIZE, expected_output
 from tests.support.requests import make_request, make_sampling
-from tests.support.scheduler_rig import BLOCK_SIZE, Rig
+from tests.support.scheduler_rig import BLOCK_SIZE, Rig, end_token_after, num_drafts, q_lens
 from tests.support.token_masks import ManualConstraint
-from tests.unit.engine.scheduler.test_scheduler import end_token_after, num_drafts, q_lens
 
 
 def carried(step: ScheduledStep) -> list[int]:

@@ -3,8 +3,8 @@
 from services.engine.batch import read_int32
 from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.requests import make_request
+from tests.support.scheduler_rig import Rig
 from tests.support.token_masks import ManualConstraint
-from tests.unit.engine.scheduler.test_scheduler import Rig
 
 
 def constrained(*, is_instant=True, **fields):

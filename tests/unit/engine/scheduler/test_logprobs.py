@@ -3,7 +3,7 @@
 from services.engine.scheduler.planned_step import MAX_PROMPT_LOGPROBS
 from tests.support.fake_worker import prompt_logprob
 from tests.support.requests import make_request
-from tests.unit.engine.scheduler.test_scheduler import Rig
+from tests.support.scheduler_rig import Rig
 
 
 def told(request):

@@ -2,7 +2,7 @@
 
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
-from tests.unit.engine.scheduler.test_scheduler import Rig
+from tests.support.scheduler_rig import Rig
 
 
 def test_its_full_blocks_are_computed_once_though_all_come_at_the_same_time():

@@ -1,10 +1,10 @@
-"""Tokens of a step's result that a request keeps."""
+"""Drafts that requests have after a step."""
 
 import pytest
 
 from services.engine.batch import StepResult, pack_int32
 from services.engine.request import RequestStatus
-from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
+from services.engine.spec_decode.draft_plan import DraftPlan
 from tests.support.requests import make_request
 
 PLAN = DraftPlan(num_tokens=3, max_seq_len=12, num_written_ahead=2)
@@ -62,26 +62,3 @@ def test_a_request_that_does_not_run_starts_over_without_drafts(status):
 def test_blocks_reach_over_what_the_draft_layers_write_ahead():
     assert [PLAN.reach(end) for end in (5, 9, 11, 12)] == [7, 11, 12, 12]
     assert DraftPlan(num_tokens=1, max_seq_len=12, num_written_ahead=0).reach(5) == 5
-
-
-def cut(tokens, *, num_output=0, **sampling):
-    request = make_request([1, 2, 3], **sampling)
-    request.max_num_tokens = 3 + request.sampling.max_tokens
-    request.token_ids += [50] * num_output
-    return cut_at_end(request, tokens)
-
-
-def test_tokens_after_an_end_token_are_dropped():
-    assert cut([4, 9, 5, 9], end_token_ids=[9]) == [4, 9]
-    assert cut([4, 5], end_token_ids=[9]) == [4, 5]
-
-
-def test_tokens_past_max_tokens_are_dropped():
-    assert cut([4, 5, 6, 7], max_tokens=6, num_output=4) == [4, 5]
-
-
-def test_an_end_token_among_the_first_min_tokens_ends_nothing():
-    options = {"end_token_ids": [9], "min_tokens": 4}
-    assert cut([9, 9, 9, 5], num_output=2, **options) == [9, 9, 9]
-    assert cut([9, 9], num_output=2, **options) == [9, 9]
-    assert cut([9, 9], num_output=4, **options) == [9]

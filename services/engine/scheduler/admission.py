@@ -1,0 +1,110 @@
+"""Admits waiting requests to a step."""
+
+from collections.abc import Callable
+
+from services.engine.limits import StepLimits
+from services.engine.request import Request, StepMark
+from services.engine.scheduler.holdings import Holdings
+from services.engine.scheduler.planned_step import PlannedStep
+from services.engine.scheduler.recovery import Recovery
+from services.engine.spec_decode.draft_plan import DraftPlan
+
+
+class Admission:
+    """Starts waiting requests, in service order, as far as tokens, rows and blocks go.
+
+    A request is admitted only if blocks for all of its tokens are free, even if it takes them
+    chunk by chunk: otherwise it would be preempted again and again.
+    """
+
+    def __init__(
+        self,
+        limits: StepLimits,
+        holdings: Holdings,
+        recovery: Recovery,
+        *,
+        drafts: DraftPlan | None,
+        enable_prefix_caching: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Starts without requests.
+
+        Args:
+            limits: of steps and sequences.
+            holdings: has the waiting and the running requests.
+            recovery: says whether a suspect must run alone.
+            drafts: says which blocks drafts need; None without speculative decoding.
+            enable_prefix_caching: whether requests share the blocks of common prefixes.
+            clock: returns the time of `Request.started`, in seconds.
+        """
+        self._limits = limits
+        self._holdings = holdings
+        self._recovery = recovery
+        self._drafts = drafts
+        self._enable_prefix_caching = enable_prefix_caching
+        self._clock = clock
+
+    def admit(self, step: PlannedStep, *, step_id: int, is_in_flight: bool) -> None:
+        """Spends a step's remaining budget on waiting requests.
+
+        Args:
+            step: a step that has the next tokens of running requests.
+            step_id: its id.
+            is_in_flight: whether any step has no result yet.
+        """
+        holdings, cache, limits = self._holdings, self._holdings.cache, self._limits
+        max_running = min(limits.max_num_seqs, self._recovery.budget.tokens)
+        while step.budget and len(holdings.running) < max_running:
+            request = holdings.next_waiting()
+            if request is None or request.num_pending_tokens or request.awaits_mask:
+                break  # pending tokens of a preempted request must be known first
+            if not self._recovery.may_join(request, is_in_flight=is_in_flight):
+                break
+            # Cached tokens have no log-probabilities.
+            prefix = [] if request.needs_prompt_logits else cache.match_prefix(request)
+            num_prefix_tokens = len(prefix) // limits.num_groups * limits.block_size
+            if self._is_being_computed(request, num_prefix_tokens):
+                break
+            num_tokens = len(request.token_ids)
+            if not cache.fits(prefix, self._reach(num_tokens)):
+                break
+            row = holdings.start(request, prefix, num_prefix_tokens)
+            self._count(request, step_id)
+            q_len = min(num_tokens - request.num_computed_tokens, step.budget)
+            q_len = step.bound_logprobs(request, q_len)
+            added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
+            assert added is not None, "all of its blocks were free"
+            step.assign_row(row, request)
+            step.add_blocks(row, 0, request.block_ids)
+            step.compute(request, row, q_len, num_tokens)
+            cache.cache_full_blocks(request)
+
+    def _is_being_computed(self, request: Request, num_prefix_tokens: int) -> bool:
+        """Whether a running request is about to compute the block after this one's prefix.
+
+        Waiting for it costs less than computing it twice; the outputs of one prompt share blocks
+        this way.
+        """
+        end = num_prefix_tokens + self._limits.block_size
+        is_alone = not self._enable_prefix_caching or request.needs_prompt_logits
+        if is_alone or end >= len(request.token_ids):
+            return False
+        return any(
+            other.num_computed_tokens < end <= len(other.token_ids)
+            and other.cache_salt == request.cache_salt
+            and other.token_ids[:end] == request.token_ids[:end]
+            for other in self._holdings.running
+        )
+
+    def _reach(self, end: int) -> int:
+        """Returns how many tokens a request's blocks must hold to compute up to `end`."""
+        return end if self._drafts is None else self._drafts.reach(end)
+
+    def _count(self, request: Request, step_id: int) -> None:
+        """Records a request's first run and how much of its prompt was cached."""
+        if request.started is None:
+            request.started = StepMark(step_id, self._clock())
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            counts = self._holdings.counts
+            counts.prompt_tokens += request.num_prompt_tokens
+            counts.cached_tokens += request.num_cached_tokens

@@ -1,0 +1,80 @@
+"""Gives running requests their next tokens: decodes, drafts and chunks of prompts."""
+
+from services.engine.limits import StepLimits
+from services.engine.scheduler.holdings import Holdings
+from services.engine.scheduler.pipeline_share import PipelineShare
+from services.engine.scheduler.planned_step import PlannedStep
+from services.engine.spec_decode.draft_plan import DraftPlan
+
+
+def continue_running(
+    step: PlannedStep, holdings: Holdings, limits: StepLimits, drafts: DraftPlan | None
+) -> None:
+    """Gives every running request its next tokens; preempts the last ones if blocks run out.
+
+    Args:
+        step: a step without requests.
+        holdings: has the running requests.
+        limits: of steps and sequences.
+        drafts: says which blocks drafts need; None without speculative decoding.
+    """
+    running, block_size, num_groups = holdings.running, limits.block_size, limits.num_groups
+    share = PipelineShare(running, limits.num_stages) if limits.num_stages > 1 else None
+    decoding = []
+    for index, request in enumerate(running):  # preemption shortens the list from its end
+        num_tokens = len(request.token_ids) + request.num_pending_tokens
+        if num_tokens >= request.max_num_tokens:
+            continue  # its last token is pending
+        if share is not None and not share.take(request):
+            continue
+        num_tokens += request.num_pending_drafts
+        num_computed = request.num_computed_tokens
+        if (
+            num_tokens - num_computed == 1
+            and drafts is None
+            and (request.constraint is None or not request.needs_mask)
+            and num_computed >= request.num_prompt_tokens
+            and num_tokens * num_groups <= len(request.block_ids) * block_size
+        ):
+            request.num_computed_tokens = num_tokens
+            request.num_pending_tokens += 1
+            step.budget -= 1
+            decoding.append(request)
+        elif not request.awaits_mask:
+            _compute_next(step, holdings, drafts, index=index, num_tokens=num_tokens)
+    step.decode(decoding)
+
+
+def _compute_next(
+    step: PlannedStep,
+    holdings: Holdings,
+    drafts: DraftPlan | None,
+    *,
+    index: int,
+    num_tokens: int,
+) -> None:
+    """Adds a running request's next tokens, or preempts it if it is the last and finds no block.
+
+    Args:
+        step: the step.
+        holdings: has the running requests.
+        drafts: says which blocks drafts need; None without speculative decoding.
+        index: the request's index in `Holdings.running`.
+        num_tokens: all its tokens, known and pending, with the drafts in flight.
+    """
+    request = holdings.running[index]
+    row = request.row
+    assert row is not None, "a running request has a row"
+    q_len = num_tokens - request.num_computed_tokens + request.num_drafts
+    if q_len > 1:
+        q_len = step.bound(q_len, holdings.running, index)
+    end = request.num_computed_tokens + q_len
+    num_blocks = len(request.block_ids)
+    added = holdings.allocate(request, end if drafts is None else drafts.reach(end))
+    if added is None:
+        return
+    if added:
+        step.add_blocks(row, num_blocks, added)
+    step.compute(request, row, q_len, num_tokens)
+    if q_len > 1:  # share prompts at once
+        holdings.cache.cache_full_blocks(request)
