@@ -24,8 +24,6 @@ async def generated(folder, *, prompts=PROMPTS, num_rounds=3, **flags):
         folder,
         device="cuda",
         block_size=16,
-        num_kv_blocks=None,
-        kv_cache_memory_mb=32,
         cudagraph_mode="full_and_piecewise",
         cudagraph_capture_sizes=[1, 2, 4],
         compile_cache_dir=folder / "cache",

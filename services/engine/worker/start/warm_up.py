@@ -181,6 +181,8 @@ def _step(
             num_next_drafts=limits.num_speculative_tokens,
             num_draft_tokens=pack_int32([0] * len(q_lens)),
         )
+    if limits.num_stages > 1:
+        builder.last_token_ids = [0] * len(q_lens)
     builder.all_greedy = sampling.is_greedy
     builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None
     return builder.build(

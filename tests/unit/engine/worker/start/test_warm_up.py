@@ -15,14 +15,17 @@ from models.ops.triton.attention.configurations import (
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from services.engine.limits import StepLimits
+from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     all_steps,
     early_steps,
+    largest_step,
     later_steps,
     prompts_of,
     run_small_steps,
+    small_step_of_everything,
 )
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -220,3 +223,17 @@ def test_decodes_of_all_experts_are_early_as_far_as_requests_go(tmp_path, max_nu
 
 def fits(q_lens, limits):
     return max(q_lens) <= limits.max_model_len and len(q_lens) <= limits.max_num_seqs
+
+
+@pytest.mark.parametrize("changes", [{"num_stages": 2}, {"num_speculative_tokens": 3}], ids=str)
+def test_dummy_steps_say_what_a_worker_reads_of_each_step(changes):
+    limits = StepLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+        block_size=16,
+        vocab_size=97,
+        **changes,
+    )
+    for step in (largest_step(limits), small_step_of_everything(limits)):
+        Batch.read(step, limits, num_blocks=1)
