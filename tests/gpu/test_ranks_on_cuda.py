@@ -24,8 +24,6 @@ async def generated(folder, *, prompts=PROMPTS, num_rounds=3, **flags):
         folder,
         device="cuda",
         block_size=16,
-        num_kv_blocks=None,
-        kv_cache_memory_mb=32,
         cudagraph_mode="full_and_piecewise",
         cudagraph_capture_sizes=[1, 2, 4],
         compile_cache_dir=folder / "cache",
@@ -49,6 +47,17 @@ async def test_two_gpus_give_the_tokens_of_one(tmp_path, flag, level, while_serv
     flags = {"compilation_level": level, "capture_while_serving": while_serving}
     alone, _, _ = await generated(tmp_path, **flags)
     assert (await generated(tmp_path, **flags, **{flag: 2}))[0] == alone
+
+
+async def test_the_cache_has_the_blocks_of_the_rank_with_the_least_memory(tmp_path):
+    # Two of these layers are few enough that other tests have memory left.
+    write_checkpoint(tmp_path, "qwen3", **SHAPE)
+    flags = {"num_kv_blocks": None, "dtype": "bfloat16", "tensor_parallel_size": 2}
+    config = ranks_config(tmp_path, device="cuda", block_size=16, **flags)
+    async with ranks_core(config) as ranks:
+        worker = ranks.core.worker
+        assert worker.num_blocks == min(each.num_blocks for each in worker.ranks) > 1000
+        assert len(await ranks.generate(PROMPTS, sampling(max_tokens=24))) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
