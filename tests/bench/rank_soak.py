@@ -54,7 +54,8 @@ SMALL: dict[str, object] = {
 class Tally:
     """Outcomes of requests, and when tokens came.
 
-    ends: of requests: equal, different, or the code of the error that ended them.
+    ends: of requests: equal, different, or the code of the error that refused them or, after a
+        first token, lost them.
     missing, surplus: tokens of outputs that ended too early, or too late.
     token_times_s: of messages with tokens, of all clients; time.monotonic().
     """
@@ -87,14 +88,13 @@ class Job:
 
 
 async def generate(
-    stub: FrontendServiceStub, prompt: list[int], num_tokens: int, tally: Tally
+    stub: FrontendServiceStub, prompt: list[int], num_tokens: int, tally: Tally, tokens: list[int]
 ) -> list[int]:
-    """Returns the tokens of a greedy output."""
+    """Returns the tokens of a greedy output, which `tokens` gets as they come."""
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     request = pb.GenerateRequest(
         options=pb.GenerationOptions(sampling=sampling), tokens=pb.TokenIds(ids=prompt)
     )
-    tokens: list[int] = []
     async for response in stub.Generate(request, timeout=CALL_TIMEOUT_S):
         tokens += response.output.token_ids
         tally.token_times_s.append(time.monotonic())
@@ -106,10 +106,12 @@ async def client(stub: FrontendServiceStub, jobs: list[Job], end_s: float, tally
     while time.monotonic() < end_s:
         job = random.choice(jobs)
         num_tokens = random.randint(1, len(job.expected))
+        tokens: list[int] = []
         try:
-            tokens = await generate(stub, job.prompt, num_tokens, tally)
+            await generate(stub, job.prompt, num_tokens, tally, tokens)
         except grpc.aio.AioRpcError as error:
-            tally.ends[f"lost: {error.code().name}"] += 1
+            # An engine that starts again takes no new requests.
+            tally.ends[f"{'lost' if tokens else 'refused'}: {error.code().name}"] += 1
             await asyncio.sleep(0.2)
         else:
             tally.compare(tokens, job.expected[:num_tokens])
@@ -178,7 +180,7 @@ async def soak(services: Stack, arguments: argparse.Namespace, vocab_size: int) 
             for number, job in enumerate(drawn)
         ]
         outputs = await asyncio.gather(
-            *(generate(stub, prompt, arguments.tokens, Tally()) for prompt in prompts)
+            *(generate(stub, prompt, arguments.tokens, Tally(), []) for prompt in prompts)
         )
         jobs = [Job(*each) for each in zip(prompts, outputs, strict=True)]
         before = await held(services, engine)

@@ -97,7 +97,8 @@ def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
     engine = ("--worker-patience-s", "100", "--no-enable-prefix-caching")
     printed = run("tests.bench.rank_soak", *short, *small, *engine, "--json", out)
     content = json.loads(out.read_text())
-    assert set(content["ends"]) == {"equal"}
+    assert content["ends"]["equal"] > 0
+    assert set(content["ends"]) <= {"equal", "refused: UNAVAILABLE"}
     assert sum(content["kills"].values()) == content["restarts"] == len(content["outages_s"]) == 1
     assert content["tokens"]["missing"] == content["tokens"]["surplus"] == 0
     for name in ("live requests", "used blocks"):
