@@ -1,6 +1,7 @@
 """Tests marked `gpu` skip without CUDA; with REQUIRE_GPU=1 in the environment a skip fails.
 
-`gpu(2)` needs two; such a test may always skip on a machine with one.
+`gpu(2)` needs two. The variable says how many there must be: tests that need more may skip where
+there are fewer.
 """
 
 import os
@@ -39,12 +40,13 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    is_required = os.environ.get("REQUIRE_GPU") == "1" and item.get_closest_marker("gpu")
-    if is_required and _num_needed(item) > 1:
+    num_required = int(os.environ.get("REQUIRE_GPU") or 0)
+    is_required = num_required and item.get_closest_marker("gpu")
+    if is_required and _num_needed(item) > num_required:
         is_required = _num_gpus() >= _num_needed(item)
     if is_required and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, and REQUIRE_GPU=1 forbids that"
+        report.longrepr = f"{item.nodeid} was skipped, and REQUIRE_GPU={num_required} forbids that"
     return report
 
 

@@ -127,8 +127,9 @@ def measure_rows(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
 COLLECTIVES = {"sum": (measure, ROWS), "rows": (measure_rows, FEW_ROWS)}
 
 
-def run(rank: int, size: int, meeting: str, collective: str, output: Path | None) -> None:
+def run(rank: int, meeting: str, options: argparse.Namespace) -> None:
     """Measures as one rank; the first one prints."""
+    size = options.ranks
     from models.ops.triton.communication.exchange import Exchange
     from models.ops.triton.communication.rank_memory import RankMemory
 
@@ -138,9 +139,9 @@ def run(rank: int, size: int, meeting: str, collective: str, output: Path | None
         "nccl", init_method=f"file://{meeting}", rank=rank, world_size=size, device_id=device
     )
     sequence_parallel_norm.SHARE_BYTES = 1
-    measure_one, numbers_of_rows = COLLECTIVES[collective]
+    measure_one, numbers_of_rows = COLLECTIVES[options.collective]
     results = []
-    for hidden in HIDDEN_SIZES:
+    for hidden in options.hidden_sizes:
         memory = RankMemory.of_group(
             dist.group.WORLD, hidden_size=hidden, dtype=torch.bfloat16, device=device
         )
@@ -154,8 +155,8 @@ def run(rank: int, size: int, meeting: str, collective: str, output: Path | None
                     for name, value in figures.items()
                 )
                 print(f"{num_rows:5} x {hidden:5}  {line}", flush=True)
-    if rank == 0 and output is not None:
-        output.write_text(json.dumps(results, indent=2))
+    if rank == 0 and options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2))
     dist.destroy_process_group()
 
 
@@ -163,13 +164,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collective", choices=COLLECTIVES, default="sum")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=HIDDEN_SIZES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         parser.error(f"{options.ranks} ranks take {options.ranks} GPUs; torch sees "
                      f"{torch.cuda.device_count()}")  # fmt: skip
     with TemporaryDirectory() as folder:
-        arguments = (options.ranks, f"{folder}/meeting", options.collective, options.json)
+        arguments = (f"{folder}/meeting", options)
         multiprocessing.spawn(run, args=arguments, nprocs=options.ranks)
 
 

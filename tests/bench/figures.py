@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 
 from tests.bench.floor import StepFloor
-from tests.bench.machine import gpu_used_mib, peak_host_mib
+from tests.bench.machine import gpus_used_mib, peak_host_mib
 from tests.bench.offline_engine import Generated, OfflineEngine
 from tests.bench.report import Report
 from tests.bench.serving_floor import serving_floor
@@ -146,7 +146,7 @@ class Bench:
         self.report.state(
             "memory",
             {
-                "gpu_used_mib": gpu_used_mib(),
+                "gpus_used_mib": gpus_used_mib(),
                 "worker_peak_host_mib": peak_host_mib(self.engine.worker_pid),
                 "kv_blocks": worker.num_blocks,
                 "kv_tokens": worker.num_blocks * self.engine.config.cache.block_size,

@@ -12,9 +12,11 @@ PACKAGES = ("torch", "triton", "grpcio", "protobuf", "numpy", "uvloop", "transfo
 
 def machine() -> dict[str, object]:
     """Returns names and numbers of the hardware; gpu is None where there is none."""
-    name, _, driver = _nvidia_smi("name,driver_version").partition(", ")
+    lines = _nvidia_smi("name,driver_version").splitlines()
+    name, _, driver = (lines[0] if lines else "").partition(", ")
     return {
         "gpu": name or None,
+        "num_gpus": len(lines),
         "driver": driver or None,
         "cpu": _cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)),
@@ -38,10 +40,9 @@ def commit() -> str:
     return described or "unknown"
 
 
-def gpu_used_mib() -> int | None:
-    """Returns the used memory of the first GPU, of all processes; None without a GPU."""
-    used = _nvidia_smi("memory.used").split()
-    return int(used[0]) if used else None
+def gpus_used_mib() -> list[int]:
+    """Returns the used memory of each GPU, of all processes."""
+    return [int(used) for used in _nvidia_smi("memory.used").split()]
 
 
 def peak_host_mib(pid: int) -> int | None:
@@ -74,7 +75,7 @@ def _cpu_name() -> str:
 
 def _nvidia_smi(fields: str) -> str:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    return _output(command).partition("\n")[0]
+    return _output(command)
 
 
 def _output(command: list[str]) -> str:

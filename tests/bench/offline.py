@@ -46,8 +46,9 @@ def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide
 
 
 def _floor(settings: Settings, report: Report) -> StepFloor | None:
-    """Returns the least time of the model's steps; None on a GPU that was never measured."""
-    if MEASURED_ON not in (report.content["machine"]["gpu"] or ""):
+    """Returns the least time of the model's steps; None on GPUs that were never measured."""
+    is_measured = MEASURED_ON in (report.content["machine"]["gpu"] or "")
+    if not is_measured or settings.config.parallel.num_ranks > 1:
         return None
     config, model = settings.config, settings.model
     asked = config.checkpoint.dtype

@@ -142,7 +142,9 @@ def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
         arguments=arguments,
         config=config,
         model=model,
+        # Neither the peer's figures nor the floor are those of several GPUs.
         shape=(arguments.shape or path.resolve().name)
-        + (f", {num_layers} layers" if num_layers else ""),
+        + (f", {num_layers} layers" if num_layers else "")
+        + (f", {config.parallel.num_ranks} ranks" if config.parallel.num_ranks > 1 else ""),
         budget=Budget(arguments.budget_s),
     )

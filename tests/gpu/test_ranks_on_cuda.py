@@ -49,6 +49,17 @@ async def test_two_gpus_give_the_tokens_of_one(tmp_path, flag, level, while_serv
     assert (await generated(tmp_path, **flags, **{flag: 2}))[0] == alone
 
 
+async def test_the_cache_has_the_blocks_of_the_rank_with_the_least_memory(tmp_path):
+    # Two of these layers are few enough that other tests have memory left.
+    write_checkpoint(tmp_path, "qwen3", **SHAPE)
+    flags = {"num_kv_blocks": None, "dtype": "bfloat16", "tensor_parallel_size": 2}
+    config = ranks_config(tmp_path, device="cuda", block_size=16, **flags)
+    async with ranks_core(config) as ranks:
+        worker = ranks.core.worker
+        assert worker.num_blocks == min(each.num_blocks for each in worker.ranks) > 1000
+        assert len(await ranks.generate(PROMPTS, sampling(max_tokens=24))) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 @pytest.mark.parametrize("level", [0, 3])
 async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level, quantization):

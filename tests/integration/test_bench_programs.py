@@ -90,6 +90,24 @@ def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_pat
     assert "frontend: memory, MiB" in printed
 
 
+def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
+    out = tmp_path / "ranks.json"
+    short = ("--seconds", "4", "--kill-every-s", "3", "--clients", "3", "--tokens", "40")
+    small = ("--shape", "tiny", "--device", "cpu", "--max-num-batched-tokens", "128")
+    engine = ("--worker-patience-s", "100", "--no-enable-prefix-caching")
+    printed = run("tests.bench.rank_soak", *short, *small, *engine, "--json", out)
+    content = json.loads(out.read_text())
+    assert content["ends"]["equal"] > 0
+    assert set(content["ends"]) <= {"equal", "refused: UNAVAILABLE"}
+    assert sum(content["kills"].values()) == content["restarts"] == len(content["outages_s"]) == 1
+    assert content["tokens"]["missing"] == content["tokens"]["surplus"] == 0
+    for name in ("live requests", "used blocks"):
+        assert content["held"][name] == [0, 0]
+    before, after = content["held"]["engine: child processes"]
+    assert before == after == 2
+    assert "outages, s: median" in printed
+
+
 def test_floods_attack_both_services_in_every_way(tmp_path):
     out = tmp_path / "floods.json"
     short = ("--seconds", "0.3", "--rest-s", "0", "--rounds", "1")

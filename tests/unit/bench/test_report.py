@@ -24,7 +24,7 @@ def test_report_is_on_disk_after_every_figure(tmp_path):
     assert content["figures"]["decode, batch 1"]["median"] == 2.0
     assert content["commit"] == "abc"
     assert content["versions"]["python"]
-    assert {"gpu", "driver", "cpu", "num_cpus"} == set(content["machine"])
+    assert {"gpu", "driver", "cpu", "num_cpus", "num_gpus"} == set(content["machine"])
     report.problem("serving: out of time\nmore")
     assert json.loads(path.read_text())["problems"] == ["serving: out of time\nmore"]
     assert list(tmp_path.iterdir()) == [path]

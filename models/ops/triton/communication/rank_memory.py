@@ -1,6 +1,7 @@
 """Memory for rows on each GPU, which all ranks of a group write into."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -61,13 +62,28 @@ class RankMemory:
         handle = symmetric_memory.rendezvous(slots, group)
         handle.barrier()  # no rank writes before all have zeroed
         torch.cuda.synchronize(device)
+        rank = dist.get_rank(group)
         return cls(
-            rank=dist.get_rank(group),
+            rank=rank,
             slots=slots,
-            addresses=tuple(handle.buffer_ptrs),
+            addresses=addresses_in(handle.buffer_ptrs, rank, slots.data_ptr()),
             numbers=tuple(dist.get_process_group_ranks(group)),
             handle=handle,
         )
+
+
+def addresses_in(buffers: Sequence[int], rank: int, own_address: int) -> tuple[int, ...]:
+    """Returns the addresses of all ranks' slots, which all ranks have at one place of a buffer.
+
+    torch may take a tensor from a larger buffer (torch 2.13, TORCH_SYMMMEM_IMPLICIT_POOL).
+
+    Args:
+        buffers: addresses of all ranks' buffers, as this rank reaches them.
+        rank: this one's number in the group.
+        own_address: of its slots.
+    """
+    offset = own_address - buffers[rank]
+    return tuple(each + offset for each in buffers)
 
 
 def shape_of(num_ranks: int, hidden_size: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
