@@ -50,7 +50,7 @@ def plan_stack(
         tls: how the frontend's health is asked, where its arguments make it speak TLS.
 
     Raises:
-        ServiceFailedError: an address cannot be listened on now.
+        ServiceFailedError: an address cannot be listened on now, or two services would have one.
     """
     num_engines = len(engine_environments)
     engine_addresses = [
@@ -58,6 +58,11 @@ def plan_stack(
         for index in range(num_engines)
     ]
     frontend_address = f"{host}:{choose_port(host, port)}"
+    if _port_of(frontend_address) in map(_port_of, engine_addresses):
+        # The engine's health would pass for the frontend's.
+        raise ServiceFailedError(
+            f"the frontend and an engine cannot both have port {_port_of(frontend_address)}"
+        )
     names = ["engine"] if num_engines == 1 else [f"engine-{i + 1}" for i in range(num_engines)]
     frontend_flags = [
         *_listen_flags(frontend_address),
@@ -93,6 +98,10 @@ def plan_stack(
 def _listen_flags(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return ["--host", host, "--port", port]
+
+
+def _port_of(address: str) -> str:
+    return address.rpartition(":")[2]
 
 
 def choose_port(host: str, port: int) -> int:
