@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
+from services.listen_host import bracketed
 from services.processes.child import python_command
 
 LOOPBACK = "127.0.0.1"
@@ -57,7 +58,7 @@ def plan_stack(
         f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index)}"
         for index in range(num_engines)
     ]
-    frontend_address = f"{host}:{choose_port(host, port)}"
+    frontend_address = f"{bracketed(host)}:{choose_port(host, port)}"
     if _port_of(frontend_address) in map(_port_of, engine_addresses):
         # The engine's health would pass for the frontend's.
         raise ServiceFailedError(
@@ -88,7 +89,7 @@ def plan_stack(
             module="services.frontend",
             arguments=[*frontend_flags, *frontend_arguments],
             # A listener on all addresses answers on loopback.
-            address=frontend_address.replace("0.0.0.0", LOOPBACK),
+            address=frontend_address.replace("0.0.0.0", LOOPBACK).replace("[::]", "[::1]"),
             log=log_folder / "frontend.log" if log_folder else None,
             tls=tls,
         ),

@@ -77,6 +77,13 @@ def test_a_frontend_on_all_addresses_is_asked_on_loopback():
     assert "0.0.0.0" in stack.frontend.arguments
 
 
+@pytest.mark.parametrize("host", ["::", "[::]"])
+def test_a_frontend_on_all_addresses_of_ipv6_is_asked_on_loopback(host):
+    stack = plan_stack(host=host)
+    assert stack.frontend.address.startswith("[::1]:")
+    assert "[::]" in stack.frontend.arguments
+
+
 def test_the_closing_lines_name_every_address():
     stack = plan_stack(
         engine_environments=[{}] * 2,
