@@ -20,6 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+# Clients of tests would take a proxy of this machine's user even to loopback.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+
 # Steps of tests would spoil what is planned for engines that this machine's user runs.
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
 

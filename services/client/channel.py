@@ -1,5 +1,6 @@
 """Connections to the services, and what it takes to be let in."""
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -87,7 +88,10 @@ OPEN = Access()
 
 
 def open_channel(address: str, tls: Tls = PLAIN) -> grpc.aio.Channel:
-    """Returns a channel to `address` (host:port); it connects when first used."""
+    """Returns a channel to `address` (host:port); it connects when first used.
+
+    It uses a proxy that the environment names, as gRPC does, but not for this machine.
+    """
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -97,8 +101,18 @@ def open_channel(address: str, tls: Tls = PLAIN) -> grpc.aio.Channel:
         # Come back to a restarted server within a second, not within two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_http_proxy", int(not _is_loopback(address))),
     ]
     credentials = tls.credentials
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether host:port is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

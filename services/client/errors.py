@@ -15,6 +15,7 @@ OctavoError
 """
 
 import re
+from urllib.parse import unquote
 
 import grpc
 
@@ -109,5 +110,8 @@ def error_of_call(error: grpc.aio.AioRpcError) -> OctavoError:
     metadata = dict(error.trailing_metadata() or ())
     pushback = metadata.get(RETRY_PUSHBACK)
     retry_after_ms = None if pushback is None else int(pushback)
-    message = _CONNECT_FAILURE.sub(r"cannot connect to \1: \2", error.details() or "")
+    # gRPC writes the brackets of an IPv6 address as %5B and %5D.
+    message = _CONNECT_FAILURE.sub(
+        lambda found: f"cannot connect to {unquote(found[1])}: {found[2]}", error.details() or ""
+    )
     return error_of(error.code().value[0], message or error.code().name, retry_after_ms)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
+from services.listen_host import bracketed
 from services.processes.child import python_command
 
 LOOPBACK = "127.0.0.1"
@@ -50,14 +51,19 @@ def plan_stack(
         tls: how the frontend's health is asked, where its arguments make it speak TLS.
 
     Raises:
-        ServiceFailedError: an address cannot be listened on now.
+        ServiceFailedError: an address cannot be listened on now, or two services would have one.
     """
     num_engines = len(engine_environments)
     engine_addresses = [
         f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index)}"
         for index in range(num_engines)
     ]
-    frontend_address = f"{host}:{choose_port(host, port)}"
+    frontend_address = f"{bracketed(host)}:{choose_port(host, port)}"
+    if _port_of(frontend_address) in map(_port_of, engine_addresses):
+        # The engine's health would pass for the frontend's.
+        raise ServiceFailedError(
+            f"the frontend and an engine cannot both have port {_port_of(frontend_address)}"
+        )
     names = ["engine"] if num_engines == 1 else [f"engine-{i + 1}" for i in range(num_engines)]
     frontend_flags = [
         *_listen_flags(frontend_address),
@@ -83,7 +89,7 @@ def plan_stack(
             module="services.frontend",
             arguments=[*frontend_flags, *frontend_arguments],
             # A listener on all addresses answers on loopback.
-            address=frontend_address.replace("0.0.0.0", LOOPBACK),
+            address=frontend_address.replace("0.0.0.0", LOOPBACK).replace("[::]", "[::1]"),
             log=log_folder / "frontend.log" if log_folder else None,
             tls=tls,
         ),
@@ -93,6 +99,10 @@ def plan_stack(
 def _listen_flags(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return ["--host", host, "--port", port]
+
+
+def _port_of(address: str) -> str:
+    return address.rpartition(":")[2]
 
 
 def choose_port(host: str, port: int) -> int:

@@ -1,11 +1,12 @@
 """Configuration of the frontend: every flag, its default, its limits and its meaning."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.listen_host import bracketed
 from services.telemetry.tracing import OtlpEndpoint
 
 MIN_REQUEST_BYTES = 4 * 2**20
@@ -34,7 +35,7 @@ class FrontendConfig(BaseSettings):
         cli_avoid_json=True,
     )
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, AfterValidator(bracketed)] = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=50050, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""

@@ -178,9 +178,13 @@ class ClientTls:
 def open_channel(address: str, options: Options, tls: ClientTls | None) -> grpc.aio.Channel:
     """Returns a channel to `address`, in plain text where `tls` is None.
 
+    It never uses a proxy that the environment names.
+
     Raises:
         TlsFilesError: a certificate file cannot be used now.
     """
+    # gRPC follows http_proxy and its like even to loopback, and without TLS.
+    options = [*options, ("grpc.enable_http_proxy", 0)]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)

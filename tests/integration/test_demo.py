@@ -18,6 +18,7 @@ MARKER = "OCTAVO_TEST_DEMO"
 def demo(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     own = {"OCTAVO_VENV": sys.prefix, "OCTAVO_NO_SETUP": "1"}
     own |= {MARKER: str(tmp_path), "TMPDIR": str(tmp_path)}
+    own |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}  # there is none
     return subprocess.run(
         [ROOT / "scripts" / "demo", *arguments],
         cwd=tmp_path, env=os.environ | own, stdin=subprocess.DEVNULL, capture_output=True,

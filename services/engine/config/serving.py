@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from services.engine.config.section import ConfigSection
 from services.extras import require_extra
+from services.listen_host import bracketed
 
 
 def _with_stubs(is_wanted: bool) -> bool:
@@ -32,7 +33,7 @@ VllmGrpc = Annotated[bool, AfterValidator(_with_stubs)]
 class ServingConfig(ConfigSection):
     """Address, certificates, and limits of connections and sessions."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, AfterValidator(bracketed)] = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=50051, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""

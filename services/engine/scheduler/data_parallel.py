@@ -6,6 +6,7 @@ without requests gets an idle step.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 from services.engine.batch import DPMetadata, StepResult, ordered_mode, pack_int32
@@ -16,7 +17,7 @@ from services.engine.scheduler.planned_step import ScheduledStep
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.stats import RankLoad
 from services.engine.spec_decode.draft_length import choice_of
-from services.engine.spec_decode.draft_plan import observe
+from services.engine.spec_decode.draft_plan import most_drafts, observe
 
 AnyScheduler: TypeAlias = "Scheduler | DataParallelScheduler"
 
@@ -199,7 +200,8 @@ class DataParallelScheduler:
         """Returns the drafts of each request of any rank after the next step."""
         if self._draft_length is None:
             return self._most_drafts
-        return self._draft_length.choose(max(each.num_running for each in self._ranks))
+        most = most_drafts(chain.from_iterable(r.running for r in self._ranks), self._most_drafts)
+        return self._draft_length.choose(max(each.num_running for each in self._ranks), most=most)
 
     def _order_together(self, steps: Sequence[ScheduledStep], num_next_drafts: int) -> None:
         """Sets what all ranks know in each step: tokens, drafts, and the graph if one fits all.

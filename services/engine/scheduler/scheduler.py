@@ -227,8 +227,8 @@ class Scheduler:
             return None
         recovery.make_way_for_suspect()
         if num_next_drafts is None:
-            drafts, num_running = self._drafts, len(holdings.running)
-            num_next_drafts = 0 if drafts is None else drafts.choose(num_running)
+            drafts = self._drafts
+            num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
         step = PlannedStep(
             recovery.budget.tokens,
             holdings.row_needs,

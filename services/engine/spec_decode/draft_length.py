@@ -7,6 +7,7 @@ weight: shares return to 1 and costs are forgotten, so that each number is tried
 while.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -81,12 +82,16 @@ class DraftLength:
             for held, tried in zip(self._held, self._tried, strict=True)
         ]
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, *, most: int) -> int:
         """Returns how many tokens to guess for each of `num_requests` requests.
 
         The most and the fewest are timed first; costs between two known ones are interpolated.
+
+        Args:
+            num_requests: requests of the step.
+            most: drafts that a request will verify at most; hardly more are worth making.
         """
-        lengths = self.lengths
+        lengths = self.lengths[: bisect_left(self.lengths, most) + 1]
         if len(lengths) == 1:
             return lengths[0]
         size = _size_of(num_requests)
@@ -103,7 +108,7 @@ class DraftLength:
         costs = self._costs_of(size)
         gains = {length: tokens[length] / costs[length] for length in lengths}
         best = max(lengths, key=gains.__getitem__)
-        if gains[best] > MIN_GAIN * gains[self._last]:
+        if self._last not in gains or gains[best] > MIN_GAIN * gains[self._last]:
             self._last = best
         return self._last
 

@@ -1,6 +1,6 @@
 """Draft tokens in the scheduler: how many a step verifies, and which tokens remain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +31,11 @@ class DraftPlan:
     rows: CarriedDrafts | None = None
     """The drafts of rows; None where the scheduler makes them."""
 
-    def choose(self, num_requests: int) -> int:
-        """Returns the drafts of each of `num_requests` requests after the next step."""
-        return self.num_tokens if self.length is None else self.length.choose(num_requests)
+    def choose(self, running: Sequence[Request]) -> int:
+        """Returns the drafts of each running request after the next step."""
+        if self.length is None:
+            return self.num_tokens
+        return self.length.choose(len(running), most=most_drafts(running, self.num_tokens))
 
     def must_wait(self, request: Request) -> bool:
         """Whether a running request can go on only when the result of its last step is back.
@@ -105,6 +107,23 @@ class DraftPlan:
         if request.ngrams is None:
             request.ngrams = NgramIndex(sizes, max_num_tokens=request.max_num_tokens)
         return request.ngrams.following(request.token_ids, room)
+
+
+def most_drafts(running: Iterable[Request], num_tokens: int) -> int:
+    """Returns how many of `num_tokens` drafts any running request would verify at most.
+
+    All of them if none runs yet: those to come may.
+    """
+    most = None
+    for request in running:
+        constraint, wanted = request.constraint, request.sampling.num_speculative_tokens
+        own = num_tokens if wanted is None else wanted
+        if constraint is not None:
+            own = min(own, constraint.num_free_tokens)
+        if own >= num_tokens:
+            return num_tokens
+        most = own if most is None else max(most, own)
+    return num_tokens if most is None else most
 
 
 def observe(length: DraftLength, parts: Sequence[tuple[BatchDescriptor, StepResult]]) -> None:

@@ -173,7 +173,11 @@ class GuardedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application; an early answer announces the end of the connection."""
+        """Runs the application; an early answer announces the end of the connection.
+
+        The answer to HTTP/1.0 has no chunks, which that does not know: it ends with the connection.
+        """
+        has_no_chunks = scope["http_version"] == "1.0"
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -181,6 +185,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 if self.transport.has_input_left:
                     headers.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
+                if has_no_chunks:
+                    self.cycle.chunked_encoding = False
+            elif has_no_chunks:
+                # uvicorn would count down from a length that may be unknown.
+                self.cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
         await self._application(scope, receive, send_guarded)

@@ -1,10 +1,11 @@
-"""Credentials of a client, and the errors where they are missing."""
+"""Credentials of a client, the errors where they are missing, and its way to this machine."""
 
 from pathlib import Path
 
+import grpc
 import pytest
 
-from services.client.channel import Access, Tls
+from services.client.channel import Access, Tls, open_channel
 from tests.support.certificates import LOOPBACK, Authority
 
 
@@ -49,3 +50,20 @@ def test_a_file_without_a_key_is_named(tmp_path, content):
         Access(api_key_file=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="two keys"):
         Access(api_key_file=file, api_key="x")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch, variable, host):
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy")
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with open_channel(f"{host}:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary("/any/Method")(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED  # the server's own answer
+    finally:
+        await server.stop(None)

@@ -60,6 +60,12 @@ def test_a_taken_port_is_refused_before_anything_starts(whose):
             plan_stack(**{whose: port})
 
 
+def test_one_port_for_the_frontend_and_an_engine_is_refused():
+    port = first_of_free_ports(2)
+    with pytest.raises(ServiceFailedError, match=f"cannot both have port {port + 1}"):
+        plan_stack(port=port + 1, engine_port=port, engine_environments=[{}] * 2)
+
+
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(ServiceFailedError, match=r"192\.0\.2\.1:0: Cannot assign"):
         plan_stack(host="192.0.2.1")
@@ -69,6 +75,13 @@ def test_a_frontend_on_all_addresses_is_asked_on_loopback():
     stack = plan_stack(host="0.0.0.0")
     assert stack.frontend.address.startswith(LOOPBACK)
     assert "0.0.0.0" in stack.frontend.arguments
+
+
+@pytest.mark.parametrize("host", ["::", "[::]"])
+def test_a_frontend_on_all_addresses_of_ipv6_is_asked_on_loopback(host):
+    stack = plan_stack(host=host)
+    assert stack.frontend.address.startswith("[::1]:")
+    assert "[::]" in stack.frontend.arguments
 
 
 def test_the_closing_lines_name_every_address():

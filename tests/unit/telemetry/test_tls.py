@@ -3,10 +3,11 @@
 import os
 import ssl
 
+import grpc
 import pytest
 import structlog
 
-from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
+from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError, open_channel
 from tests.support.certificates import LOOPBACK, Authority
 
 
@@ -98,3 +99,19 @@ def test_a_client_reads_its_files_each_time_it_connects(tmp_path):
     authority.cert.write_text("no certificate")
     with pytest.raises(TlsFilesError, match="holds no certificates"):
         ClientTls(ca=authority.cert, cert=None, key=None)
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_a_proxy_of_the_environment_is_not_used_between_services(monkeypatch, variable):
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy")
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}", [], None) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary("/any/Method")(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED  # the server's own answer
+    finally:
+        await server.stop(None)

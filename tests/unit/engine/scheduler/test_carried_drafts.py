@@ -190,7 +190,7 @@ def test_a_number_of_drafts_holds_for_the_step_after_the_one_that_makes_them():
     numbers = iter([2, 0, 3, 1])
 
     class Turns:
-        def choose(self, num_requests):
+        def choose(self, num_requests, *, most):
             return next(numbers)
 
     rig.scheduler._drafts = replace(rig.scheduler._drafts, length=Turns())

@@ -254,6 +254,16 @@ def test_the_ranks_choose_the_number_of_drafts_together():
     assert all(each.sink.token_ids == expected(each) for each in requests)
 
 
+def test_no_rank_makes_drafts_that_no_request_verifies():
+    rig = DataParallelRig(num_speculative_tokens=3, min_speculative_tokens=0)
+    rig.add(*(make_request(8, max_tokens=9, num_speculative_tokens=0) for _ in range(3)))
+    rig.send()
+    rig.receive()
+    while rig.scheduler.has_work:
+        assert rig.send().descriptor.spec_decode_metadata.num_next_drafts == 0
+        rig.receive()
+
+
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     num_drafts=st.integers(1, 3),

@@ -1,10 +1,32 @@
 """Steps with drafts, each after the result of the one that made them."""
 
+import pytest
+
 from services.engine.batch import read_int32
 from services.engine.request import FinishReason
-from tests.support.fake_worker import expected_output
+from tests.support.fake_worker import VOCAB_SIZE, expected_output
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import BLOCK_SIZE, Rig, end_token_after, num_drafts, q_lens
+from tests.support.token_masks import ManualConstraint
+
+
+def with_grammar(prompt, **sampling):
+    request = make_request(prompt, **sampling)
+    request.constraint = ManualConstraint(
+        lambda output: [len(output)], vocab_size=VOCAB_SIZE, is_instant=True
+    )
+    return request
+
+
+def numbers_made(rig: Rig, *requests) -> list[int]:
+    """Serves requests; returns how many drafts each step after the first makes."""
+    rig.add(*requests)
+    rig.step()
+    made = []
+    while rig.scheduler.has_work:
+        made.append(rig.send().descriptor.spec_decode_metadata.num_next_drafts)
+        rig.receive()
+    return made
 
 
 def test_a_step_verifies_what_the_last_one_guessed():
@@ -83,3 +105,28 @@ def test_blocks_are_shared_once_their_tokens_are_final():
     # Of 20 tokens the last was never computed, so four blocks are full.
     assert second.num_cached_tokens == 4 * BLOCK_SIZE
     assert second.sink.token_ids == expected_output(first.token_ids, second.sampling)
+
+
+@pytest.mark.parametrize(
+    ("make", "sampling"), [(make_request, {"num_speculative_tokens": 0}), (with_grammar, {})]
+)
+def test_no_draft_is_made_that_no_request_verifies(make, sampling):
+    rig = Rig(num_speculative_tokens=3, min_speculative_tokens=0)
+    assert set(numbers_made(rig, make(3, max_tokens=30, **sampling))) == {0}
+
+
+def test_no_more_drafts_are_made_than_a_request_wants():
+    rig = Rig(num_speculative_tokens=3, min_speculative_tokens=0)
+    made = numbers_made(rig, make_request(3, max_tokens=40, num_speculative_tokens=1))
+    assert set(made) == {0, 1}  # both are timed
+
+
+def test_drafts_are_made_for_those_that_verify_them():
+    rig = Rig(num_speculative_tokens=3, min_speculative_tokens=0)
+    made = numbers_made(rig, with_grammar(3, max_tokens=6), make_request(4, max_tokens=30))
+    assert max(made) == 3
+
+
+def test_a_fixed_number_of_drafts_is_always_made():
+    rig = Rig(num_speculative_tokens=3, min_speculative_tokens=3)
+    assert set(numbers_made(rig, make_request(3, num_speculative_tokens=0))) == {3}

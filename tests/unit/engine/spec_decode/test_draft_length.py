@@ -21,7 +21,7 @@ class Serving:
     def run(self, num_steps, num_requests=1):
         verified = 0
         for _ in range(num_steps):
-            made = self.policy.choose(num_requests)
+            made = self.policy.choose(num_requests, most=self.policy.lengths[-1])
             drafts = np.full(num_requests, verified, np.int32)
             accepted = np.minimum(drafts, self.num_accepted(len(self.chosen)))
             self.policy.observe_drafts(drafts, accepted.astype(np.int32))

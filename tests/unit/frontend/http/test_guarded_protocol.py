@@ -162,6 +162,32 @@ async def test_a_body_in_small_chunks_with_trailers_is_read():
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_to_http_1_0_has_no_chunks_and_ends_with_the_connection(stream):
+    body = json.dumps({"model": "fake", "prompt": "one two", "stream": stream}).encode()
+    async with listening() as connect:
+        reader, _ = await connect(
+            b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+            b"connection: keep-alive\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        head, _, content = (await end_of(reader)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    if stream:
+        content = content.removesuffix(b"\n\ndata: [DONE]\n\n").split(b"\n\n")[-1]
+        content = content.removeprefix(b"data: ")
+    [choice] = json.loads(content)["choices"]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_an_answer_of_known_length_to_http_1_0_is_whole():
+    async with listening() as connect:
+        reader, _ = await connect(b"GET /health HTTP/1.0\r\n\r\n")
+        head, _, content = (await end_of(reader)).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(content) in head
+    assert content == b'{"status":"ok"}'
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [

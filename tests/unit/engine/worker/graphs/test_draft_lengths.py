@@ -27,7 +27,7 @@ class Cycle(DraftLength):
         super().__init__(lengths)
         self.turns = itertools.cycle(length for length in (2, 0, 3, 1) for _ in range(3))
 
-    def choose(self, num_requests):
+    def choose(self, num_requests, *, most):
         return next(self.turns)
 
 
