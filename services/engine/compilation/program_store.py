@@ -5,6 +5,7 @@ Loading runs that code, as loading a compiled piece does; see `artifact_cache`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -90,6 +91,17 @@ def load_program(
     return TracedModel(
         trace=None, programs=tuple(programs), layers=layers, pass_matches=content["matches"]
     )
+
+
+def matches_of_programs(cache: ArtifactCache) -> Mapping[str, int]:
+    """Returns the matches of each compiler pass in all traced programs, by name."""
+    matches: Counter[str] = Counter()
+    for name in cache.program_names:
+        payload = cache.load_program(name)
+        if payload is not None:
+            # `update` also keeps passes that match nothing.
+            matches.update(json.loads(payload)["matches"])
+    return matches
 
 
 def _written(program: Program, names: Mapping[int, str]) -> dict[str, Any]:

@@ -57,6 +57,20 @@ def test_shapes_alone_give_the_programs_of_the_model(tmp_path, variant):
     traced = there.with_trace()
     assert traced.traced.trace is None
     assert traced.traced.pass_matches == here.traced.pass_matches
+    later = LoadedModel.load(config, may_trace_later=True)
+    assert not later.lacks_trace
+    assert later.traced.trace is None
+
+
+@pytest.mark.parametrize("flags", [{}, {"max_model_len": 32}, {"quantization": "fp8"}])
+def test_a_later_start_runs_the_trace_of_an_earlier_one_from_the_first_step_on(
+    folder, tmp_path, flags
+):
+    config = config_of(folder, tmp_path, **flags)
+    assert LoadedModel.load(config).traced.trace is not None
+    later = LoadedModel.load(config, may_trace_later=True)
+    assert later.traced.trace is None
+    assert not later.will_change
 
 
 @pytest.fixture(scope="module")
