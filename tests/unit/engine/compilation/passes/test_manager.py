@@ -10,9 +10,9 @@ import torch
 
 from models.config import ModelConfig
 from services.engine.compilation import cache_key
+from services.engine.compilation.compile_range import CompileRange
 from services.engine.compilation.passes import linear_gate, selection
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
-from services.engine.compilation.passes.graph_pass import CompileRange
 from services.engine.compilation.passes.manager import PostGradPassManager
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.selection import selected_passes

@@ -73,6 +73,29 @@ def test_a_later_start_runs_the_trace_of_an_earlier_one_from_the_first_step_on(
     assert not later.will_change
 
 
+LATER_START = """
+import sys
+
+import services.engine.worker.process
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.start.loaded_model import LoadedModel
+
+config = EngineConfig.model_validate_json(sys.argv[1])
+loaded = LoadedModel.load(config, may_trace_later=True)
+assert not loaded.will_change
+assert loaded.compile(loaded.config.compilation, None) is None
+imported = {"sympy", "torch._dynamo", "torch._inductor"} & sys.modules.keys()
+assert not imported, imported
+"""
+
+
+def test_a_later_start_imports_no_compiler(folder, tmp_path):
+    config = config_of(folder, tmp_path, use_inductor=True)
+    LoadedModel.load(config)
+    arguments = [sys.executable, "-c", LATER_START, config.model_dump_json()]
+    subprocess.run(arguments, check=True, timeout=240)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
