@@ -26,6 +26,6 @@ def link(traced: TracedModel, compiler: PieceCompiler, dump: "DebugDump | None" 
     for compile_range, program in traced.programs:
         linked = LinkedProgram(program, compiler.compile(program, compile_range), traced.layers)
         if dump:
-            dump.graph("split_graph", linked.graph)
+            dump.of_range(compile_range).graph("split_graph", linked.graph)
         forwards.append((compile_range.end, linked))
     return forwards[0][1] if len(forwards) == 1 else RangedForward(forwards)

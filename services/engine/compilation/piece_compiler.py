@@ -78,11 +78,13 @@ class PieceCompiler:
     def _piece(self, item: SplitItem, compile_range: CompileRange) -> Callable[..., Any]:
         piece = self._pieces.get(item.graph)
         if piece is None:
+
+            def compile_piece() -> Callable[..., Any]:
+                return self._compile(item, compile_range)
+
             dump = self._dump
             piece = (
-                dump.piece(item, lambda: self._compile(item, compile_range))
-                if dump
-                else self._compile(item, compile_range)
+                dump.of_range(compile_range).piece(item, compile_piece) if dump else compile_piece()
             )
             self._pieces[item.graph] = piece
         return piece

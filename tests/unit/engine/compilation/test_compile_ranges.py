@@ -15,7 +15,7 @@ from services.engine.compilation.piece_compiler import PieceCompiler
 from services.engine.compilation.program_store import load_program, store_program
 from services.engine.compilation.tracing import trace_programs
 from tests.support.compilation import compilation_config
-from tests.support.compiled_models import CountingCompiler
+from tests.support.compiled_models import CountingCompiler, compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.plain_model import PlainModel
 
@@ -113,3 +113,12 @@ def test_a_size_of_its_own_is_compiled_for_its_range_alone():
     link(traced, PieceCompiler(manager, compile_sizes=[1, 9, 10]))
     assert sorted(compiler.made_for) == [1] * 3 + [9] * 3 + [10] * 3
     assert manager.stats.num_pieces == 18
+
+
+def test_a_dump_holds_the_graphs_of_each_range(tmp_path):
+    compile_at(3, compile_ranges=list(ENDS), debug_dump_path=tmp_path)(PlainModel())
+    folder = tmp_path / "rank_0"
+    names = {"pass_1_canonical.py", "split_graph.py", "submod_0.py"}
+    for each in (folder, folder / "from_3_tokens", folder / "from_10_tokens"):
+        assert names <= {path.name for path in each.iterdir()}
+    assert (folder / "traced_graph.py").exists()
