@@ -36,6 +36,8 @@ EXAMPLE_NUM_TOKENS = 8
 
 MODEL_PROGRAM = "model"
 """Name of the model's program on disk."""
+FIRST_DRAFT = "draft_0"
+"""Name of the first draft layer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +238,20 @@ def may_trace_later(config: EngineConfig) -> bool:
 
 
 def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
-    """Returns whether an earlier start has traced the model.
+    """Returns whether an earlier start has traced the model and its draft layers, for its steps.
 
     model: the configuration of the model's folder.
     """
+    from services.engine.compilation.compile_range import compile_ranges
+    from services.engine.compilation.program_store import holds_program
+
+    if _needs_graphs(config):
+        return False
     cache, _ = _kept_traces(config, traced_config(config, model), device, rank)
-    return cache.load_program(MODEL_PROGRAM) is not None
+    most = config.scheduler.max_num_batched_tokens
+    ranges = compile_ranges(config.compilation.compile_ranges, most)
+    names = [MODEL_PROGRAM, *([FIRST_DRAFT] if config.speculation.num_layer_drafts else [])]
+    return all(holds_program(cache, name, ranges) for name in names)
 
 
 def traced_config(config: EngineConfig, model: ModelConfig) -> ModelConfig:

@@ -24,10 +24,14 @@ def config_of(folder, cache, **flags):
         num_kv_blocks=64,
         block_size=4,
         max_num_seqs=8,
-        max_num_batched_tokens=64,
         log_level="warning",
         compile_cache_dir=cache,
-        **{"compilation_level": 3, "use_inductor": False, **flags},
+        **{
+            "max_num_batched_tokens": 64,
+            "compilation_level": 3,
+            "use_inductor": False,
+            **flags,
+        },
     )
 
 
@@ -71,6 +75,16 @@ def test_a_later_start_runs_the_trace_of_an_earlier_one_from_the_first_step_on(
     later = LoadedModel.load(config, may_trace_later=True)
     assert later.traced.trace is None
     assert not later.will_change
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_num_batched_tokens": 32}, {"debug_dump_path": "dump"}, {"compile_ranges": [8]}]
+)
+def test_a_later_start_that_needs_another_trace_serves_before_it_has_it(folder, tmp_path, change):
+    LoadedModel.load(config_of(folder, tmp_path))
+    later = LoadedModel.load(config_of(folder, tmp_path, **change), may_trace_later=True)
+    assert later.lacks_trace
+    assert later.will_change
 
 
 LATER_START = """
