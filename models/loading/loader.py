@@ -72,7 +72,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     """
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
-    config = _config(
+    config = config_to_load(
         read_model_config(folder, model_impl),
         folder,
         rounds_to_fp8=rounds_to_fp8,
@@ -114,10 +114,13 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     return model.eval()
 
 
-def _config(
+def config_to_load(
     config: ModelConfig, folder: Path, *, rounds_to_fp8: bool, max_positions: int | None
 ) -> ModelConfig:
-    """Adds to a folder's configuration what the caller wants of the model."""
+    """Returns the configuration of the model that `load_model` makes; arguments are those of it.
+
+    config: of the folder.
+    """
     if rounds_to_fp8:
         if config.quantization is not None:
             raise ConfigError(

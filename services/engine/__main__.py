@@ -94,16 +94,19 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
     config = with_local_model(config, has_weights=False)
     model = _open_model(config)
-    from services.engine.compilation.cache_key import compute_factors
+    from services.engine.compilation.cache_key import compute_factors, trace_factors
     from services.engine.compilation.explain import explain
     from services.engine.worker.start.device import choose_device
+    from services.engine.worker.start.model_trace import traced_config
 
     try:
         device = choose_device(config.worker, 0)
     except ValueError as error:
         raise _UsageError(str(error)) from error
-    factors = compute_factors(config, model.config, device)
-    print(explain(config.compilation.compile_cache_dir, factors))  # noqa: T201  a tool's answer
+    folder = config.compilation.compile_cache_dir
+    traced = traced_config(config, model.config)
+    factors = [of(config, traced, device) for of in (compute_factors, trace_factors)]
+    print(explain(folder, *factors))  # noqa: T201  a tool's answer
     return 0
 
 

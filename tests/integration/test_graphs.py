@@ -69,6 +69,53 @@ def test_the_command_shows_an_engines_graphs(monkeypatch, capsys):
     assert figures["num_captured"] == figures["num_planned"] == 3
 
 
+PASSES = {"linear_gate": 3, "linear_residual": 6, "norm_linear": 6, "qk_norm_rope_cache": 3}
+"""Matches in the embedded model's three layers."""
+
+
+async def all_matches(stub):
+    """Waits until the model is traced; returns the matches of passes that found anything."""
+    async with asyncio.timeout(60):
+        while True:
+            stats = await stub.GetStats(engine_pb2.GetStatsRequest())
+            if stats.pass_matches:
+                return {name: count for name, count in stats.pass_matches.items() if count}
+            await asyncio.sleep(0.01)
+
+
+async def tokens(address):
+    async with grpc.aio.insecure_channel(address) as channel:
+        return await generate(engine_pb2_grpc.EngineServiceStub(channel))
+
+
+async def tokens_around_matches(address):
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        stats = await stub.GetStats(engine_pb2.GetStatsRequest())
+        before = await generate(stub)
+        assert await all_matches(stub) == PASSES
+        return bool(stats.pass_matches), before, await generate(stub)
+
+
+def test_a_first_start_changes_over_and_a_later_one_runs_its_trace(tmp_path):
+    with start_engine(**SMALL) as engine:
+        expected = asyncio.run(tokens(engine.address))
+    flags = {"compilation_level": 3, "compile_cache_dir": tmp_path, "log_format": "json"}
+    for is_later in (False, True):
+        with start_engine(**SMALL, **flags) as engine:
+            is_traced, before, after = asyncio.run(tokens_around_matches(engine.address))
+            assert before == after == expected
+            shown = octavo("graphs", "--engine", engine.address)
+            lines = [json.loads(line) for line in engine.log.splitlines() if line.startswith("{")]
+        # The first one serves before it is traced, however fast that is.
+        assert is_traced or not is_later
+        assert f"linear_gate {PASSES['linear_gate']}" in shown
+        (traced,) = [line for line in lines if line["event"] == "model_traced"]
+        events = [line["event"] for line in lines]
+        assert (events.index("model_traced") < events.index("worker_ready")) == is_later
+        assert traced["is_kept"] or not is_later
+
+
 def octavo(*arguments):
     done = subprocess.run(
         [*OCTAVO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

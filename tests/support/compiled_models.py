@@ -37,12 +37,12 @@ def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **setti
     return prepare
 
 
-def compile_toy(model, level, *, width=4, **settings):
-    """Compiles a model of one float input [T, width] with the eager compiler."""
+def compile_toy(model, level, *, width=4, example=None, **settings):
+    """Compiles a model of one input, by default floats [T, width], with the eager compiler."""
     compiled = compile_model(
         model,
         compilation_config(level=level, **{"use_inductor": False, **settings}),
-        example_inputs=[torch.zeros(8, width)],
+        example_inputs=[torch.zeros(8, width) if example is None else example],
         max_num_tokens=MAX_TOKENS,
         max_num_seqs=8,
     )

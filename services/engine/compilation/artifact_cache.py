@@ -14,6 +14,8 @@ from services.engine.compilation.cache_key import Factors
 
 log = structlog.get_logger()
 
+TRACES = "traces"
+"""Folder of traced programs inside the one of compiled pieces."""
 _FACTORS = "factors.json"
 _PASSES = "passes.json"
 _SUFFIX = ".piece"
@@ -90,6 +92,11 @@ class ArtifactCache:
     def num_artifacts(self) -> int:
         """Artifacts on disk."""
         return len(list(self.folder.glob("*" + _SUFFIX)))
+
+    @property
+    def program_names(self) -> list[str]:
+        """Names of the traced programs on disk, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*" + _PROGRAM_SUFFIX))
 
     def _write(self, name: str, content: bytes) -> None:
         temporary = None

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from services.engine.compilation.compile_range import TYPICAL_NUM_TOKENS
 from services.engine.compilation.program import Trace
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
-
-TYPICAL_NUM_TOKENS = 256
-"""Number of tokens that general kernels are tuned for."""
 
 
 class OctavoBackend:

@@ -4,6 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+TYPICAL_NUM_TOKENS = 256
+"""Number of tokens that code for any number is tuned for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRange:
@@ -14,6 +17,14 @@ class CompileRange:
 
     def __contains__(self, num_tokens: int) -> bool:
         return self.start <= num_tokens <= self.end
+
+    @property
+    def typical(self) -> int:
+        """The number of tokens that code for the range is tuned for; no other range has it."""
+        return min(max(TYPICAL_NUM_TOKENS, self.start), self.end)
+
+
+ANY_TOKENS = CompileRange()
 
 
 def compile_ranges(ends: Sequence[int], max_num_tokens: int) -> list[CompileRange]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import structlog
 import torch
+from torch import SymInt, Tensor
 from torch.fx import GraphModule
 
 from services.engine.compilation.artifact_cache import ArtifactCache
 from services.engine.compilation.cache_key import Factors, digest
+from services.engine.compilation.compile_range import TYPICAL_NUM_TOKENS
 from services.engine.compilation.compiler_interface import (
     CompilerInterface,
     EagerAdaptor,
@@ -72,23 +74,37 @@ class CompilerManager:
         graph: GraphModule,
         example_inputs: Sequence[Any],
         runtime_shape: int | None = None,
+        *,
+        typical: int = TYPICAL_NUM_TOKENS,
     ) -> Runnable:
         """Returns a graph compiled for any number of tokens, or for one.
 
         Graphs that compute the same share one compiled piece. A graph of our operators alone, for
         which a compiler has nothing to generate, runs as traced.
+
+        Args:
+            graph: the piece.
+            example_inputs: fake tensors and symbolic integers, or those of one number of tokens.
+            runtime_shape: this number.
+            typical: without it, the number of tokens to tune for.
         """
-        key = self._key(graph, runtime_shape)
+        signature = graph_signature(graph)
+        has_code = not only_calls_own_kernels(graph)
+        # Code that is not generated is not tuned either.
+        tuned_for = typical if has_code else TYPICAL_NUM_TOKENS
+        key = self._key(signature, runtime_shape, tuned_for)
         piece = self._pieces.get(key)
-        if piece is None and only_calls_own_kernels(graph):
-            self.stats.num_pieces += 1
+        if piece is not None:
+            return piece
+        self.stats.num_pieces += 1
+        if has_code:
+            if runtime_shape is None:
+                _tune_for(typical, example_inputs)
+            piece = self._load(key) or self._compile(key, graph, example_inputs, runtime_shape)
+        else:
             self.stats.num_without_code += 1
             piece, _ = EagerAdaptor().compile(graph, example_inputs, self._settings)
-            self._pieces[key] = piece
-        if piece is None:
-            self.stats.num_pieces += 1
-            piece = self._load(key) or self._compile(key, graph, example_inputs, runtime_shape)
-            self._pieces[key] = piece
+        self._pieces[key] = piece
         return piece
 
     @property
@@ -96,9 +112,12 @@ class CompilerManager:
         """Whether compiled code differs from traced code."""
         return self._compiler.name != EagerAdaptor.name
 
-    def find(self, signature: str) -> Runnable | None:
-        """Returns the piece of a graph with this signature for any number of tokens, if on disk."""
-        key = self._key_of(signature, None)
+    def find(self, signature: str, typical: int = TYPICAL_NUM_TOKENS) -> Runnable | None:
+        """Returns the piece of a graph with this signature for any number of tokens, if on disk.
+
+        typical: as for `compile`.
+        """
+        key = self._key(signature, None, typical)
         piece = self._pieces.get(key)
         if piece is None:
             piece = self._load(key)
@@ -114,12 +133,10 @@ class CompilerManager:
         if self._cache is not None and self._cache.num_artifacts:
             self._cache.store_matches(matches)
 
-    def _key(self, graph: GraphModule, runtime_shape: int | None) -> str:
-        return self._key_of(graph_signature(graph), runtime_shape)
-
-    def _key_of(self, signature: str, runtime_shape: int | None) -> str:
+    def _key(self, signature: str, runtime_shape: int | None, typical: int) -> str:
         compiler = (self._compiler.name, self._compiler_hash)
-        return digest("\n".join((*compiler, str(runtime_shape), signature)))
+        size = f"about {typical}" if runtime_shape is None else str(runtime_shape)
+        return digest("\n".join((*compiler, size, signature)))
 
     def _load(self, key: str) -> Runnable | None:
         """Returns a piece from disk; None if it is absent or unusable."""
@@ -154,3 +171,12 @@ class CompilerManager:
             self._cache.describe(self._factors)
             self._cache.store(key, handle)
         return piece
+
+
+def _tune_for(num_tokens: int, example_inputs: Sequence[Any]) -> None:
+    """Gives the symbols in a piece's inputs a value to tune for; it bounds nothing."""
+    for value in example_inputs:
+        for size in value.shape if isinstance(value, Tensor) else (value,):
+            if isinstance(size, SymInt):
+                for symbol in size.node.expr.free_symbols:
+                    size.node.shape_env.var_to_hint_override[symbol] = num_tokens

@@ -7,6 +7,7 @@ from typing import TypeVar
 from torch._inductor.codecache import PyCodeCache
 from torch.fx import GraphModule
 
+from services.engine.compilation.compile_range import CompileRange
 from services.engine.compilation.split_graph import SplitItem
 
 _T = TypeVar("_T")
@@ -21,6 +22,12 @@ class DebugDump:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+
+    def of_range(self, compile_range: CompileRange) -> "DebugDump":
+        """Returns where a range's graphs go: this folder for the first one, else one inside it."""
+        if compile_range.start == 1:
+            return self
+        return DebugDump(self.folder / f"from_{compile_range.start}_tokens")
 
     def graph(self, name: str, graph: GraphModule) -> None:
         """Writes a graph as Python with the kind of every value."""

@@ -24,8 +24,8 @@ def link(traced: TracedModel, compiler: PieceCompiler, dump: "DebugDump | None" 
     """Compiles a traced model's pieces and returns its forward."""
     forwards: list[tuple[int, Forward]] = []
     for compile_range, program in traced.programs:
-        linked = LinkedProgram(program, compiler.compile(program), traced.layers)
+        linked = LinkedProgram(program, compiler.compile(program, compile_range), traced.layers)
         if dump:
-            dump.graph("split_graph", linked.graph)
+            dump.of_range(compile_range).graph("split_graph", linked.graph)
         forwards.append((compile_range.end, linked))
     return forwards[0][1] if len(forwards) == 1 else RangedForward(forwards)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from services.engine.compilation.compile_range import ANY_TOKENS, CompileRange
 from services.engine.compilation.compiler_interface import with_direct_calls
 from services.engine.compilation.compiler_manager import CompilerManager
 from services.engine.compilation.piece_code import PieceCode
@@ -46,8 +47,15 @@ class PieceCompiler:
         self._dump = dump
         self._pieces: dict[nn.Module, Callable[..., Any]] = {}
 
-    def compile(self, program: Program) -> dict[str, Callable[..., Any]]:
-        """Returns the code of each part, by its name; splitting operators run as they are."""
+    def compile(
+        self, program: Program, compile_range: CompileRange = ANY_TOKENS
+    ) -> dict[str, Callable[..., Any]]:
+        """Returns the code of each part, by its name; splitting operators run as they are.
+
+        Args:
+            program: its graphs belong to no other program.
+            compile_range: numbers of tokens that it runs.
+        """
         runs: dict[str, Callable[..., Any]] = {}
         index = 0
         for part in program.parts:
@@ -59,7 +67,7 @@ class PieceCompiler:
                     else with_direct_calls(item.graph).forward
                 )
                 continue
-            piece: Callable[..., Any] = self._piece(item)
+            piece: Callable[..., Any] = self._piece(item, compile_range)
             if self._wrap is not None:
                 info = PieceInfo(name=item.submod_name, index=index, num_pieces=program.num_pieces)
                 piece = self._wrap(piece, info)
@@ -67,31 +75,38 @@ class PieceCompiler:
             index += 1
         return runs
 
-    def _piece(self, item: SplitItem) -> Callable[..., Any]:
+    def _piece(self, item: SplitItem, compile_range: CompileRange) -> Callable[..., Any]:
         piece = self._pieces.get(item.graph)
         if piece is None:
+
+            def compile_piece() -> Callable[..., Any]:
+                return self._compile(item, compile_range)
+
             dump = self._dump
-            piece = dump.piece(item, lambda: self._compile(item)) if dump else self._compile(item)
+            piece = (
+                dump.of_range(compile_range).piece(item, compile_piece) if dump else compile_piece()
+            )
             self._pieces[item.graph] = piece
         return piece
 
-    def _compile(self, item: SplitItem) -> Callable[..., Any]:
+    def _compile(self, item: SplitItem, compile_range: CompileRange) -> Callable[..., Any]:
         if isinstance(item.graph, PieceCode):
-            return self._find(item.graph)
+            return self._find(item.graph, compile_range)
         placeholders = item.graph.graph.find_nodes(op="placeholder")
         return PiecewiseBackend(
             item.graph,
             [node.meta["example_value"] for node in placeholders],
             manager=self._manager,
+            compile_range=compile_range,
             compile_sizes=self._compile_sizes,
         )
 
-    def _find(self, code: PieceCode) -> Callable[..., Any]:
+    def _find(self, code: PieceCode, compile_range: CompileRange) -> Callable[..., Any]:
         """Returns the compiled piece of a kept program, or its code if there is none to compile."""
         if code.signature is None or not self._manager.compiles:
             forward: Callable[..., Any] = code.forward
             return forward
-        compiled = self._manager.find(code.signature)
+        compiled = self._manager.find(code.signature, compile_range.typical)
         if compiled is None:
             raise MissingPieceError(f"a piece is not in the cache: {code.signature}")
         run = compiled

@@ -8,6 +8,7 @@ import torch
 from torch import SymInt, Tensor
 from torch.fx import GraphModule
 
+from services.engine.compilation.compile_range import ANY_TOKENS, CompileRange
 from services.engine.compilation.compiler_interface import Runnable
 from services.engine.compilation.compiler_manager import CompilerManager
 from services.engine.compilation.graph_signature import has_one_output, with_tuple_output
@@ -22,7 +23,7 @@ class ConcreteSizeEntry:
 
 
 class PiecewiseBackend:
-    """One piece, compiled for any number of tokens and also for particular ones.
+    """One piece, compiled for a range of numbers of tokens and also for particular ones.
 
     `__init__` compiles everything; a call only selects.
     """
@@ -33,6 +34,7 @@ class PiecewiseBackend:
         example_inputs: Sequence[Any],
         *,
         manager: CompilerManager,
+        compile_range: CompileRange = ANY_TOKENS,
         compile_sizes: Sequence[int] = (),
     ) -> None:
         """Compiles the piece.
@@ -41,16 +43,19 @@ class PiecewiseBackend:
             graph: its output may be one tensor or a tuple.
             example_inputs: fake tensors and symbolic integers, one per placeholder.
             manager: compiles pieces or finds compiled ones.
-            compile_sizes: numbers of tokens with kernels of their own.
+            compile_range: numbers of tokens that it runs.
+            compile_sizes: numbers of tokens with kernels of their own, if in the range.
         """
         self._has_one_output = has_one_output(graph)
         if self._has_one_output:
             graph = with_tuple_output(graph)
         self._shape_of = _num_tokens_reader(example_inputs)
-        self.compiled_graph_for_general_shape = manager.compile(graph, example_inputs)
+        self.compiled_graph_for_general_shape = manager.compile(
+            graph, example_inputs, typical=compile_range.typical
+        )
         self.concrete_size_entries: dict[int, ConcreteSizeEntry] = {}
         if self._shape_of is not None:
-            for size in compile_sizes:
+            for size in filter(compile_range.__contains__, compile_sizes):
                 concrete = [_concrete(value, size) for value in example_inputs]
                 runnable = manager.compile(graph, concrete, runtime_shape=size)
                 # Its kernels are tuned at their first run, which must not happen while serving.

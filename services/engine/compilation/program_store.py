@@ -5,6 +5,7 @@ Loading runs that code, as loading a compiled piece does; see `artifact_cache`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -77,11 +78,8 @@ def load_program(
         layers: the model's.
         ranges: of numbers of tokens.
     """
-    payload = cache.load_program(name)
-    if payload is None:
-        return None
-    content = json.loads(payload)
-    if [each for each, _ in content["programs"]] != [asdict(each) for each in ranges]:
+    content = _content(cache, name, ranges)
+    if content is None:
         return None
     tensors = tensors_of(model)
     programs = (
@@ -90,6 +88,31 @@ def load_program(
     return TracedModel(
         trace=None, programs=tuple(programs), layers=layers, pass_matches=content["matches"]
     )
+
+
+def holds_program(cache: ArtifactCache, name: str, ranges: Sequence[CompileRange]) -> bool:
+    """Returns whether `load_program` would find a traced model."""
+    return _content(cache, name, ranges) is not None
+
+
+def _content(cache: ArtifactCache, name: str, ranges: Sequence[CompileRange]) -> Any:
+    """Returns a stored program as JSON; None if there is none for these ranges."""
+    payload = cache.load_program(name)
+    content = None if payload is None else json.loads(payload)
+    if content and [each for each, _ in content["programs"]] == [asdict(each) for each in ranges]:
+        return content
+    return None
+
+
+def matches_of_programs(cache: ArtifactCache) -> Mapping[str, int]:
+    """Returns the matches of each compiler pass in all traced programs, by name."""
+    matches: Counter[str] = Counter()
+    for name in cache.program_names:
+        payload = cache.load_program(name)
+        if payload is not None:
+            # `update` also keeps passes that match nothing.
+            matches.update(json.loads(payload)["matches"])
+    return matches
 
 
 def _written(program: Program, names: Mapping[int, str]) -> dict[str, Any]:

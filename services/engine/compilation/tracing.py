@@ -112,7 +112,8 @@ class _Rewriting:
             expected=self._expected,
             allows_unmatched=self._config.allow_unmatched_passes,
         )
-        for name, count in manager.run(graph, self._dump).items():
+        dump = None if self._dump is None else self._dump.of_range(compile_range)
+        for name, count in manager.run(graph, dump).items():
             self.matches[name] = max(count, self.matches.get(name, 0))
         return replace(trace, graph=graph)
 

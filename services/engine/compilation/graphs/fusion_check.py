@@ -76,12 +76,22 @@ class FusionCheck(DispatchMode):
         written = [(mine, its) for mine, its in zip(given, args, strict=True) if mine is not its]
         expected = unfused(*given)
         pairs = written if expected is None else [(expected, result), *written]
-        num_tokens = get_forward_context().context.num_tokens
+        rows = _compared_rows(unfused, result, args)
         self.comparisons += (
-            compare(mine[:num_tokens], its[:num_tokens], of=func._schema.name)
+            compare(mine[rows], its[rows], of=func._schema.name)
             for mine, its in pairs
+            if len(mine[rows])
         )
         return result
+
+
+def _compared_rows(unfused: Callable[..., Any], result: Any, args: tuple[Any, ...]) -> slice:
+    """Returns the rows that an operator defines, without those of padding."""
+    num_tokens = get_forward_context().context.num_tokens
+    if unfused is not _linear_reduce_scatter:
+        return slice(num_tokens)
+    own = current_rows(result, args[-1])
+    return slice(own.start, min(own.stop, num_tokens))
 
 
 def _size(arg: Any) -> object:
@@ -240,6 +250,14 @@ def _all_reduce_norm_linear(
     return _add_norm_linear(all_reduce(x, group), residual, norm_weight, eps, *product)
 
 
+def _linear_reduce_scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None, weight_scale: Tensor | None, group: str
+) -> Tensor:
+    """Communicates once more; all ranks compare in the same order."""
+    product = linear(x, weight, bias, weight_scale)
+    return all_reduce(product, group) if shares_rows(product, group) else product
+
+
 def _sequence_parallel(
     unfused: Callable[..., Tensor], after_sum: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
@@ -327,6 +345,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("add_rms_norm", _add_rms_norm),
         ("all_reduce_norm", _all_reduce_norm),
         ("all_reduce_norm_linear", _all_reduce_norm_linear),
+        ("linear_reduce_scatter", _linear_reduce_scatter),
         ("sequence_parallel_norm", _sequence_parallel(_all_reduce_norm, _add_rms_norm)),
         (
             "sequence_parallel_norm_linear",

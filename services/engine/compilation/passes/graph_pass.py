@@ -13,8 +13,6 @@ from torch.fx import Graph
 
 from services.engine.compilation.compile_range import CompileRange
 
-ANY_TOKENS = CompileRange()
-
 
 class GraphPass(ABC):
     """Rewrites parts of a traced graph, in place.

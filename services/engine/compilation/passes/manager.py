@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 from torch.fx import GraphModule
 
-from services.engine.compilation.compile_range import CompileRange
+from services.engine.compilation.compile_range import ANY_TOKENS, CompileRange
 from services.engine.compilation.debug_dump import DebugDump
-from services.engine.compilation.passes.graph_pass import ANY_TOKENS, GraphPass
+from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
 
 log = structlog.get_logger()

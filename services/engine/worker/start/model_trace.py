@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.config import ModelConfig
 from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
+from models.loading.loader import config_to_load
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.limits import StepLimits
@@ -23,6 +24,7 @@ from services.engine.worker.start.build_processes import BACKGROUND_NICENESS, Bu
 
 if TYPE_CHECKING:
     from services.engine.compilation.artifact_cache import ArtifactCache
+    from services.engine.compilation.cache_key import Factors
     from services.engine.compilation.traced_model import TracedModel
 
 log = structlog.get_logger()
@@ -34,18 +36,22 @@ EXAMPLE_NUM_TOKENS = 8
 
 MODEL_PROGRAM = "model"
 """Name of the model's program on disk."""
+FIRST_DRAFT = "draft_0"
+"""Name of the first draft layer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTrace:
     """All that the programs of a model and of its draft layers depend on.
 
-    cache: the programs on disk. max_num_tokens: most tokens in one step.
+    cache: the programs on disk. factors: facts that these depend on. max_num_tokens: most tokens in
+    one step.
     """
 
     config: EngineConfig
     model: CausalLM
     cache: "ArtifactCache"
+    factors: "Factors"
     max_num_tokens: int
     rank: int
 
@@ -113,6 +119,7 @@ class ModelTrace:
             max_num_tokens=self.max_num_tokens,
             dump=debug_dump(settings, self.rank) if module is self.model else None,
         )
+        self.cache.describe(self.factors)
         store_program(self.cache, name, traced, module)
         return traced
 
@@ -231,30 +238,57 @@ def may_trace_later(config: EngineConfig) -> bool:
 
 
 def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
-    """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
+    """Returns whether an earlier start has traced the model and its draft layers, for its steps.
+
+    model: the configuration of the model's folder.
+    """
+    from services.engine.compilation.compile_range import compile_ranges
+    from services.engine.compilation.program_store import holds_program
+
+    if _needs_graphs(config):
+        return False
+    cache, _ = _kept_traces(config, traced_config(config, model), device, rank)
+    most = config.scheduler.max_num_batched_tokens
+    ranges = compile_ranges(config.compilation.compile_ranges, most)
+    names = [MODEL_PROGRAM, *([FIRST_DRAFT] if config.speculation.num_layer_drafts else [])]
+    return all(holds_program(cache, name, ranges) for name in names)
+
+
+def traced_config(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """Returns the configuration of the model that an engine loads, which traces depend on.
+
+    model: the configuration of the model's folder.
+    """
+    checkpoint = config.checkpoint
+    return config_to_load(
+        model,
+        checkpoint.model,
+        rounds_to_fp8=checkpoint.quantization == "fp8",
+        max_positions=checkpoint.max_model_len or model.max_position_embeddings,
+    )
 
 
 def _kept_traces(
     config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
-) -> "ArtifactCache":
-    """Returns a rank's traces of this configuration on disk."""
-    from services.engine.compilation.artifact_cache import ArtifactCache
+) -> "tuple[ArtifactCache, Factors]":
+    """Returns a rank's traces of this configuration on disk, and what they depend on."""
+    from services.engine.compilation.artifact_cache import TRACES, ArtifactCache
     from services.engine.compilation.cache_key import trace_factors
 
-    folder = config.compilation.compile_cache_dir / "traces"
     facts = trace_factors(config, model, device, rank=rank)
-    return ArtifactCache.open(folder, facts)
+    return ArtifactCache.open(config.compilation.compile_cache_dir / TRACES, facts), facts
 
 
 def trace_of(
     config: EngineConfig, model: CausalLM, limits: StepLimits, device: torch.device, rank: int
 ) -> ModelTrace:
     """Returns the trace of a loaded model, not made yet."""
+    cache, factors = _kept_traces(config, model.config, device, rank)
     return ModelTrace(
         config=config,
         model=model,
-        cache=_kept_traces(config, model.config, device, rank),
+        cache=cache,
+        factors=factors,
         max_num_tokens=limits.max_num_batched_tokens,
         rank=rank,
     )

@@ -96,18 +96,27 @@ class TestExplain:
     def test_a_fit_is_named(self, cache, tmp_path):
         cache.describe(HERE)
         cache.store("key", b"content")
-        answer, _ = explain(tmp_path, HERE).split("\n", 1)
+        answer, _ = explain(tmp_path, HERE, HERE).split("\n", 1)
         assert answer == f"{cache.folder}: 1 compiled piece for this configuration"
 
     def test_a_miss_names_the_factors_that_differ(self, tmp_path):
         other = ArtifactCache.open(tmp_path, THERE)
         other.describe(THERE)
-        answer = explain(tmp_path, HERE)
+        answer = explain(tmp_path, HERE, HERE)
         assert "nothing compiled for this configuration" in answer
         assert "0 compiled pieces; 2 factors differ" in answer
         assert "torch.version: here 2, there 1" in answer
         assert "device.type: here cpu, there absent" in answer
         assert "source" not in answer
+
+    def test_traces_are_compared_with_factors_of_their_own(self, tmp_path):
+        other = ArtifactCache.open(tmp_path / "traces", THERE)
+        other.describe(THERE)
+        other.store_program("model", b'{"matches": {"norm_linear": 2}}')
+        other.store_program("draft_0", b'{"matches": {"norm_linear": 1, "clean_up": 0}}')
+        answer = explain(tmp_path, HERE, THERE)
+        assert f"{other.folder}: 2 traced programs for this configuration" in answer
+        assert "matches of compiler passes: norm_linear 3, clean_up 0" in answer
 
     def test_a_damaged_description_is_passed_over(self, tmp_path):
         other = ArtifactCache.open(tmp_path, THERE)

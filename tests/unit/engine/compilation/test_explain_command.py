@@ -8,6 +8,8 @@ import pytest
 from services.engine.compilation.artifact_cache import ArtifactCache
 from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.explain import explain as explained
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.start.loaded_model import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -46,9 +48,24 @@ def test_the_explanation_of_stored_pieces_has_the_matches_of_passes(tmp_path):
     cache.describe(factors)
     cache.store("key", b"piece")
     cache.store_matches({"linear_gate": 2, "clean_up": 0})
-    lines = explained(tmp_path, factors).splitlines()
+    lines = explained(tmp_path, factors, factors).splitlines()
     assert lines[0].endswith("1 compiled piece for this configuration")
     assert lines[1] == "matches of compiler passes: linear_gate 2, clean_up 0"
+
+
+def test_the_explanation_of_a_traced_model_has_the_matches_of_passes(tmp_path):
+    flags = {"device": "cpu", "compilation_level": 3, "compile_cache_dir": tmp_path}
+    # A model of our own operators leaves no compiled pieces.
+    traced = LoadedModel.load(EngineConfig.from_flags(**flags)).traced
+    arguments = ["--device", "cpu", "--compile-cache-dir", str(tmp_path), "--compilation-level=3"]
+    answer = explain(*arguments).stdout
+    assert f"nothing compiled for this configuration in {tmp_path}\n" in answer
+    assert ": 1 traced program for this configuration\n" in answer
+    matches = ", ".join(f"{name} {count}" for name, count in traced.pass_matches.items())
+    assert f"matches of compiler passes: {matches}\n" in answer
+    other = explain(*arguments, "--disable-pass", "norm_linear").stdout
+    assert f"nothing traced for this configuration in {tmp_path / 'traces'}\n" in other
+    assert "1 traced program; 1 factor differs\n  engine.disable_pass: here" in other
 
 
 @pytest.mark.parametrize("flags", [["--compilation-level", "9"], ["--model", "/nowhere"]])

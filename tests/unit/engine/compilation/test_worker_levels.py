@@ -33,7 +33,7 @@ def config_of(folder, **flags):
         max_num_batched_tokens=64,
         use_inductor=False,
         log_level="warning",
-        **{"capture_while_serving": False, **flags},
+        **{"capture_while_serving": False, "compile_cache_dir": folder / "cache", **flags},
     )
 
 
@@ -76,12 +76,13 @@ async def test_a_worker_that_cannot_compile_says_why(checkpoint):
 
 
 @pytest.mark.parametrize("level", [2, 3])
-async def test_a_worker_serves_while_it_compiles_and_captures(checkpoint, level):
+async def test_a_worker_serves_while_it_compiles_and_captures(checkpoint, tmp_path, level):
     folder, reference = checkpoint
     config = config_of(
         folder,
         compilation_level=level,
         capture_while_serving=True,
+        compile_cache_dir=tmp_path,  # a first start
         cudagraph_mode="full_and_piecewise",
         cudagraph_capture_sizes=[2, 4],
     )

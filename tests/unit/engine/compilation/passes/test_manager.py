@@ -1,6 +1,7 @@
 """Selection, digests, promises and dumps of passes."""
 
 import importlib.util
+import inspect
 import shutil
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import torch
 
 from models.config import ModelConfig
 from services.engine.compilation import cache_key
+from services.engine.compilation.compile_range import CompileRange
 from services.engine.compilation.passes import linear_gate, selection
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
-from services.engine.compilation.passes.graph_pass import CompileRange
 from services.engine.compilation.passes.manager import PostGradPassManager
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
+from services.engine.config.checkpoint import REPOSITORY
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.passes import DEFAULT_PASSES, PASS_NAMES
 from tests.support.compilation import compilation_config
@@ -53,23 +55,33 @@ def test_an_unknown_pass_is_refused():
         EngineConfig.from_flags(disable_pass=["nothing"])
 
 
-def changed_pass(folder):
-    """Returns the class of a pass whose source has one more comment."""
-    path = Path(shutil.copy(linear_gate.__file__, folder))
+def changed_pass(original, folder):
+    """Returns a pass with the source of another and one more comment."""
+    source = Path(inspect.getfile(type(original)))
+    path = Path(shutil.copy(source, folder))
     path.write_text(path.read_text() + "# changed\n")
-    spec = importlib.util.spec_from_file_location("changed_linear_gate", path)
+    spec = importlib.util.spec_from_file_location(f"changed_{source.stem}", path)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(importlib.sys.modules, spec.name, module)
         spec.loader.exec_module(module)
-        changed = module.LinearGatePass()
+        changed = getattr(module, type(original).__name__)(*original.settings.values())
         assert changed.uuid
     return changed
 
 
-def test_a_changed_source_or_setting_changes_the_digest(tmp_path):
-    assert changed_pass(tmp_path).uuid != linear_gate.LinearGatePass().uuid
-    assert linear_gate.LinearGatePass().uuid == linear_gate.LinearGatePass().uuid
+def every_pass():
+    return selected_passes(compilation_config(passes=PASS_NAMES))
+
+
+@pytest.mark.parametrize("original", every_pass(), ids=lambda each: each.name)
+def test_a_changed_source_changes_the_digest_of_each_pass(original, tmp_path):
+    (same,) = (each for each in every_pass() if each.name == original.name)
+    assert same.uuid == original.uuid
+    assert changed_pass(original, tmp_path).uuid != original.uuid
+
+
+def test_a_changed_setting_changes_the_digest():
     assert MultiStreamPass(2).uuid != MultiStreamPass(3).uuid
 
 
@@ -78,14 +90,23 @@ def test_the_digest_of_canonical_covers_all_its_files():
     assert {"norm.py", "gate.py", "rotary.py", "linear.py", "canonical_pass.py"} <= names
 
 
-def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
-    config = EngineConfig.from_flags(compilation_level=3)
-    model = ModelConfig.from_folder(config.checkpoint.model)
-    factors = cache_key.compute_factors(config, model, CPU)
+@pytest.fixture(scope="module")
+def configured():
+    config = EngineConfig.from_flags(compilation_level=3, passes=PASS_NAMES)
+    return config, ModelConfig.from_folder(config.checkpoint.model), CPU
+
+
+def test_the_key_of_compiled_pieces_has_each_selected_pass(configured):
+    _, model, device = configured
+    factors = cache_key.compute_factors(EngineConfig.from_flags(compilation_level=3), model, device)
     assert {name for name in factors.values if name.startswith("pass.")} == {
         f"pass.{name}" for name in DEFAULT_PASSES
     }
-    changed = changed_pass(tmp_path)
+
+
+@pytest.mark.parametrize("original", every_pass(), ids=lambda each: each.name)
+def test_a_changed_source_of_each_pass_changes_the_key(original, configured, tmp_path, monkeypatch):
+    factors, changed = cache_key.compute_factors(*configured), changed_pass(original, tmp_path)
     monkeypatch.setattr(
         selection,
         "selected_passes",
@@ -93,8 +114,16 @@ def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
             changed if each.name == changed.name else each for each in selected_passes(config)
         ],
     )
-    other = cache_key.compute_factors(config, model, CPU)
-    assert factors.differences(other) == ["pass.linear_gate"]
+    other = cache_key.compute_factors(*configured)
+    assert factors.differences(other) == [f"pass.{original.name}"]
+    assert factors.key != other.key
+
+
+def test_the_key_of_traces_has_the_source_files_of_all_passes(configured):
+    names = cache_key.trace_factors(*configured).values.keys()
+    for each in every_pass():
+        for path in each.sources:
+            assert f"source.{path.relative_to(REPOSITORY).as_posix()}" in names
 
 
 class OnlyFewTokens(linear_gate.LinearGatePass):

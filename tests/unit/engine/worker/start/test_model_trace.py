@@ -24,10 +24,14 @@ def config_of(folder, cache, **flags):
         num_kv_blocks=64,
         block_size=4,
         max_num_seqs=8,
-        max_num_batched_tokens=64,
         log_level="warning",
         compile_cache_dir=cache,
-        **{"compilation_level": 3, "use_inductor": False, **flags},
+        **{
+            "max_num_batched_tokens": 64,
+            "compilation_level": 3,
+            "use_inductor": False,
+            **flags,
+        },
     )
 
 
@@ -57,6 +61,53 @@ def test_shapes_alone_give_the_programs_of_the_model(tmp_path, variant):
     traced = there.with_trace()
     assert traced.traced.trace is None
     assert traced.traced.pass_matches == here.traced.pass_matches
+    later = LoadedModel.load(config, may_trace_later=True)
+    assert not later.lacks_trace
+    assert later.traced.trace is None
+
+
+@pytest.mark.parametrize("flags", [{}, {"max_model_len": 32}, {"quantization": "fp8"}])
+def test_a_later_start_runs_the_trace_of_an_earlier_one_from_the_first_step_on(
+    folder, tmp_path, flags
+):
+    config = config_of(folder, tmp_path, **flags)
+    assert LoadedModel.load(config).traced.trace is not None
+    later = LoadedModel.load(config, may_trace_later=True)
+    assert later.traced.trace is None
+    assert not later.will_change
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_num_batched_tokens": 32}, {"debug_dump_path": "dump"}, {"compile_ranges": [8]}]
+)
+def test_a_later_start_that_needs_another_trace_serves_before_it_has_it(folder, tmp_path, change):
+    LoadedModel.load(config_of(folder, tmp_path))
+    later = LoadedModel.load(config_of(folder, tmp_path, **change), may_trace_later=True)
+    assert later.lacks_trace
+    assert later.will_change
+
+
+LATER_START = """
+import sys
+
+import services.engine.worker.process
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.start.loaded_model import LoadedModel
+
+config = EngineConfig.model_validate_json(sys.argv[1])
+loaded = LoadedModel.load(config, may_trace_later=True)
+assert not loaded.will_change
+assert loaded.compile(loaded.config.compilation, None) is None
+imported = {"sympy", "torch._dynamo", "torch._inductor"} & sys.modules.keys()
+assert not imported, imported
+"""
+
+
+def test_a_later_start_imports_no_compiler(folder, tmp_path):
+    config = config_of(folder, tmp_path, use_inductor=True)
+    LoadedModel.load(config)
+    arguments = [sys.executable, "-c", LATER_START, config.model_dump_json()]
+    subprocess.run(arguments, check=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
