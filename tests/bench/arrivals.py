@@ -4,7 +4,7 @@
 
 Requests of the serving workload arrive at random times (Poisson), at each rate for --seconds; then
 the program waits for the last token. Scheduler and worker run as in the service, without gRPC, and
-steps have its 2048 tokens at most. The figures, each as its median, 90th and 99th percentile:
+steps have its lengths. The figures, each as its median, 90th and 99th percentile:
 
 - first token: from a request's arrival to its first token.
 - between tokens: every gap between two tokens of a request.
@@ -29,7 +29,7 @@ from tests.bench.settings import PEER_SETTINGS, Settings, make_parser, read_sett
 from tests.bench.workload import Job, arrival_times, fitted, serving_jobs
 
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-DEFAULTS = {name: PEER_SETTINGS[name] for name in PEER_SETTINGS if name != "max_num_batched_tokens"}
+DEFAULTS = {name: value for name, value in PEER_SETTINGS.items() if not name.startswith("max_num_")}
 """Without the peer's long steps: those of the service are shorter, for the sake of latency."""
 GRACE_S = 30
 """Time beyond the budget that what has begun may take."""

@@ -21,6 +21,7 @@ from tests.bench.model_folder import make_model_folder, shape_names
 PEER_SETTINGS: dict[str, object] = {
     "enable_prefix_caching": False,
     "max_num_batched_tokens": 16384,
+    "max_num_mixed_tokens": 16384,
     "gpu_memory_utilization": 0.85,
     "log_level": "warning",
 }
