@@ -206,6 +206,15 @@ FORMATS: dict[str, Format] = {
         _gptq(64, dynamic={r"+:.*mlp\.down_proj": {"bits": 8, "group_size": 32}}),
         others={"down_proj": gptq(32, bits=8)},
     ),
+    "auto-round": Format(
+        gptq(64),
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
+         "group_size": 64, "sym": True, "data_type": "int",
+         "extra_config": {r".*down_proj$": {"bits": 8, "group_size": 32},
+                          "model.layers.0.self_attn.q_proj": {"bits": 16, "data_type": "fp"}}},
+        others={"down_proj": gptq(32, bits=8),
+                "layers.0.self_attn.q_proj": lambda weight: ({"weight": weight}, weight)},
+    ),
     "compressed-int4-32": Format(packed(32), compressed("pack-quantized", _int(4, 32))),
     "compressed-int4-zeros": Format(
         packed(64, symmetric=False), compressed("pack-quantized", _int(4, 64, symmetric=False))

@@ -123,7 +123,7 @@ class _Reader:
         num_columns, num_rows = _matrix(packed, torch.int32, "qweight", (1, 8))
         groups = _num_groups(num_columns, scheme)
         parts = {"q": packed, "scale": self._scale("scales", (groups, num_rows))}
-        if not scheme.is_symmetric:
+        if not scheme.is_symmetric or self._has("qzeros"):
             parts["zero"] = self._int32("qzeros", (groups, num_rows // 8))
         return self._integers("awq", parts, 4, (num_rows, num_columns), scheme)
 

@@ -1,4 +1,4 @@
-"""Reads the quantization_config of AWQ and GPTQ: packed integers with groups."""
+"""Reads the quantization_config of AWQ, GPTQ and AutoRound: packed integers with groups."""
 
 import re
 from collections.abc import Mapping
@@ -18,6 +18,17 @@ from models.quantization.fields import (
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 """Checkpoint format -> what is added to stored zero points. The old one stores them less one."""
 
+_ROUND_PACKINGS = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
+"""packing_format of AutoRound -> the tool that stores weights so."""
+_PLAIN_BITS = (16, 32)
+"""AutoRound's bits of what is not quantised."""
+_SPECIAL = frozenset("*+?^$()[]{}|\\")
+"""Characters by which AutoRound knows a regular expression."""
+
 
 def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     """Reads AWQ, in the packing of its gemm version.
@@ -25,9 +36,11 @@ def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    version = fields.get("version", "gemm")
-    if not isinstance(version, str) or version.lower() != "gemm":
-        raise QuantizationError("version", version, "gemm")
+    # GPTQModel writes the latter two.
+    for name in ("version", "checkpoint_format", "format"):
+        version = fields.get(name, "gemm")
+        if not isinstance(version, str) or version.lower() != "gemm":
+            raise QuantizationError(name, version, "gemm")
     if read_bits(fields, "w_bit" if "w_bit" in fields else "bits") != 4:
         raise QuantizationError("bits", fields.get("bits"), "4")
     scheme = WeightScheme(
@@ -48,10 +61,7 @@ def read_gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    stored = fields.get("checkpoint_format")
-    if stored is not None and stored not in GPTQ_FORMATS:
-        raise QuantizationError("checkpoint_format", stored, "gptq or gptq_v2")
-    scheme = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS[stored or "gptq"])
+    scheme = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS[_gptq_format(fields)])
     scheme = _override(scheme, {"desc_act": False, "sym": True, **fields}, "")
     ignored = list(read_names(fields, "modules_in_block_to_not_quantize"))
     schemes = []
@@ -66,6 +76,54 @@ def read_gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
         changed = _override(scheme, {**fields, **changes}, f"dynamic[{pattern!r}].")
         schemes.append(replace(changed, targets=(f"re:{expression}",)))
     return QuantizationConfig(method="gptq", schemes=(*schemes, scheme), ignored=tuple(ignored))
+
+
+def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads AutoRound's own form, which stores integers as GPTQ or AWQ do.
+
+    Raises:
+        QuantizationError: a field is ill-typed or names an unsupported format.
+    """
+    stored = fields.get("packing_format")
+    method = _ROUND_PACKINGS.get(stored) if isinstance(stored, str) else None
+    if method is None:
+        raise QuantizationError("packing_format", stored, f"one of {', '.join(_ROUND_PACKINGS)}")
+    if fields.get("data_type", "int") != "int":
+        raise QuantizationError("data_type", fields["data_type"], "int")
+    if fields.get("act_bits") not in (None, *_PLAIN_BITS):
+        raise QuantizationError("act_bits", fields["act_bits"], "16: activations are not rounded")
+    first = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS["gptq"] if method == "gptq" else 0)
+    scheme = _override(first, fields, "")
+    ignored = []
+    schemes = []
+    for name, changes in (section(fields, "extra_config") or {}).items():
+        path = f"extra_config[{name!r}]"
+        if not isinstance(changes, dict):
+            raise QuantizationError(path, changes, "an object")
+        target = name
+        if _SPECIAL & set(name):
+            check_expression(path, name)
+            target = f"re:.*(?:{name})"
+        if changes.get("bits") in _PLAIN_BITS:
+            ignored.append(target)
+            continue
+        changed = _override(scheme, {**fields, **changes}, f"{path}.")
+        schemes.append(replace(changed, targets=(target,)))
+    schemes.append(scheme)
+    if method == "awq" and any(each.kind != "int4" for each in schemes):
+        raise QuantizationError("bits", fields.get("bits"), f"4 in every layer with {stored}")
+    return QuantizationConfig(method=method, schemes=tuple(schemes), ignored=tuple(ignored))
+
+
+def _gptq_format(fields: Mapping[str, Any]) -> str:
+    """Returns the convention of zero points; tools name it in one of two fields, or in both."""
+    if fields.get("is_marlin_format"):
+        raise QuantizationError("is_marlin_format", fields["is_marlin_format"], "absent or false")
+    names = [fields[name] for name in ("checkpoint_format", "format") if fields.get(name)]
+    for stored in names:
+        if stored not in GPTQ_FORMATS or stored != names[0]:
+            raise QuantizationError("checkpoint_format", stored, "gptq or gptq_v2, as is format")
+    return names[0] if names else "gptq"
 
 
 def _override(scheme: WeightScheme, fields: Mapping[str, Any], prefix: str) -> WeightScheme:

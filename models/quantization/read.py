@@ -11,7 +11,7 @@ from models.quantization.float_tools import (
     read_quark,
     read_stacked_mxfp4,
 )
-from models.quantization.integer_tools import read_awq, read_gptq
+from models.quantization.integer_tools import read_auto_round, read_awq, read_gptq
 
 READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "fp8": read_fp8,
@@ -21,6 +21,8 @@ READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "modelopt_fp4": read_modelopt,
     "awq": read_awq,
     "gptq": read_gptq,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
     "mxfp4": read_stacked_mxfp4,
     "quark": read_quark,
 }

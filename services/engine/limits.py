@@ -16,6 +16,8 @@ class StepLimits:
     """Rows of the worker's tables, hence most requests in one step."""
     max_num_batched_tokens: int
     """Most query tokens in one step."""
+    max_num_mixed_tokens: int | None = None
+    """Most query tokens in one step while requests decode; None: as in any step."""
     max_model_len: int
     """Most tokens of prompt and output together."""
     block_size: int
@@ -52,6 +54,7 @@ class StepLimits:
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_mixed_tokens=config.scheduler.max_num_mixed_tokens,
             max_model_len=max_model_len,
             block_size=config.cache.block_size,
             vocab_size=vocab_size,

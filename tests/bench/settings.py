@@ -6,6 +6,7 @@ Flags that a benchmark does not know are the engine's: `--device cpu --compilati
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.bench.model_folder import make_model_folder, shape_names
 PEER_SETTINGS: dict[str, object] = {
     "enable_prefix_caching": False,
     "max_num_batched_tokens": 16384,
+    "max_num_mixed_tokens": 16384,
     "gpu_memory_utilization": 0.85,
     "log_level": "warning",
 }
@@ -89,12 +91,18 @@ def make_parser(doc: str, *, budget_s: float = 540) -> argparse.ArgumentParser:
     return parser
 
 
-def read_settings(parser: argparse.ArgumentParser, folder: Path) -> Settings:
+def read_settings(
+    parser: argparse.ArgumentParser,
+    folder: Path,
+    *,
+    defaults: Mapping[str, object] = PEER_SETTINGS,
+) -> Settings:
     """Reads the command line; ends the program when it makes no sense.
 
     Args:
         parser: from make_parser, with the benchmark's own flags.
         folder: gets the model's folder for a shape; must live as long as the engine.
+        defaults: settings of the engine, which flags override.
     """
     arguments, engine_flags = parser.parse_known_args()
     if arguments.out is not None and not arguments.out.resolve().parent.is_dir():
@@ -102,7 +110,7 @@ def read_settings(parser: argparse.ArgumentParser, folder: Path) -> Settings:
     if arguments.num_layers is not None and not arguments.shape:
         parser.error("--num-layers: a checkpoint has the layers that it has")
     try:
-        return _settings(arguments, engine_flags, folder)
+        return _settings(arguments, engine_flags, folder, defaults)
     except ValidationError as error:
         problems = [f"{each['loc']}: {each['msg']} ({each['input']!r})" for each in error.errors()]
         parser.error("; ".join(problems))
@@ -115,7 +123,12 @@ def list_of_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
-def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Path) -> Settings:
+def _settings(
+    arguments: argparse.Namespace,
+    engine_flags: list[str],
+    folder: Path,
+    defaults: Mapping[str, object],
+) -> Settings:
     given = read_flags(EngineConfig, engine_flags)
     asked = {
         flag: getattr(getattr(given, section), flag)
@@ -126,7 +139,7 @@ def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
     path = arguments.model or make_model_folder(arguments.shape, folder, num_layers)
     model = ModelConfig.from_folder(path)
     values = {
-        **PEER_SETTINGS,
+        **defaults,
         "max_model_len": min(LONGEST, model.max_position_embeddings),
         "load_format": "safetensors" if arguments.model else "dummy",
         **asked,

@@ -6,6 +6,7 @@ pseudorandom number generators") and a modulus, so that other engines can be sen
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import log1p
 
 SERVING_SEED = 20261120
 MASK = 2**64 - 1
@@ -41,6 +42,18 @@ def serving_jobs(count: int = 512, seed: int = SERVING_SEED) -> list[Job]:
         num_output = 64 + next(numbers) % 449
         jobs.append(Job(_token_ids(numbers, prompt_len), num_output))
     return jobs
+
+
+def arrival_times(rate: float, seconds: float, seed: int = SERVING_SEED) -> list[float]:
+    """Returns the times of a Poisson process of `rate` a second, at least one, in seconds."""
+    numbers = splitmix64(seed)
+    times = []
+    now = 0.0
+    while not times or now < seconds:
+        now -= log1p(-(next(numbers) >> 11) / 2**53) / rate
+        if now < seconds or not times:
+            times.append(now)
+    return times
 
 
 def fixed_jobs(count: int, prompt_len: int, num_output: int, seed: int = 1) -> list[Job]:

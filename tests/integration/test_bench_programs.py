@@ -56,6 +56,20 @@ def test_gaps_between_tokens_are_measured_from_the_start_on(tmp_path):
     assert 0 < figures["afterwards: median"]["median"] <= figures["afterwards: longest"]["median"]
 
 
+def test_latencies_of_requests_that_arrive_one_by_one_are_measured(tmp_path):
+    out = tmp_path / "arrivals.json"
+    few = ("--rates", "4,8", "--seconds", "1.5", "--divide-by", "32", "--enforce-eager")
+    run("tests.bench.arrivals", *SMALL, *few, "--out", out)
+    content = json.loads(out.read_text())
+    figures = content["figures"]
+    for rate in ("4/s", "8/s"):
+        assert content["facts"][f"{rate}: requests"] > 0
+        for name in ("first token", "between tokens", "per token"):
+            median, p99 = (figures[f"{rate}: {name}, {each}"] for each in ("median", "p99"))
+            assert 0 <= median["median"] <= p99["median"]
+        assert figures[f"{rate}: throughput"]["median"] > 0
+
+
 def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
     for source in ((), ("--shape", "tiny")):
         out = tmp_path / "accuracy.json"

@@ -20,6 +20,7 @@ SERVED = (
     "quark-mxfp4",
     "awq",
     "gptq-act-order",
+    "auto-round",
 )
 """One format of each packing; unit tests load all of them."""
 

@@ -62,6 +62,7 @@ IRRELEVANT_FLAGS = {
     "gpu_memory_utilization": _TABLE_SIZE,
     "max_num_seqs": _TABLE_SIZE,
     "max_num_batched_tokens": _TABLE_SIZE,
+    "max_num_mixed_tokens": _SERVICE,
     "max_num_waiting": _SERVICE,
     "priority_ageing_s": _SERVICE,
     "enable_prefix_caching": _SERVICE,

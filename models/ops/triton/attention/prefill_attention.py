@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.forward_context import AttentionMetadata, PromptChunk
+from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
@@ -22,44 +22,48 @@ from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
+_PROGRAMS_OF_REST = 32
+"""Programs of each kv head that share what hopper_attention left, mostly nothing."""
+
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
-    "min_queries", "output_scale_stride",
+    "min_queries", "num_tiles", "output_scale_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
-@triton.jit(do_not_specialize=_METADATA)
-def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
-    output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
-    is_done_ptr, table_stride, num_requests, min_queries, output_scale_stride, scale_log2,
+@triton.jit
+def _place_of(
+    tile, seq_lens_ptr, query_start_ptr, num_requests, min_queries, QUERIES: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+):  # fmt: skip
+    """Returns a tile's request and first query, and whether this form of the kernel takes it."""
+    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    num_cached = tl.load(seq_lens_ptr + request) - num_queries
+    first_query = (tile - query_start // QUERIES - request) * QUERIES
+    is_mine = (num_cached > 0) == HAS_PREFIX
+    is_mine = is_mine & (first_query < num_queries) & (num_queries >= min_queries)
+    return request, first_query, is_mine
+
+
+@triton.jit
+def _attend_tile(
+    request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v,
+    new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, sinks_ptr, table_stride, output_scale_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
-
-    One form takes the chunks after cached tokens (HAS_PREFIX), the other those without.
-    is_done_ptr: not 0 for requests to skip, or None.
-    """
-    kv_head = tl.program_id(0)
-    # The last tiles of a chunk have the most keys; they start first.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    is_mine = (num_cached > 0) == HAS_PREFIX
-    if is_done_ptr is not None:
-        is_mine = is_mine & (tl.load(is_done_ptr + request) == 0)
-    first_query = (tile - query_start // QUERIES - request) * QUERIES
-    if first_query >= num_queries or num_queries < min_queries or not is_mine:
-        return
-    if not HAS_PREFIX:
-        num_cached = 0  # which the compiler makes use of
-
+    num_cached = 0  # which the compiler makes use of
+    if HAS_PREFIX:
+        num_cached = tl.load(seq_lens_ptr + request) - num_queries
     rows = tl.arange(0, QUERIES * PADDED_GROUP)
     dims = tl.arange(0, BLOCK_D)
     queries = first_query + rows // PADDED_GROUP
@@ -117,6 +121,58 @@ def _prefill_kernel(
     store_heads(acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows, q.dtype)
 
 
+@triton.jit(do_not_specialize=_METADATA)
+def _prefill_kernel(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
+    output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
+    is_done_ptr, is_left_ptr, table_stride, num_requests, min_queries, num_tiles,
+    output_scale_stride, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """Attends the chunks after cached tokens (HAS_PREFIX), or those without, a tile a program.
+
+    After another kernel it takes what that left, as few programs with all tiles: is_done_ptr is not
+    0 for requests to skip, is_left_ptr whether there are others. Else both are None.
+    """
+    kv_head = tl.program_id(0)
+    # The last tiles of a chunk have the most keys; they start first.
+    tile = num_tiles - 1 - tl.program_id(1)
+    if is_done_ptr is None:
+        request, first_query, is_mine = _place_of(
+            tile, seq_lens_ptr, query_start_ptr, num_requests, min_queries, QUERIES, HAS_PREFIX
+        )
+        if not is_mine:
+            return
+        _attend_tile(
+            request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k,
+            new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr,
+            seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride, output_scale_stride, scale_log2,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS, BLOCK_D,
+            STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, SOFT_CAP,
+        )  # fmt: skip
+    else:
+        if tl.load(is_left_ptr) == 0:
+            return
+        for each in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+            request, first_query, is_mine = _place_of(
+                num_tiles - 1 - each, seq_lens_ptr, query_start_ptr, num_requests, min_queries,
+                QUERIES, HAS_PREFIX,
+            )  # fmt: skip
+            if is_mine & (tl.load(is_done_ptr + request) == 0):
+                _attend_tile(
+                    request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
+                    new_k, new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr,
+                    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride,
+                    output_scale_stride, scale_log2,
+                    NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS,
+                    BLOCK_D, STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, SOFT_CAP,
+                )  # fmt: skip
+
+
 def prefill_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -159,7 +215,7 @@ def prefill_attention(
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = aligned_heads(k), aligned_heads(v)
-    is_done, all_fit = None, False
+    is_done, is_left, all_fit = None, None, False
     dtype = cache.k.dtype if cache.k_scale is None else q.dtype
     hopper = hopper_tiles(q, dtype, cache.k.shape[1], num_kv_heads)
     if hopper is not None and metadata.workspace is not None and not soft_cap:
@@ -169,8 +225,9 @@ def prefill_attention(
                 cache, metadata, dtype,
                 keys=hopper.keys, min_queries=min_queries, sliding_window=sliding_window,
             )  # fmt: skip
-            readable, is_done = (copies.cache, copies.metadata), copies.is_ready
-            all_fit = _all_fit(metadata.chunks, cache.k.shape[1], copies.num_blocks)
+            readable = copies.cache, copies.metadata
+            is_done, is_left = copies.is_ready, copies.is_lacking
+            all_fit = _all_fit(metadata, cache.k.shape[1], copies.num_blocks)
         hopper_attention(
             q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
             output_scale=output_scale, min_queries=min_queries, sliding_window=sliding_window,
@@ -188,12 +245,14 @@ def prefill_attention(
         if all_fit and launch.is_built:
             continue
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
+        num_tiles = num_tokens // queries + num_requests
+        num_programs = num_tiles if is_left is None else min(num_tiles, _PROGRAMS_OF_REST)
         launch(
-            (num_kv_heads, num_tokens // queries + num_requests, 1),
+            (num_kv_heads, num_programs, 1),
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, output_scale, metadata.block_tables, metadata.seq_lens,
-            metadata.query_start_loc, q if sinks is None else sinks, is_done,
-            metadata.block_tables.stride(0), num_requests, min_queries,
+            metadata.query_start_loc, q if sinks is None else sinks, is_done, is_left,
+            metadata.block_tables.stride(0), num_requests, min_queries, num_tiles,
             0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
         )  # fmt: skip
 
@@ -226,12 +285,16 @@ def _launcher(
     return queries, launch
 
 
-def _all_fit(chunks: tuple[PromptChunk, ...], block_size: int, num_blocks: int) -> bool:
-    """Returns whether the host knows all chunks, and num_blocks hold the keys of later ones."""
+def _all_fit(metadata: AttentionMetadata, block_size: int, num_blocks: int) -> bool:
+    """Returns whether num_blocks hold the keys of all later chunks, as far as the host knows."""
+    if metadata.block_tables.numel() <= num_blocks:
+        return True
     needed = [
-        -(-chunk.num_keys // block_size) for chunk in chunks if chunk.num_keys > chunk.num_queries
+        -(-chunk.num_keys // block_size)
+        for chunk in metadata.chunks
+        if chunk.num_keys > chunk.num_queries
     ]
-    return len(chunks) > 0 and sum(needed) <= num_blocks
+    return len(metadata.chunks) > 0 and sum(needed) <= num_blocks
 
 
 def _forms(metadata: AttentionMetadata, is_done: torch.Tensor | None) -> tuple[bool, ...]:

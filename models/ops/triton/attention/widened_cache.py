@@ -14,15 +14,14 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.triton.attention.cache_scales import cache_scales
+from models.ops.triton.launching.dependent_launch import launch_options, wait_for_previous
 from models.ops.triton.launching.launch import Launch
 
 _MOST_BYTES = 2**28
 """Memory of the copies: 65,536 tokens with 8 kv heads of 128."""
 
-_LEAST_PROGRAMS = 64
-"""Programs that share the blocks of a request, at least."""
-_MANY_PROGRAMS = 1024
-"""Programs of all requests, unless these are many."""
+_PROGRAMS = 1024
+"""Programs that share the blocks of all requests."""
 
 _SEEN_AT_ONCE = tl.constexpr(256)
 """Requests that a program reads together."""
@@ -31,7 +30,7 @@ _ROWS = tl.constexpr(32)
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "wide_table_stride",
-    "num_wide_blocks", "min_queries",
+    "num_requests", "num_wide_blocks", "min_queries",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -42,12 +41,14 @@ class WidenedCache:
     cache: blocks in 16 bits. metadata: the step's, with the tables of these blocks.
     is_ready: [R] int32, 0 for a later chunk whose keys found no room and for requests of fewer
         tokens than min_queries.
+    is_lacking: [1] int32, whether a later chunk's keys found no room.
     num_blocks: the room.
     """
 
     cache: KVCacheData
     metadata: AttentionMetadata
     is_ready: torch.Tensor
+    is_lacking: torch.Tensor
     num_blocks: int
 
 
@@ -56,7 +57,7 @@ def _blocks_of(
     requests, is_request, seq_lens_ptr, query_start_ptr, min_queries,
     BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Returns how many blocks to copy for each request, and the first one."""
+    """Returns how many blocks to copy for each request, the first one, and who brings a chunk."""
     starts = tl.load(query_start_ptr + requests, mask=is_request, other=0)
     num_queries = tl.load(query_start_ptr + requests + 1, mask=is_request, other=0) - starts
     seq_lens = tl.load(seq_lens_ptr + requests, mask=is_request, other=0)
@@ -64,8 +65,9 @@ def _blocks_of(
     if WINDOW > 0:
         # Queries read whole tiles of keys.
         first = tl.maximum(seq_lens - num_queries + 1 - WINDOW, 0) // KEYS * KEYS // BLOCK_SIZE
-    is_later = (num_queries >= min_queries) & (seq_lens > num_queries)
-    return tl.where(is_later, tl.cdiv(seq_lens, BLOCK_SIZE) - first, 0), first
+    is_chunk = num_queries >= min_queries
+    is_later = is_chunk & (seq_lens > num_queries)
+    return tl.where(is_later, tl.cdiv(seq_lens, BLOCK_SIZE) - first, 0), first, is_chunk
 
 
 @triton.jit
@@ -88,48 +90,50 @@ def _copy_block(
 @triton.jit(do_not_specialize=_VARYING)
 def _widen_kernel(
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, wide_k_ptr, wide_v_ptr, wide_tables_ptr, is_ready_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride, wide_table_stride,
-    num_wide_blocks, min_queries,
+    is_lacking_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride,
+    wide_table_stride, num_requests, num_wide_blocks, min_queries,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Copies the blocks of one request, every num_programs(1)-th, and writes their table.
+    """Copies every num_programs(0)-th of all requests' blocks, and writes their tables.
 
-    The copies of a request follow those of the requests before it.
+    The copies of a request follow those of the requests before it. The number of programs does not
+    depend on that of requests: those of a recorded step are mostly absent.
     """
-    request = tl.program_id(0)
-    worker = tl.program_id(1)
+    wait_for_previous(DEPENDENT)
+    program = tl.program_id(0)
+    NUM_ROWS: tl.constexpr = BLOCK_SIZE * NUM_KV_HEADS
     num_before = 0
-    for first in range(0, request, _SEEN_AT_ONCE):
-        requests = first + tl.arange(0, _SEEN_AT_ONCE)
-        counts, _ = _blocks_of(
-            requests, requests < request, seq_lens_ptr, query_start_ptr, min_queries,
+    for first in range(0, num_requests, _SEEN_AT_ONCE):
+        each = tl.arange(0, _SEEN_AT_ONCE)
+        requests = first + each
+        is_request = requests < num_requests
+        counts, first_blocks, is_chunk = _blocks_of(
+            requests, is_request, seq_lens_ptr, query_start_ptr, min_queries,
             BLOCK_SIZE, KEYS, WINDOW,
         )  # fmt: skip
+        ends = num_before + tl.cumsum(counts, 0)
+        if program == first // _SEEN_AT_ONCE:
+            is_ready = is_chunk & ((counts == 0) | (ends <= num_wide_blocks))
+            tl.store(is_ready_ptr + requests, is_ready, mask=is_request)
+        num_programs = tl.num_programs(0)
+        num_rounds = tl.cdiv(tl.maximum(num_before - program, 0), num_programs)
         num_before += tl.sum(counts, 0)
-    num_queries = tl.load(query_start_ptr + request + 1) - tl.load(query_start_ptr + request)
-    alone = request + tl.arange(0, 1)
-    counts, firsts = _blocks_of(
-        alone, alone == request, seq_lens_ptr, query_start_ptr, min_queries,
-        BLOCK_SIZE, KEYS, WINDOW,
-    )  # fmt: skip
-    count, first_block = tl.sum(counts, 0), tl.sum(firsts, 0)
-    has_room = num_before + count <= num_wide_blocks
-    if worker == 0:
-        is_first = (num_queries >= min_queries) & (count == 0)
-        is_ready = is_first | ((count > 0) & has_room)
-        tl.store(is_ready_ptr + request, is_ready)
-    if has_room:
-        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride + first_block
-        wide_table_ptr = wide_tables_ptr + request.to(tl.int64) * wide_table_stride + first_block
-        for i in range(worker, count, tl.num_programs(1)):
-            block = tl.load(table_ptr + i).to(tl.int64)
-            wide_block = num_before + i
-            tl.store(wide_table_ptr + i, wide_block)
-            NUM_ROWS: tl.constexpr = BLOCK_SIZE * NUM_KV_HEADS
-            wide_block = tl.cast(wide_block, tl.int64)
-            _copy_block(wide_k_ptr, k_ptr, k_scale_ptr, wide_block, block, NUM_ROWS, HEAD_DIM)
-            _copy_block(wide_v_ptr, v_ptr, v_scale_ptr, wide_block, block, NUM_ROWS, HEAD_DIM)
+        last = tl.minimum(num_before, num_wide_blocks)
+        for wide_block in range(program + num_rounds * num_programs, last, num_programs):
+            place = tl.sum((ends <= wide_block).to(tl.int32), 0)
+            is_owner = each == place
+            if tl.sum(tl.where(is_owner, ends, 0), 0) <= num_wide_blocks:
+                i = wide_block - tl.sum(tl.where(is_owner, ends - counts, 0), 0)
+                i += tl.sum(tl.where(is_owner, first_blocks, 0), 0)
+                request = tl.cast(first + place, tl.int64)
+                block = tl.load(block_tables_ptr + request * table_stride + i).to(tl.int64)
+                tl.store(wide_tables_ptr + request * wide_table_stride + i, wide_block)
+                wide = tl.cast(wide_block, tl.int64)
+                _copy_block(wide_k_ptr, k_ptr, k_scale_ptr, wide, block, NUM_ROWS, HEAD_DIM)
+                _copy_block(wide_v_ptr, v_ptr, v_scale_ptr, wide, block, NUM_ROWS, HEAD_DIM)
+    if program == 0:
+        tl.store(is_lacking_ptr, (num_before > num_wide_blocks).to(tl.int32))
 
 
 def widen(
@@ -143,7 +147,7 @@ def widen(
 ) -> WidenedCache:
     """Copies what chunks after cached tokens attend to, as far as there is room.
 
-    The grid depends on R only and the host reads nothing, so a launch may be captured. The heads'
+    The grid does not change and the host reads nothing, so a launch may be captured. The heads'
     dimension is a power of two.
 
     keys: of a tile of the kernel that reads the copies. min_queries: skips requests with fewer
@@ -157,19 +161,21 @@ def widen(
     wide = cache.k.new_empty(2, num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
     tables = torch.empty_like(metadata.block_tables)
     is_ready = torch.empty_like(metadata.seq_lens)
+    is_lacking = is_ready.new_empty(1)
     launch = _launcher(
         num_kv_heads, head_dim, block_size, keys, sliding_window or 0, cache.k.device
     )
     launch(
-        (num_requests, max(_LEAST_PROGRAMS, _MANY_PROGRAMS // num_requests), 1),
-        cache.k, cache.v, *cache_scales(cache), wide[0], wide[1], tables, is_ready,
+        (_PROGRAMS, 1, 1),
+        cache.k, cache.v, *cache_scales(cache), wide[0], wide[1], tables, is_ready, is_lacking,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
-        metadata.block_tables.stride(0), tables.stride(0), num_blocks, min_queries,
+        metadata.block_tables.stride(0), tables.stride(0), num_requests, num_blocks, min_queries,
     )  # fmt: skip
     return WidenedCache(
         cache=KVCacheData(k=wide[0], v=wide[1]),
         metadata=replace(metadata, block_tables=tables),
         is_ready=is_ready,
+        is_lacking=is_lacking,
         num_blocks=num_blocks,
     )
 
@@ -183,8 +189,7 @@ def _launcher(
     window: int,
     device: torch.device,
 ) -> Launch:
-    del device
     return Launch(
         _widen_kernel, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        KEYS=keys, WINDOW=window, num_warps=4,
+        KEYS=keys, WINDOW=window, num_warps=4, **launch_options(device),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from services.engine.request import FinishReason
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
-from tests.support.scheduler_rig import Rig
+from tests.support.scheduler_rig import Rig, q_lens
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -83,3 +83,37 @@ def test_min_tokens_needs_logit_edits_only_until_it_is_met():
     rig.add(make_request(4, min_tokens=2, end_token_ids=[5000]))
     steps = [rig.send(), rig.send(), rig.send()]
     assert [s.descriptor.sampling.needs_logit_edits for s in steps] == [True, True, False]
+
+
+def test_a_prompt_has_whole_steps_until_a_request_decodes():
+    rig = Rig(max_num_mixed_tokens=8)
+    rig.add(make_request(40))
+    assert [q_lens(rig.send()) for _ in range(3)] == [[16], [16], [8]]
+    rig.add(make_request(20, seed=1))
+    assert [sorted(q_lens(rig.send())) for _ in range(4)] == [[1, 7], [1, 7], [1, 6], [1, 1]]
+
+
+def test_many_decodes_leave_prompts_a_quarter_of_a_mixed_step():
+    rig = Rig(max_num_mixed_tokens=8, max_num_seqs=10)
+    rig.add(*(make_request(1, seed=seed) for seed in range(8)))
+    rig.step()
+    rig.add(make_request(20, seed=8))
+    assert sorted(q_lens(rig.send())) == [1] * 8 + [2]
+    # Each running request counts, also the one with the prompt.
+    assert sorted(q_lens(rig.send())) == [1] * 8 + [3]
+
+
+def test_no_step_exceeds_the_limit_of_all_steps():
+    rig = Rig(max_num_mixed_tokens=64, max_num_batched_tokens=6)
+    rig.add(make_request(2), make_request(20, seed=1))
+    assert [sorted(q_lens(rig.send())) for _ in range(2)] == [[2, 4], [1, 5]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_shorter_mixed_steps_change_no_token(depth):
+    rig = Rig(max_num_mixed_tokens=3)
+    requests = [make_request(5 + 3 * i, seed=i, max_tokens=9) for i in range(8)]
+    rig.add(*requests)
+    rig.run(depth=depth)
+    for request in requests:
+        assert request.sink.token_ids == expected_output(request.token_ids[:-9], request.sampling)

@@ -71,6 +71,14 @@ def test_each_format_has_its_values(quantized, form):
     assert_equal(load(stored), load(plain))
 
 
+def test_zero_points_of_awq_count_whatever_its_config_says(quantized):
+    stored, plain = quantized("llama", "awq")
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"]["zero_point"] = False
+    (stored / "config.json").write_text(json.dumps(config))
+    assert_equal(load(stored), load(plain))
+
+
 @pytest.mark.parametrize(
     ("variant", "form"),
     [

@@ -9,6 +9,13 @@ WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "chann
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+ROUND = {
+    "quant_method": "auto-round",
+    "packing_format": "auto_round:auto_gptq",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 QUARK = {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}
@@ -52,6 +59,12 @@ def compressed(weights, activations=None, **fields):
         (GPTQ, "int4 groups of 128", ()),
         (GPTQ | {"desc_act": True, "bits": 8}, "int8 groups of 128, ordered", ()),
         (GPTQ | {"group_size": -1, "sym": False}, "int4 rows, zero points", ()),
+        (GPTQ | {"checkpoint_format": "gptq_v2", "format": "gptq_v2"}, "int4 groups of 128", ()),
+        (
+            AWQ | {"checkpoint_format": "gemm", "format": "gemm"},
+            "int4 groups of 128, zero points",
+            (),
+        ),
         (MODELOPT, "fp8 rows", ()),
         (MODELOPT | {"quant_algo": "NVFP4", "group_size": 16}, "nvfp4", ()),
         ({"quant_method": "quark", "global_quant_config": QUARK}, "mxfp4", ()),
@@ -104,6 +117,21 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (AWQ | {"group_size": None}, "group_size is None"),
         (GPTQ | {"bits": 3}, "bits is 3; it must be 4 or 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        (GPTQ | {"format": "bitblas"}, "checkpoint_format is 'bitblas'"),
+        (GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format is 'gptq_v2'"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True"),
+        (AWQ | {"format": "gemv_fast"}, "format is 'gemv_fast'; it must be gemm"),
+        (ROUND | {"packing_format": None}, "packing_format is None; it must be one of auto_round:"),
+        (ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format is"),
+        (ROUND | {"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
+        (ROUND | {"act_bits": 8}, "act_bits is 8"),
+        (ROUND | {"bits": 2}, "bits is 2"),
+        (ROUND | {"extra_config": {"(": {"bits": 8}}}, r"extra_config\['\('\]"),
+        (ROUND | {"extra_config": {"a": 8}}, r"extra_config\['a'\] is 8"),
+        (
+            ROUND | {"packing_format": "auto_round:auto_awq", "extra_config": {"a": {"bits": 8}}},
+            "4 in every layer",
+        ),
         (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic is"),
         (GPTQ | {"dynamic": {"+:a": {"bits": 2}}}, r"dynamic\['\+:a'\].bits is 2"),
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
@@ -163,6 +191,43 @@ def test_overrides_of_gptq_are_honoured():
     assert config.scheme_of("lm_head") is None
     assert config.scheme_of("model.layers.0.mlp.up_proj").describe() == "int8 groups of 32"
     assert config.scheme_of("model.layers.0.self_attn.q_proj").describe() == "int4 groups of 128"
+
+
+def test_a_convention_of_zero_points_in_either_field_of_gptq_is_read():
+    for name in ("checkpoint_format", "format"):
+        assert read_quantization(GPTQ | {name: "gptq_v2"}).schemes[0].zero_offset == 0
+        assert read_quantization(GPTQ | {name: "gptq"}).schemes[0].zero_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("packing", "method", "offset"),
+    [("auto_round:auto_gptq", "gptq", 1), ("auto_round:auto_awq", "awq", 0)],
+)
+def test_autoround_stores_weights_as_another_tool(packing, method, offset):
+    config = read_quantization(ROUND | {"packing_format": packing, "sym": False})
+    assert config.method == method
+    assert config.schemes[0].describe() == "int4 groups of 128, zero points"
+    assert config.schemes[0].zero_offset == offset
+
+
+def test_layers_of_autoround_have_their_own_settings():
+    extra = {
+        "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32},
+        r".*self_attn\.[qk]_proj": {"sym": False},
+        "lm_head": {"bits": 16, "data_type": "fp"},
+        "shared_expert.*": {"bits": 16},
+    }
+    config = read_quantization(ROUND | {"extra_config": extra})
+    described = {
+        "model.layers.0.mlp.down_proj": "int8 groups of 32",
+        "model.layers.1.mlp.down_proj": "int4 groups of 128",
+        "model.layers.1.self_attn.k_proj": "int4 groups of 128, zero points",
+        "model.layers.1.self_attn.o_proj": "int4 groups of 128",
+    }
+    for module, words in described.items():
+        assert config.scheme_of(module).describe() == words
+    for module in ("lm_head", "model.layers.1.mlp.shared_expert.up_proj"):
+        assert config.scheme_of(module) is None
 
 
 @pytest.mark.parametrize(

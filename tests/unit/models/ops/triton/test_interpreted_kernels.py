@@ -111,7 +111,8 @@ for dtype in (torch.float32, torch.float16):
 FP8_CACHE_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import attention, widened_cache
+from types import SimpleNamespace
+from models.ops.triton.attention import attention, prefill_attention, widened_cache
 from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -165,6 +166,7 @@ for window, room, ready in (
     )
     assert wide.num_blocks == room
     assert wide.is_ready.tolist() == ready, (window, room, wide.is_ready)
+    assert wide.is_lacking.tolist() == [int(0 in (ready[1], ready[4], ready[6]))]
     exact = exact_cache(case.cache)
     taken = []
     for request, (count, length) in enumerate(zip(QUERIES, LENGTHS)):
@@ -177,6 +179,26 @@ for window, room, ready in (
         assert_rows_close(wide.cache.k[blocks], exact.k[owned])
         assert_rows_close(wide.cache.v[blocks], exact.v[owned])
     assert len(set(taken)) == len(taken) and max(taken) < room
+
+# Chunks whose keys found no room, after a kernel for Hopper GPUs that writes nothing here.
+prefill_attention.hopper_tiles = lambda *_: SimpleNamespace(keys=32)
+prefill_attention.hopper_attention = lambda *_, **options: None
+prefill_attention._PROGRAMS_OF_REST = 2
+for room in (100, 5):
+    widened_cache._MOST_BYTES = room * 2 * 16 * 2 * 16 * 2
+    case = make_case(
+        [1, 20, 30, 2, 3], [40, 70, 30, 300, 90], HEADS, dtype=torch.float16, has_fp8_cache=True,
+        has_rotation=False,
+    )
+    output = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+    prefill_attention.prefill_attention(
+        case.q, case.k, case.v, case.cache, case.metadata, output, min_queries=2,
+        sliding_window=None, sinks=None, scale=0.25, soft_cap=0.0,
+    )
+    is_left = (torch.arange(len(output)) >= 51) & (room == 5)
+    assert output[~is_left].isnan().all()
+    if room == 5:
+        assert_rows_close(output[is_left], case.exact_reading().run()[is_left])
 """
 
 ROUNDED_PROGRAM = """
