@@ -149,6 +149,8 @@ with absent_gpu():
         | launched_by(made("gemma2", head_dim=256), dtype=torch.bfloat16)
         | launched_by(made("glm4_moe_groups"), dtype=torch.float32)
         | launched_by(quantized("qwen3", **WIDE), keep_quantized=True)
+        | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
+        | found_in([packed_products])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)
