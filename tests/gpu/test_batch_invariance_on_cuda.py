@@ -97,7 +97,11 @@ def test_long_sequences_have_the_same_bits_in_all_chunks(folder, kind, size):
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"]
+    "variant",
+    [
+        *("llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"),
+        *("deepseek_v2_groups", "deepseek_v3"),
+    ],
 )
 def test_families_have_the_same_bits(tmp_path, variant):
     write_checkpoint(tmp_path, variant, hidden_size=256)

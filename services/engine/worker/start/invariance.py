@@ -24,10 +24,10 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
             f"--batch-invariant covers none of transformers' modules, which run {name}: their "
             "operations choose their order by the size of the batch"
         )
-    if model.mla is not None:
+    if model.mla is not None and model.mla.index is not None:
         raise ValueError(
-            f"--batch-invariant does not cover latent attention, which {name} has: its products "
-            "choose their order by the size of the batch"
+            f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
+            "has: scores that choose them depend on the batch"
         )
     if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
         raise ValueError(

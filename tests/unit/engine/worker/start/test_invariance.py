@@ -42,7 +42,7 @@ def test_settings_of_inductor_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "num_ranks", "reason"),
     [
-        ("deepseek_v2", 1, "latent attention, which DeepseekV2ForCausalLM has"),
+        ("deepseek_v32", 1, "chooses its tokens, which DeepseekV32ForCausalLM has"),
         ("olmo2", 2, "Olmo2ForCausalLM with --tensor-parallel-size 2"),
     ],
 )

@@ -150,6 +150,8 @@ with absent_gpu():
         | launched_by(made("glm4_moe_groups"), dtype=torch.float32)
         | launched_by(quantized("qwen3", **WIDE), keep_quantized=True)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
+        | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
+        | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
         | found_in([packed_products])
     )
 errors = check_types(builds.values())
