@@ -5,10 +5,11 @@ is cut into chunks then run in one fixed way for each row:
 
 | operator | GPU | CPU |
 |---|---|---|
-| linear, fp8_linear | inputs summed in one order, by weight shape | a row at a time |
+| linear, packed_linear | inputs summed in one order, by weight shape | a row at a time |
 | fused operators | the bits of the operators that they replace | these operators |
 | attention | keys in parts fixed by position, merged in order | a query at a time |
-| fused_moe | experts' rows sorted, one kernel | a row at a time |
+| latent attention | the same, in the absorbed form | a query at a time |
+| fused_moe | tensor cores, whatever shares a tile | a row at a time |
 | expert_parallel_moe | the same, one rank for each expert | the same |
 | all_reduce, ordered_reduce_scatter | parts added in rank order | the same |
 | norms, gate, rotary | a row at a time; of a head, see arithmetic.mean_square | a row at a time |

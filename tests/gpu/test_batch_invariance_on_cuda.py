@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear.linear import linear
+from models.ops.linear.packed_linear import packed_linear
+from models.ops.operands.packed_weights import packed_values, quantize_packed
+from scripts.quantize_tiny import FORMATS as PACKED_FORMATS
+from scripts.quantize_tiny import write_quantized
 from tests.support.invariance import (
     FORMATS,
     assert_same_bits,
@@ -15,7 +20,12 @@ from tests.support.invariance import (
     run_alone,
     ways,
 )
-from tests.support.moe_case import ROUTINGS, make_experts, make_logits
+from tests.support.moe_case import (
+    ROUTINGS,
+    make_experts,
+    make_logits,
+    make_quantized_experts,
+)
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -33,6 +43,14 @@ PROMPTS = make_prompts(64)
 LONG = [prompt * 40 for prompt in make_prompts(6)]
 BF16 = {"device": "cuda", "dtype": torch.bfloat16, "block_size": 16, "num_blocks": 600}
 ROOM = {"max_model_len": 2048, "max_num_batched_tokens": 4096}
+FEW = ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3")
+COUNTS = (1, 2, 3, 8, 9, 17, 33, 64, 65, 128, 200, 512, 513, 640, 641, 1024)
+PACKINGS = {
+    "group 128": (128, {}),
+    "group 32 with zeros": (32, {"has_zeros": True}),
+    "mxfp4": (32, {"is_float": True}),
+    "nvfp4": (16, {"is_float": True}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -79,22 +97,41 @@ def test_long_sequences_have_the_same_bits_in_all_chunks(folder, kind, size):
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"]
+    "variant",
+    [
+        *("llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"),
+        *("deepseek_v2_groups", "deepseek_v3"),
+    ],
 )
 def test_families_have_the_same_bits(tmp_path, variant):
     write_checkpoint(tmp_path, variant, hidden_size=256)
-    expected = run_alone(tmp_path, PROMPTS[:16], **BF16)
-    for name in ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3"):
-        assert_same_bits(expected, run(tmp_path, PROMPTS[:16], ways()[name], **BF16))
+    assert_few_ways_agree(tmp_path)
 
 
-def test_fp8_weights_have_the_same_bits(tmp_path):
+@pytest.mark.parametrize(
+    ("variant", "overrides"), [("qwen3", {}), ("qwen3_moe", {"moe_intermediate_size": 192})]
+)
+def test_fp8_weights_have_the_same_bits(tmp_path, variant, overrides):
     plain, folder = tmp_path / "plain", tmp_path / "fp8"
     folder.mkdir()
-    write_checkpoint(plain, "qwen3", **WIDE)
+    write_checkpoint(plain, variant, **WIDE, **overrides)
     quantize_checkpoint(plain, folder, "deepseek")
+    assert_few_ways_agree(folder)
+
+
+@pytest.mark.parametrize(
+    "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
+)
+def test_weights_of_4_bits_have_the_same_bits(tmp_path, form):
+    shape = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+    write_checkpoint(tmp_path / "plain", "llama", **shape)
+    write_quantized(tmp_path / "plain", tmp_path / "stored", PACKED_FORMATS[form])
+    assert_few_ways_agree(tmp_path / "stored")
+
+
+def assert_few_ways_agree(folder):
     expected = run_alone(folder, PROMPTS[:16], **BF16)
-    for name in ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3"):
+    for name in FEW:
         assert_same_bits(expected, run(folder, PROMPTS[:16], ways()[name], **BF16))
 
 
@@ -105,10 +142,54 @@ def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
     weight = torch.randn(*shape, dtype=torch.bfloat16, device="cuda") / 50
     whole = linear(x, weight, None)
     torch.testing.assert_close(whole, x @ weight.t(), rtol=2e-2, atol=2e-1)
-    for count in (1, 2, 3, 8, 9, 17, 33, 64, 65, 128, 200, 512, 513, 1024):
+    for count in COUNTS:
         for start in (0, 1100 - count):
             rows = linear(x[start : start + count], weight, None)
             assert torch.equal(rows, whole[start : start + count]), (count, start)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("shape", [(1024, 4096), (4096, 1280), (12288, 4096)])
+def test_a_product_of_4_bits_has_the_same_rows_for_every_number_of_tokens(shape, packing):
+    torch.manual_seed(0)
+    group, options = PACKINGS[packing]
+    x = torch.randn(1100, shape[1], dtype=torch.bfloat16, device="cuda")
+    packed = quantize_packed(torch.randn(*shape, device="cuda") / 50, group, **options)
+    exact = x.float() @ packed_values(*packed, torch.float32).t()
+    gate, up = exact.chunk(2, -1)
+    gated = torch.nn.functional.silu(gate) * up
+    for is_gated, expected in ((False, exact), (True, gated)):
+        whole = packed_linear(x, *packed, None, is_gated)
+        assert (whole - expected).norm() < 0.01 * expected.norm()
+        for count in COUNTS:
+            for start in (0, 1100 - count):
+                rows = packed_linear(x[start : start + count], *packed, None, is_gated)
+                assert torch.equal(rows, whole[start : start + count]), (count, start)
+    # A graph fuses the gate or does not.
+    plain = packed_linear(x, *packed, None, False)
+    assert torch.equal(silu_and_mul(plain), whole)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8", "fp8-rows"])
+@pytest.mark.parametrize("sizes", [(256, 128), (512, 768), (136, 200)])
+def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
+    from models.ops.triton.moe import moe as kernels
+
+    hidden_size, inner = sizes
+    options = {"hidden": hidden_size, "inner": inner, "device": "cuda", "dtype": torch.bfloat16}
+    if kind == "bfloat16":
+        experts = make_experts(**options)
+    else:
+        experts = make_quantized_experts(kind, **options)
+    routing = ROUTINGS["softmax"]
+    chosen = kernels.route(*make_logits(300, routing, device="cuda"), routing)
+    hidden = torch.randn(300, hidden_size, device="cuda").bfloat16()
+    whole = kernels.apply_experts(hidden, *chosen, experts)
+    # Pairs alone, and tiles of 16 to 128 rows.
+    for count in (1, 2, 3, 20, 50, 100, 250):
+        for rows in (slice(0, count), slice(300 - count, 300)):
+            part = kernels.apply_experts(hidden[rows], *(each[rows] for each in chosen), experts)
+            assert torch.equal(part, whole[rows]), (count, rows)
 
 
 @pytest.mark.parametrize("count", [1, 5, 40, 300])

@@ -7,6 +7,7 @@ import torch
 
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.triton.attention.latent_forms import least_expanded_queries
+from tests.support.invariance import batch_invariance
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close
 
@@ -195,3 +196,58 @@ def test_a_captured_call_follows_its_inputs(batch, top_k, has_fp8_cache):
         case.queries.plain.copy_(torch.randn_like(case.queries.plain))
         graph.replay()
         assert torch.equal(output, case.run())
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_in_batch_invariant_mode_a_row_has_the_same_bits_in_every_step(sizes, dtype, has_fp8_cache):
+    sizes = sizes | ({"latent_dim": 48} if sizes["latent_dim"] == 24 else {})
+    sizes["num_heads"] = min(24, sizes["num_heads"])
+    whole = make_latent_case(
+        [1300], [1300], **sizes, dtype=dtype, device="cuda", has_fp8_cache=has_fp8_cache,
+        has_transform=True,
+    )  # fmt: skip
+    with batch_invariance():
+        expected = whole.run()
+    assert_rows_close(expected, whole.exact_reading().run())
+    with batch_invariance():
+        for spans in (
+            [(0, 1)],
+            [(1299, 1300)],
+            [(511, 513)],
+            [(0, 700), (700, 1300)],
+            [(n, n + 1) for n in (0, 5, 511, 512, 1023, 1024, 1299)],
+            [(n, n + 1) for n in range(0, 1300, 4)],
+            [(n, n + n % 7 + 1) for n in range(0, 1290, 9)],
+        ):
+            rows = torch.cat([expected[start:end] for start, end in spans])
+            assert torch.equal(_step_of(whole, spans).run(), rows), spans[:8]
+
+
+def _step_of(whole, spans):
+    """Returns a step whose requests compute these tokens of a sequence, each after its prefix."""
+    lengths = [end - start for start, end in spans]
+    tokens = torch.cat([torch.arange(*span, device="cuda") for span in spans])
+
+    def own(operands, names):
+        return replace(operands, **{name: getattr(operands, name)[tokens] for name in names})
+
+    metadata = replace(
+        whole.metadata,
+        query_start_loc=torch.tensor([0, *lengths], device="cuda").cumsum(0).int(),
+        seq_lens=torch.tensor([end for _, end in spans], dtype=torch.int32, device="cuda"),
+        row_ids=torch.zeros(len(spans), dtype=torch.int32, device="cuda"),
+        block_tables=whole.metadata.block_tables.repeat(len(spans), 1),
+        slot_mapping=whole.metadata.slot_mapping[tokens],
+        max_seqlen_q=max(lengths),
+        chunks=(),
+    )
+    return replace(
+        whole,
+        queries=own(whole.queries, ("plain", "rotated")),
+        entries=own(whole.entries, ("latent", "rotated")),
+        transform=own(whole.transform, ("cos", "signed_sin")),
+        metadata=metadata,
+        positions=whole.positions[tokens],
+    )

@@ -260,7 +260,7 @@ def make_latent_case(
             chunks=prompt_chunks(query_lens, seq_lens),
             workspace=AttentionWorkspace(
                 partials=torch.full((num_partials * latent_dim,), torch.nan, device=device),
-                lse=torch.full((num_partials,), torch.nan, device=device),
+                lse=torch.full((2 * num_partials,), torch.nan, device=device),
                 counters=torch.zeros(1, dtype=torch.int32, device=device),
             ),
         ),

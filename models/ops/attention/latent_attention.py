@@ -3,15 +3,19 @@
 Like models.ops.attention.attention it has no output and writes into its caller's tensor.
 """
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.forward_context import AttentionGroup, get_forward_context
+from models.forward_context import AttentionGroup, AttentionMetadata, get_forward_context
 from models.kv_cache import LatentCacheData
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.latent_cache import write_latents
 from models.ops.attention.latent_transform import transform_latents
+from models.ops.attention.queries_alone import queries_alone
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.operands.index_queries import IndexQueries
@@ -44,12 +48,12 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     P rotated elements, which all heads share; its value is what the projection to values makes. The
     absorbed form applies the projections to queries and to attended latent vectors; the expanded
     form applies them to the cached entries. models.ops.triton.attention.latent_forms chooses, by
-    the number of a request's query tokens. Metadata and cache come from the forward context. Tokens
-    past the end of slot_mapping are padding: their output is undefined. With an index each query
-    attends to the top_k tokens of the highest score: the sum over the index's heads of
-    weight * relu(query * key); where the cache is FP8, queries and keys of the index are rounded to
-    FP8. Given cos, signed_sin and latent_weight it first normalises latent
-    vectors and rotates q_rotated and k_rotated.
+    the number of a request's query tokens; in batch-invariant mode all take the absorbed form.
+    Metadata and cache come from the forward context. Tokens past the end of slot_mapping are
+    padding: their output is undefined. With an index each query attends to the top_k tokens of the
+    highest score: the sum over the index's heads of weight * relu(query * key); where the cache is
+    FP8, queries and keys of the index are rounded to FP8. Given cos, signed_sin and latent_weight
+    it first normalises latent vectors and rotates q_rotated and k_rotated.
     T tokens, H heads, N, P and V elements of unrotated and rotated keys and of values, J heads of
     size D of the index. Index tensors and projections are contiguous; of the others each head's
     elements are.
@@ -78,6 +82,11 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     transform = None
     if cos is not None and signed_sin is not None and latent_weight is not None:
         transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=latent_weight, eps=eps)
+    if is_batch_invariant():
+        assert index is None, "the mode refuses indexes"
+        queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
+        _attend_invariantly(queries, entries, transform, cache, metadata, output, scale)
+        return
     if has_kernels(latent.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention.latent_steps import attend
@@ -104,6 +113,34 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
             _attend_absorbed(own, cache, group, output[tokens], scale, group.mask)
         else:
             attend_expanded(own, cache, group, output[tokens], scale)
+
+
+def _attend_invariantly(
+    queries: LatentQueries,
+    entries: LatentEntries,
+    transform: LatentTransform | None,
+    cache: LatentCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    scale: float,
+) -> None:
+    """Runs the operator, always in the absorbed form; each row has the bits that it has alone.
+
+    The operators that a transform replaces compute it, as those of a model that is not compiled.
+    """
+    if transform is not None:
+        rotated, entries = transform_latents(queries.rotated, entries, transform)
+        queries = replace(queries, rotated=rotated)
+    if has_kernels(output.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.attention.invariant_latents import attend
+
+        attend(queries, entries, cache, metadata, output, scale)
+        return
+    write_latents(cache, entries, metadata.slot_mapping)
+    for plain, group in queries_alone(queries.plain, metadata.groups, cache.latent.shape[1]):
+        own = replace(queries, plain=plain, rotated=queries.rotated[group.tokens].clone())
+        _attend_absorbed(own, cache, group, output[group.tokens], scale, group.mask)
 
 
 def _attend_absorbed(

@@ -3,11 +3,17 @@
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
+from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
 from models.ops.operands.packed_weights import packed_values
-from models.ops.triton.linear.linear_configurations import packed_tiles
+from models.ops.triton.linear.linear_configurations import (
+    MOST_PACKED_TOKENS,
+    invariant_packed_tiles,
+    packed_tiles,
+)
 
 
 def _packed_linear(
@@ -36,6 +42,9 @@ def _packed_linear(
     Returns:
         [T, N].
     """
+    if is_batch_invariant():
+        packed = weight, weight_scale, weight_zero, row_scale
+        return _invariant_linear(x.contiguous(), packed, bias, is_gated=is_gated)
     if has_kernels(x.device) and not (is_gated and bias is not None):
         x = x.contiguous()
         num_outputs = weight.shape[0] // (2 if is_gated else 1)
@@ -54,6 +63,47 @@ def _packed_linear(
     unpacked = _values(weight, weight_scale, weight_zero, row_scale, x.dtype)
     output = functional.linear(x, unpacked, bias)
     return silu_and_mul(output) if is_gated else output
+
+
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""A weight, its scales, zeros and scales of rows, as in _packed_linear."""
+
+
+def _invariant_linear(
+    x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, *, is_gated: bool
+) -> torch.Tensor:
+    """Runs _packed_linear; each row's sum has one order for a weight's shape.
+
+    A product of the unpacked weight has the bits of one that unpacks it on its way, unless there
+    are scales of rows: these multiply the sums there.
+    """
+    weight, scale, _, row_scale = packed
+    if not has_kernels(x.device):
+        values = _values(*packed, x.dtype)
+        output = row_wise(lambda row: functional.linear(row, values, bias), x)
+        return silu_and_mul(output) if is_gated else output
+    (num_tokens, num_inputs), num_rows = x.shape, len(weight)
+    tiles = invariant_packed_tiles(
+        num_tokens, num_rows, num_inputs, group=num_inputs // scale.shape[1],
+        dtype=x.dtype, device=x.device,
+    )  # fmt: skip
+    if tiles is None or (num_tokens > MOST_PACKED_TOKENS and row_scale is None):
+        product = invariant_gated_linear if is_gated else invariant_linear
+        return product(x, _values(*packed, x.dtype), bias, None)
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.matrix_linear import matrix_linear
+    from models.ops.triton.linear.sum_parts import sum_parts
+
+    is_fused = is_gated and bias is None and tiles.splits == 1
+    output = matrix_linear(
+        x, weight, None, tiles, weight_scale=scale, weight_zero=packed[2], row_scale=row_scale,
+        is_gated=is_fused, rounds=is_fused,
+    )  # fmt: skip
+    if tiles.splits > 1:
+        output = sum_parts(output, x.dtype)
+    # Only this kernel could add a bias before it rounds.
+    output = output if bias is None else output.add_(bias)
+    return silu_and_mul(output) if is_gated and not is_fused else output
 
 
 def _values(

@@ -51,13 +51,13 @@ class LatentQueries:
 
     def absorbed(self) -> torch.Tensor:
         """Returns queries for latent vectors, [T, H, C + P]: the projection to keys is applied."""
-        to_keys, _ = self._by_head()
+        to_keys, _ = self.by_head()
         latent = torch.bmm(self.plain.transpose(0, 1), to_keys).transpose(0, 1)
         return torch.cat((latent, self.rotated), dim=-1)
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Maps sums of latent vectors, [T, H, C], to sums of values, [T, H, V]."""
-        _, to_values = self._by_head()
+        _, to_values = self.by_head()
         return torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1)
 
     def keys_and_values(self, latent: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class LatentQueries:
         expanded = torch.mm(latent, self.projections.t())
         return expanded.view(len(latent), self.plain.shape[1], -1)
 
-    def _by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the projections to keys [H, N, C] and to values [H, V, C]."""
         num_heads, plain = self.plain.shape[1:]
         by_head = self.projections.view(num_heads, -1, self.projections.shape[1])

@@ -76,7 +76,7 @@ def _attend_part(
 
 
 @triton.jit
-def _merge(acc, highest, total, part_acc, part_highest, part_total):
+def merge(acc, highest, total, part_acc, part_highest, part_total):
     """Folds one part into those before it; fma leaves the compiler no choice of rounding."""
     new_highest = tl.maximum(highest, part_highest)
     kept, weight = tl.exp2(highest - new_highest), tl.exp2(part_highest - new_highest)
@@ -194,7 +194,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
             tl.store(sums_ptr + at, part_highest, mask=in_rows)
             tl.store(sums_ptr + most_partials + at, part_total, mask=in_rows)
         else:
-            acc, highest, total = _merge(acc, highest, total, part_acc, part_highest, part_total)
+            acc, highest, total = merge(acc, highest, total, part_acc, part_highest, part_total)
     at_output = output_ptr + at_heads
     if is_split:
         # All threads' stores come before the arrival that shows them to the last program.
@@ -215,9 +215,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
                 part_total = tl.load(
                     sums_ptr + most_partials + at, mask=in_rows, other=0.0, cache_modifier=".cg"
                 )
-                acc, highest, total = _merge(
-                    acc, highest, total, part_acc, part_highest, part_total
-                )
+                acc, highest, total = merge(acc, highest, total, part_acc, part_highest, part_total)
             _store(at_output, acc, total, in_tile)
     else:
         _store(at_output, acc, total, in_tile)

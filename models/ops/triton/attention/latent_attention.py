@@ -37,7 +37,7 @@ Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 
 
 
 @triton.jit
-def _attend_latents(
+def attend_latents(
     q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end, num_keys,
     scale_log2,
     LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
@@ -137,7 +137,7 @@ def _latent_kernel(
             IS_SPARSE, STAGES,
         )  # fmt: skip
     else:
-        acc, highest, total = _attend_latents(
+        acc, highest, total = attend_latents(
             q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end,
             num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
             IS_SPARSE, STAGES,
@@ -208,17 +208,7 @@ def latent_attention(
         ValueError: there are more than MOST_TOKENS, or a cache entry is not a multiple of 16 bytes;
             such rows were read from misaligned addresses (H200, Triton 3.6, 30 float32).
     """
-    if len(q) > MOST_TOKENS:
-        raise ValueError(
-            f"latent attention has no kernel for steps of {len(q)} tokens; the limit is "
-            f"{MOST_TOKENS}: lower --max-num-batched-tokens"
-        )
-    for stored in (cache.latent, cache.rotated):
-        if stored.shape[-1] * stored.itemsize % ENTRY_ALIGNMENT:
-            raise ValueError(
-                f"latent attention has no kernel for cache entries of {stored.shape[-1]} "
-                f"{stored.dtype}; they must be multiples of {ENTRY_ALIGNMENT} bytes"
-            )
+    check_sizes(cache, len(q))
     chosen = None
     if index is not None:
         chosen = choose_keys(index, cache, metadata)
@@ -255,6 +245,21 @@ def latent_attention(
             target, lse, output, splits, NUM_HEADS=num_heads, LATENT=latent, BLOCK_C=block_c,
             MAX_SPLITS=MAX_SPLITS, num_warps=4,
         )  # fmt: skip
+
+
+def check_sizes(cache: LatentCacheData, num_tokens: int) -> None:
+    """Refuses sizes that no kernel takes; raises what latent_attention says."""
+    if num_tokens > MOST_TOKENS:
+        raise ValueError(
+            f"latent attention has no kernel for steps of {num_tokens} tokens; the limit is "
+            f"{MOST_TOKENS}: lower --max-num-batched-tokens"
+        )
+    for stored in (cache.latent, cache.rotated):
+        if stored.shape[-1] * stored.itemsize % ENTRY_ALIGNMENT:
+            raise ValueError(
+                f"latent attention has no kernel for cache entries of {stored.shape[-1]} "
+                f"{stored.dtype}; they must be multiples of {ENTRY_ALIGNMENT} bytes"
+            )
 
 
 def _num_splits(metadata: AttentionMetadata, num_tokens: int, *, is_prefill: bool) -> int:

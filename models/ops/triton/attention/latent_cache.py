@@ -127,14 +127,15 @@ def _latent_cache_kernel(
     job = tl.program_id(1)
     NUM_STORES: tl.constexpr = 2 if INDEX > 0 else 1
     NUM_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS if HAS_TRANSFORM else 0
-    if job == 0:
+    # A token of a dummy request may have no slot, -1.
+    if (job == 0) & (slot >= 0):
         _store_entry(
             token, slot, latent_ptr, k_ptr, weight_ptr, cos_ptr, sin_ptr, latent_cache_ptr,
             scale_ptr, rotated_cache_ptr, rotation_stride, eps, LATENT, ROTATED, LATENT_STRIDE,
             K_STRIDE, BLOCK_C, BLOCK_HALF, HAS_TRANSFORM,
         )  # fmt: skip
     if INDEX > 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
-        if job == 1:
+        if (job == 1) & (slot >= 0):
             store_index_key(
                 token, slot, index_k_ptr, index_cache_ptr, index_scale_ptr, INDEX, BLOCK_D
             )
@@ -165,7 +166,8 @@ def cache_latents(
     Of a cache with scales the entry, and the queries of the index, are rounded to FP8. Results have
     the bits of separate operators: rms_norm, rotary, and the references' rounding; only norms in
     float32 before FP8 are added up in another order. Tokens past the end of slot_mapping are
-    padding. Each token's elements of an entry are contiguous, and each head's of queries.
+    padding, and a slot of -1 stores nothing. Each token's elements of an entry are contiguous, and
+    each head's of queries.
     """
     num_heads, sizes = queries.plain.shape[1], queries.sizes
     q, index_keys = queries.rotated, entries.index_keys

@@ -1,5 +1,8 @@
 """Experts on a GPU: chooses the kernels."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from models.ops.batch_invariance import is_batch_invariant
@@ -12,6 +15,9 @@ from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.ops.triton.moe.moe_routing import route as route
 from models.ops.triton.moe.token_chunks import token_chunks
 
+_apply_alone = partial(apply_grouped, is_alone=True)
+"""Tensor cores for few pairs, too: scalar products would have other bits."""
+
 
 def apply_experts(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
@@ -23,10 +29,11 @@ def apply_experts(
     """
     num_tokens, top_k = ids.shape
     if experts.is_quantized:
-        apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
+        apply: Callable[..., None] = apply_fp8 if experts.is_fp8 else apply_mxfp4
+    elif not are_few(ids.numel(), experts.num_choices, top_k):
+        apply = apply_grouped
     else:
-        is_few = are_few(ids.numel(), experts.num_choices, top_k) and not is_batch_invariant()
-        apply = apply_pairs if is_few else apply_grouped
+        apply = _apply_alone if is_batch_invariant() else apply_pairs
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)
     for chunk in token_chunks(

@@ -4,6 +4,9 @@ Activations are rounded before both products as in linear layers, with one scale
 features. Between the products a kernel does so: the first one where its tiles hold such runs of
 features whole, else the second one, which rounds what it reads; the bits are the same. Sums of 128
 products are added in float32: tensor cores add FP8 products in fewer bits.
+
+In batch-invariant mode all tiles have 64 rows or more. Hopper multiplies these with one kind of
+instruction, which adds 32 products at a time whatever the tile; fewer rows take another kind.
 """
 
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ import triton
 import triton.language as tl
 
 from models.number_formats import BLOCK, FP8
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -66,15 +70,20 @@ _ALONE_SMALL_TILES = (
 instead of 25.6 with the shapes of Qwen3-30B-A3B, but 109 instead of 102 with DeepSeek-V3's.
 """
 _FEW_FEATURES = 1024
+_INVARIANT_ROWS = 64
+"""Least rows of a tile in batch-invariant mode."""
 
 
 @triton.jit
-def _block_product(x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.constexpr):
-    """Returns rows of x times a block of columns, with the block's scales."""
+def _with_block(acc, x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.constexpr):
+    """Adds rows of x times a block of columns, with the block's scales, to acc.
+
+    fma leaves the compiler no choice of rounding.
+    """
     weight = tl.load(weight_ptrs, mask=in_weight, other=0.0)
     if not BY_ROW:
         x_scale *= tl.load(scale_ptr)
-    return tl.dot(x, weight) * x_scale[:, None]
+    return tl.fma(tl.dot(x, weight), tl.broadcast_to(x_scale[:, None], acc.shape), acc)
 
 
 @triton.jit
@@ -123,9 +132,9 @@ def _gate_up_kernel(
         x_scale = tl.load(x_scale_ptr + tokens * blocks + block, mask=is_row, other=0.0)
         in_weight = is_depth[:, None] & is_column[None, :]
         at = gate_ptrs + depth[:, None]
-        gate += _block_product(x, at, in_weight, x_scale, scale_ptrs + block, BY_ROW)
-        up += _block_product(
-            x, at + INNER * HIDDEN, in_weight, x_scale,
+        gate = _with_block(gate, x, at, in_weight, x_scale, scale_ptrs + block, BY_ROW)
+        up = _with_block(
+            up, x, at + INNER * HIDDEN, in_weight, x_scale,
             scale_ptrs + part_blocks * blocks + block, BY_ROW,
         )  # fmt: skip
     at = expert * 2 * INNER + columns
@@ -173,8 +182,8 @@ def _down_kernel(
         else:
             x, x_scale = rounded(x)
         in_weight = is_depth[:, None] & is_column[None, :]
-        acc += _block_product(
-            x, weight_ptrs + depth[:, None], in_weight, x_scale, scale_ptrs + block, BY_ROW
+        acc = _with_block(
+            acc, x, weight_ptrs + depth[:, None], in_weight, x_scale, scale_ptrs + block, BY_ROW
         )
     at = expert * HIDDEN + columns
     acc = _finished(acc, scale_ptr, bias_ptr, at, is_column, BY_ROW, HAS_BIAS)
@@ -194,12 +203,8 @@ def apply_fp8(
     num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
     is_alone = are_few(num_pairs, num_choices, top_k)
-    pairs, starts = (ids, ids)
-    if is_alone:
-        gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
-    else:
-        pairs, starts = sort_by_expert(ids, num_experts, num_choices)
-        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_choices)]
+    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
+    gate_up_tiles, down_tiles = _tiles(num_pairs, num_choices, inner, is_alone=is_alone)
     is_rounded = gate_up_tiles.columns == BLOCK
     between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
     # Without such scales the kernels touch none.
@@ -232,6 +237,17 @@ def apply_fp8(
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
     sum_by_token(results, weights, output, is_partial=experts.is_partial)
+
+
+def _tiles(
+    num_pairs: int, num_choices: int, inner: int, *, is_alone: bool
+) -> tuple[_Tiles, _Tiles]:
+    """Returns the tiles of gate and up, and of down."""
+    if is_alone:
+        is_small = inner <= _FEW_FEATURES and not is_batch_invariant()
+        return _ALONE_SMALL_TILES if is_small else _ALONE_TILES
+    rows = tile_rows(num_pairs, num_choices)
+    return _TILES[max(rows, _INVARIANT_ROWS) if is_batch_invariant() else rows]
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

@@ -19,7 +19,7 @@ from models.ops.triton.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
-from models.ops.triton.moe.expert_forms import tile_rows
+from models.ops.triton.moe.expert_forms import TILE_ROWS, tile_rows
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from models.ops.triton.moe.swiglu import gated
 
@@ -76,26 +76,43 @@ def place(tile, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, BLOCK
 
 
 @triton.jit
-def find_rows(
+def _rows_of(
     tile, pairs_ptr, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Returns a tile's expert, rows, whether each row exists, and its pair.
+    """Returns a tile's expert, its first row and the end of the rows it may take.
 
     With IS_ALONE each pair is a tile, in token order, and pairs_ptr holds the expert of each; a
     pair of an expert that is not here has no row.
     """
     if IS_ALONE:
         expert = tl.load(pairs_ptr + tile).to(tl.int64)
-        rows = tile + tl.arange(0, ROWS)
-        is_row = (rows == tile) & (expert < NUM_EXPERTS)
-        pairs = rows
-    else:
-        expert, first_row, end = place(tile, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
-        rows = first_row + tl.arange(0, ROWS)
-        is_row = rows < end
-        pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
-    return expert, rows.to(tl.int64), is_row, pairs
+        return expert, tile, tile + (expert < NUM_EXPERTS).to(tl.int32)
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        return place(tile, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
+
+
+@triton.jit
+def _pairs_of(rows, is_row, pairs_ptr, IS_ALONE: tl.constexpr):
+    """Returns the pair of each row."""
+    if IS_ALONE:
+        return rows
+    else:  # noqa: RET505  # as above
+        return tl.load(pairs_ptr + rows, mask=is_row, other=0)
+
+
+@triton.jit
+def find_rows(
+    tile, pairs_ptr, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr,
+):  # fmt: skip
+    """Returns a tile's expert, rows, whether each row exists, and its pair; see _rows_of."""
+    expert, first_row, end = _rows_of(
+        tile, pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
+    )
+    rows = first_row + tl.arange(0, ROWS)
+    is_row = rows < end
+    return expert, rows.to(tl.int64), is_row, _pairs_of(rows, is_row, pairs_ptr, IS_ALONE)
 
 
 @triton.jit
@@ -122,18 +139,20 @@ def _gate_up_kernel(
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     HAS_BIAS: tl.constexpr, IS_CLAMPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK_E: tl.constexpr, IS_DESCRIBED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
     # Only now, so that the next kernel may read the order of rows before its own wait.
     let_next_start(DEPENDENT)
-    expert, first_row, end = place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
+    expert, first_row, end = _rows_of(
+        tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
+    )
     if first_row >= end:
         return
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < end
-    tokens = (tl.load(pairs_ptr + rows, mask=is_row, other=0) // TOP_K).to(tl.int64)
+    tokens = (_pairs_of(rows, is_row, pairs_ptr, IS_ALONE) // TOP_K).to(tl.int64)
     first_column = tl.program_id(0) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     is_column = columns < INNER
@@ -167,16 +186,18 @@ def _down_kernel(
     x, weight, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_E: tl.constexpr,
-    IS_DESCRIBED: tl.constexpr, DEPENDENT: tl.constexpr,
+    IS_DESCRIBED: tl.constexpr, IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes a tile of output features of one expert, not yet weighted, by token."""
     let_next_start(DEPENDENT)
-    expert, first_row, end = place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
+    expert, first_row, end = _rows_of(
+        tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
+    )
     if first_row >= end:
         return
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < end
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0).to(tl.int64)
+    pairs = _pairs_of(rows, is_row, pairs_ptr, IS_ALONE).to(tl.int64)
     first_column = tl.program_id(0) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     is_column = columns < HIDDEN
@@ -236,25 +257,33 @@ def apply_grouped(
     ids: torch.Tensor,
     experts: ExpertWeights,
     output: torch.Tensor,
+    *,
+    is_alone: bool = False,
 ) -> None:
-    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous.
+
+    is_alone: each pair has a tile of its own, so that nothing is sorted; the bits are the same.
+    """
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
     rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
     if hidden.dtype.itemsize == 2:
-        rows = tile_rows(num_pairs, experts.num_choices)
+        rows = TILE_ROWS[0] if is_alone else tile_rows(num_pairs, experts.num_choices)
         gate_up_tiles, down_tiles = _GATE_UP_TILES[rows], _DOWN_TILES[rows]
-    pairs, starts = sort_by_expert(ids, num_experts, experts.num_choices)
+    pairs, starts, num_tiles = ids, ids, num_pairs
+    if not is_alone:
+        pairs, starts = sort_by_expert(ids, num_experts, experts.num_choices)
+        num_tiles = num_pairs // rows + num_experts
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
-    num_tiles = num_pairs // rows + num_experts
     is_described = not any(
         size * hidden.dtype.itemsize % COPY_ALIGNMENT for size in (hidden_size, inner)
     )
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts, "ROWS": rows,
         "BLOCK_E": triton.next_power_of_2(num_experts), "IS_DESCRIBED": is_described,
-        "HAS_BIAS": experts.gate_up_bias is not None, **launch_options(hidden.device),
+        "IS_ALONE": is_alone, "HAS_BIAS": experts.gate_up_bias is not None,
+        **launch_options(hidden.device),
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
 

@@ -1,10 +1,10 @@
 """Refuses --batch-invariant for models whose rows would depend on the batch."""
 
+import torch
 from torch import nn
 
 from models.config import ModelConfig
 from models.layers.moe import Experts
-from models.layers.quantization import QuantizableLinear
 
 
 def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts: bool) -> None:
@@ -24,10 +24,10 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
             f"--batch-invariant covers none of transformers' modules, which run {name}: their "
             "operations choose their order by the size of the batch"
         )
-    if model.mla is not None:
+    if model.mla is not None and model.mla.index is not None:
         raise ValueError(
-            f"--batch-invariant does not cover latent attention, which {name} has: its products "
-            "choose their order by the size of the batch"
+            f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
+            "has: scores that choose them depend on the batch"
         )
     if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
         raise ValueError(
@@ -43,17 +43,10 @@ def check_invariant_weights(model: nn.Module) -> None:
         ValueError: it names the format.
     """
     for module in model.modules():
-        is_packed = isinstance(module, QuantizableLinear) and module.method.packing is not None
-        if is_packed and next(module.parameters()).is_cuda:
-            raise ValueError(
-                "--batch-invariant does not cover products whose weights stay packed in 4 bits on "
-                "a GPU: their kernels choose their tiles by the number of tokens"
-            )
-        if not isinstance(module, Experts) or module.gate_up_proj_scale is None:
+        if not isinstance(module, Experts) or module.gate_up_proj.is_cpu:
             continue
-        if module.gate_up_proj.device.type == "cuda":
-            kind = str(module.gate_up_proj.dtype).removeprefix("torch.")
+        if module.gate_up_proj.dtype is torch.uint8:
             raise ValueError(
-                f"--batch-invariant does not cover experts whose weights stay {kind} on a GPU: "
-                "their kernels choose their tiles by the number of tokens"
+                "--batch-invariant does not cover experts whose weights stay packed in 4 bits on a "
+                "GPU: their kernels choose their tiles by the number of tokens"
             )

@@ -42,7 +42,7 @@ def test_settings_of_inductor_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "num_ranks", "reason"),
     [
-        ("deepseek_v2", 1, "latent attention, which DeepseekV2ForCausalLM has"),
+        ("deepseek_v32", 1, "chooses its tokens, which DeepseekV32ForCausalLM has"),
         ("olmo2", 2, "Olmo2ForCausalLM with --tensor-parallel-size 2"),
     ],
 )
@@ -62,12 +62,17 @@ def test_modules_of_transformers_are_refused(tmp_path):
         )
 
 
-def test_quantized_experts_are_refused_on_a_gpu_only(tmp_path):
+@pytest.mark.parametrize(("keep", "is_refused"), [("keep_fp8", False), ("keep_mxfp4", True)])
+def test_experts_of_4_bits_are_refused_on_a_gpu_only(tmp_path, keep, is_refused):
     write_checkpoint(tmp_path, "qwen3_moe")
     model = loaded(tmp_path).model
     experts = next(each for each in model.modules() if isinstance(each, Experts))
     check_invariant_weights(model)
-    experts.keep_fp8(None)
+    experts.keep_fp8(None) if keep == "keep_fp8" else experts.keep_mxfp4()
     check_invariant_weights(model)
-    experts.to("meta")
-    check_invariant_weights(model)
+    experts.to("meta")  # in place of a GPU
+    if is_refused:
+        with pytest.raises(ValueError, match="experts whose weights stay packed in 4 bits"):
+            check_invariant_weights(model)
+    else:
+        check_invariant_weights(model)

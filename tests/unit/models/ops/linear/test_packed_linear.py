@@ -11,6 +11,7 @@ from models.ops.operands.packed_weights import (
     to_kernel_order,
     to_stored_order,
 )
+from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close
 
 generator = torch.Generator().manual_seed(3)
@@ -71,6 +72,18 @@ def test_products_are_those_of_the_values(group, options, num_tokens, has_bias):
     gate, up = exact.chunk(2, -1)
     gated = packed_linear(x, *packed, bias, True)
     assert_rows_close(gated, gate * gate.sigmoid() * up)
+
+
+@EACH
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_in_batch_invariant_mode_a_row_has_the_bits_that_it_has_alone(group, options, is_gated):
+    packed = quantize_packed(random(40, 192), group, **options)
+    x, bias = random(7, 192), random(40)
+    with batch_invariance():
+        together = packed_linear(x, *packed, bias, is_gated)
+        for row in range(len(x)):
+            alone = packed_linear(x[row : row + 1].clone(), *packed, bias, is_gated)
+            assert torch.equal(together[row], alone[0])
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

@@ -127,10 +127,71 @@ for batch, verifies in BATCHES:
                 assert torch.equal(written, tensor[1:].float())
 """
 
+INVARIANT_PROGRAM = """
+from dataclasses import replace
+import torch
+torch.set_num_threads(1)
+from models.ops.triton.attention import invariant_latents
+from models.ops.triton.linear.head_linear import head_linear
+from tests.support.interpreter_rounding import round_exactly
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import assert_rows_close
+round_exactly()
+
+torch.manual_seed(0)
+for num_tokens, num_inputs, num_outputs in ((1, 8, 24), (70, 100, 72)):
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(num_tokens, 3, num_inputs + 8).to(dtype)[..., 8:]
+        weight = torch.randn(3, num_outputs + 1, num_inputs).to(dtype)[:, 1:].transpose(1, 2)
+        output = torch.empty(num_tokens, 3, num_outputs + 2, dtype=dtype)[..., 2:]
+        head_linear(x, weight, output)
+        assert_rows_close(output, (x.double().unsqueeze(2) @ weight.double()).squeeze(2))
+        for row in range(0, num_tokens, 9):
+            alone = torch.empty(1, 3, num_outputs, dtype=dtype)
+            head_linear(x[row : row + 1].clone(), weight, alone)
+            assert torch.equal(alone[0], output[row])
+
+# Several parts of few keys.
+invariant_latents.PART = 32
+SIZES = {"num_heads": 5, "latent_dim": 48, "rope_dim": 8}
+def run(case):
+    output = case.empty_output()
+    invariant_latents.attend(
+        case.queries, case.entries, case.cache, case.metadata, output, case.scale
+    )
+    return output
+
+for batch in (([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 33]), ([3] * 2, [5, 170])):
+    for dtype, has_fp8_cache in (
+        (torch.float32, False), (torch.float16, False), (torch.float32, True)
+    ):
+        case = make_latent_case(*batch, **SIZES, dtype=dtype, has_fp8_cache=has_fp8_cache)
+        output = run(case)
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], case.exact_reading().run()[live])
+        assert output[~live].count_nonzero() == 0
+        # One program for all parts of the keys, or one for each part.
+        unsplit = replace(case, metadata=replace(case.metadata, workspace=None))
+        assert torch.equal(output, run(unsplit))
+
+# A slot of -1 is none: nothing is stored.
+case = make_latent_case([2], [2], **SIZES)
+case.metadata.slot_mapping[:] = torch.tensor([17, -1])
+before = {name: tensor.clone() for name, tensor in case.cache.tensors().items()}
+run(case)
+for name, tensor in case.cache.tensors().items():
+    changed = (tensor != before[name]).flatten(2).any(-1).flatten()
+    assert changed.nonzero().flatten().tolist() == [17], name
+"""
+
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [PROGRAM, FP8_CACHE_PROGRAM], ids=["plain", "fp8-cache"])
+@pytest.mark.parametrize(
+    "program",
+    [PROGRAM, FP8_CACHE_PROGRAM, INVARIANT_PROGRAM],
+    ids=["plain", "fp8-cache", "invariant"],
+)
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
+from functools import partial
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
@@ -42,7 +43,7 @@ for dtype, is_clamped, hidden_size, inner in (
             hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
         )
         exact = reference.apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
-        for apply in (apply_pairs, apply_grouped):
+        for apply in (apply_pairs, apply_grouped, partial(apply_grouped, is_alone=True)):
             actual = torch.empty_like(hidden)
             apply(hidden, weights, ids.int(), experts, actual)
             assert_rows_close(actual, exact)
@@ -130,6 +131,7 @@ for kind, hidden_size, inner, dtype, is_clamped in (
 """
 
 PARTIAL_PROGRAM = """
+from functools import partial
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
@@ -151,6 +153,7 @@ round_exactly()
 torch.utils.deterministic.fill_uninitialized_memory = True
 torch.use_deterministic_algorithms(True)
 placement = ExpertPlacement.first(NUM_EXPERTS, 3, 2)
+apply_alone = partial(apply_grouped, is_alone=True)
 for name in ("softmax", "sigmoid-groups"):
     routing = ROUTINGS[name]
     for num_tokens in (1, 5):
@@ -158,7 +161,10 @@ for name in ("softmax", "sigmoid-groups"):
         weights, ids = reference.route(logits, bias, routing)
         hidden = torch.randn(num_tokens, 64)
         cases = (
-            (make_experts(hidden=64, inner=32, is_clamped=True), (apply_pairs, apply_grouped)),
+            (
+                make_experts(hidden=64, inner=32, is_clamped=True),
+                (apply_pairs, apply_grouped, apply_alone),
+            ),
             (make_quantized_experts("mxfp4", hidden=64, inner=32), (apply_mxfp4,)),
             (make_quantized_experts("fp8", hidden=64, inner=32), (apply_fp8,)),
         )
