@@ -13,8 +13,9 @@ class SchedulerConfig(ConfigSection):
     max_num_batched_tokens: int = Field(default=2048, ge=1)
     """Most query tokens in one step; prompts are computed in chunks that fit."""
     max_num_mixed_tokens: int = Field(default=768, ge=1)
-    """Most query tokens in one step while requests decode, or a quarter of that beside them if they
-    are many: the smaller, the shorter the gaps between tokens, and the later first tokens."""
+    """Most query tokens in one step while requests decode and few prompts wait, or a quarter of
+    that beside them if they are many: the smaller, the shorter the gaps between tokens, and the
+    later first tokens. With more than four times as many tokens of prompts, steps are whole."""
     max_num_waiting: int = Field(default=1024, ge=1)
     """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
     priority_ageing_s: float = Field(default=10.0, gt=0, le=3600)

@@ -26,7 +26,8 @@ from services.engine.scheduler.continuation import continue_running
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
-from services.engine.scheduler.planned_step import PROMPT_SHARE, PlannedStep, ScheduledStep
+from services.engine.scheduler.mixed_step import most_tokens
+from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
@@ -230,7 +231,7 @@ class Scheduler:
             drafts = self._drafts
             num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
         step = PlannedStep(
-            self._num_tokens(),
+            most_tokens(recovery.budget.tokens, self._limits, holdings.running, holdings.waiting),
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
             num_next_drafts=num_next_drafts,
@@ -248,19 +249,6 @@ class Scheduler:
         if recovery.num_failed_steps:
             ordered.descriptor.num_failed_steps = recovery.num_failed_steps
         return ordered
-
-    def _num_tokens(self) -> int:
-        """Returns the most query tokens of the next step.
-
-        Requests that decode wait for the step's prompts, so that these have shorter chunks: of
-        max_num_mixed_tokens in all, but a quarter of that beside decodes, however many they are.
-        """
-        budget, most = self._recovery.budget.tokens, self._limits.max_num_mixed_tokens
-        running = self._holdings.running
-        if most is None or not any(map(_decodes, running)):
-            return budget
-        num_decoded = len(running) * self._limits.decode_q_len
-        return min(budget, max(most, num_decoded + most // PROMPT_SHARE))
 
     def idle_step(self) -> ScheduledStep:
         """Returns a step without requests, for when other data-parallel ranks have some."""
@@ -306,10 +294,6 @@ class Scheduler:
         """
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
-
-
-def _decodes(request: Request) -> bool:
-    return request.num_computed_tokens >= request.num_prompt_tokens
 
 
 def _plan_drafts(limits: StepLimits, num_cache_tokens: int) -> DraftPlan | None:

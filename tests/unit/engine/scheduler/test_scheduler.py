@@ -103,6 +103,21 @@ def test_many_decodes_leave_prompts_a_quarter_of_a_mixed_step():
     assert sorted(q_lens(rig.send())) == [1] * 8 + [3]
 
 
+def test_steps_are_whole_again_while_many_prompts_wait():
+    rig = Rig(max_num_mixed_tokens=2)
+    rig.add(make_request(1, max_tokens=40))
+    rig.step()
+    rig.add(make_request(24, seed=1), make_request(28, seed=2))
+    steps = [rig.send() for _ in range(5)]
+    # Eight tokens, which are left after the third step, are few.
+    assert [sorted(q_lens(step)) for step in steps] == [
+        [1, 15],
+        [1, 6, 9],
+        [1, 1, 14],
+        *2 * [[1] * 3],
+    ]
+
+
 def test_no_step_exceeds_the_limit_of_all_steps():
     rig = Rig(max_num_mixed_tokens=64, max_num_batched_tokens=6)
     rig.add(make_request(2), make_request(20, seed=1))
