@@ -51,8 +51,8 @@ def _told_error(errors: Sequence[ErrorDetails]) -> ErrorDetails:
     if depth is None:
         return first
     rivals = [each for each in errors if each["loc"][:depth] == first["loc"][:depth]]
-    # More of the value has the form in which the error is deepest.
-    return max(rivals, key=lambda each: len(each["loc"]))
+    # More of the value has the form in which the error is deepest, or is not about its type.
+    return max(rivals, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
 
 
 def _is_form(part: int | str) -> bool:

@@ -38,6 +38,8 @@ def test_a_wrong_content_is_named_in_the_form_that_was_meant(content, told):
     ("fields", "told"),
     [
         ({"stop": [5]}, "stop.0: Input should be a valid string"),
+        ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
+        ({"stop": ""}, "stop: String should have at least 1 character"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
         ({"tool_choice": "any"}, "tool_choice: 'any' is not supported here; use 'none', 'auto'"),
         ({"tools": [{"type": "web"}]}, "tools.0.type: 'web' is not supported here; use 'function'"),
@@ -51,6 +53,11 @@ def test_a_path_has_no_names_of_forms(fields, told):
 def test_a_prompt_is_taken_for_the_form_that_it_has_deepest():
     found = refusal_of(CompletionRequest, prompt=[[1], [-1]])
     assert found == "prompt.1.0: Input should be greater than or equal to 0"
+
+
+@pytest.mark.parametrize(("prompt", "place"), [([], "prompt"), ([[]], "prompt.0")])
+def test_an_empty_list_is_not_told_to_be_something_else(prompt, place):
+    assert refusal_of(CompletionRequest, prompt=prompt).startswith(f"{place}: List should have at")
 
 
 def test_a_long_value_is_shortened():
