@@ -117,7 +117,7 @@ def _group_values(
 def _pair_of_bfloat16(values):
     """Returns scales as words of two equal bfloat16; those of floats are 2^64 too large.
 
-    A byte is an exponent of two plus 127; no model has scales of 2^64 or more.
+    A byte is an exponent of two plus 127; loading refuses scales of 2^64 or more.
     """
     if values.dtype == gl.uint8:
         # Both halves at once: the byte plus 64, moved to the exponent.
