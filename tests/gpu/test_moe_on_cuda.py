@@ -218,7 +218,8 @@ def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
 
-@pytest.mark.parametrize("num_tokens", [7, 40, 600])
+# Each number has tiles of another height on Hopper.
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 60, 120, 250, 600])
 def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
     from models.ops.triton.moe.moe import apply_experts
 
@@ -238,9 +239,19 @@ def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
         pytest.skip("other GPUs have other kernels")
     experts, call = quantized_case("mxfp4", 1000, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
     whole = apply_experts(*call, experts)
-    for num_tokens in (1, 3, 30, 100, 200, 500):
+    for num_tokens in (1, 3, 30, 60, 100, 200, 500):
         part = (each[:num_tokens].contiguous() for each in call)
         assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
+
+
+@pytest.mark.parametrize("num_tokens", [5, 60, 120, 250, 500, 1000])
+def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
+    from models.ops.triton.moe.moe import apply_experts
+
+    experts, call = quantized_case("mxfp4", num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    first = apply_experts(*call, experts)
+    num_others = sum((apply_experts(*call, experts) != first).any() for _ in range(50))
+    assert num_others == 0
 
 
 @DTYPES

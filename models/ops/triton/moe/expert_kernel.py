@@ -2,7 +2,8 @@
 
 A program multiplies a tile of rows of one expert's matrix with a tile of tokens that chose it. The
 copy engine fills a ring of weights, asynchronous copies one of inputs, whose rows may be anywhere.
-Weights become bfloat16 on their way to the tensor cores, which multiply the tile before meanwhile.
+Weights become bfloat16 on their way to the tensor cores, which multiply the tile before meanwhile
+where that pays.
 Every sum goes over the inputs in order, whatever the tiles: bits do not depend on the batch.
 """
 
@@ -151,54 +152,83 @@ def _fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.c
 
 
 @gluon.jit
+def _multiply(
+    step, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr, ring, row,
+    x_layout: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr,
+    HALVES: gl.constexpr, UNPACKED: gl.constexpr,
+):  # fmt: skip
+    """Begins a tile's product, ends the one before and fills its slot again.
+
+    The tensor cores read unpacked weights from registers until a product ends, and only code, not
+    the compiler, keeps these from being written sooner: with one tile UNPACKED, its own product
+    ends here too; with two, the caller unrolls two steps, whose registers differ.
+
+    Returns the sums, the scales of the next tile, and its stage and phase.
+    """
+    weights, inputs, ready = ring
+    STAGES: gl.constexpr = weights.shape[0]
+    AHEAD: gl.constexpr = STAGES - 1
+    COLUMNS: gl.constexpr = inputs.shape[2]
+    STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
+    ROWS: gl.constexpr = sums.shape[0]
+    layout: gl.constexpr = sums.type.layout
+    mbarrier.wait(ready.index(stage), phase)
+    async_copy.wait_group(AHEAD - 1)
+    fence_async_shared()
+    # The scales of the next step load during this one's product.
+    next_scales = _scales(
+        scale_ptr, row, (step + 1) * COLUMNS, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
+    )
+    tile = weights.index(stage).reshape([ROWS, COLUMNS // 2])
+    left = unpacked(tile, (scales, scales, None), layout)
+    sums = warpgroup_mma(left, inputs.index(stage).permute((1, 0)), sums, is_async=True)
+    sums = warpgroup_mma_wait(UNPACKED - 1, deps=[sums])
+    # The step before has ended its product in all warps, so its slot is free.
+    gl.thread_barrier()
+    before = gl.where(stage == 0, AHEAD, stage - 1)
+    column = (step + AHEAD) * COLUMNS
+    _fetch_weights(
+        weight, place, weights.index(before), ready.index(before), column, ROWS * COLUMNS // 2,
+        step + AHEAD < STEPS,
+    )  # fmt: skip
+    _fetch_inputs(x_rows, is_row, inputs.index(before), column, x_layout, NUM_INPUTS)
+    is_last = stage == AHEAD
+    return sums, next_scales, gl.where(is_last, 0, stage + 1), gl.where(is_last, phase ^ 1, phase)
+
+
+@gluon.jit
 def _sum_tiles(
     weight, place, x_rows, is_row, scale_ptr, scales, ring, row, x_layout: gl.constexpr,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+    UNPACKED: gl.constexpr,
 ):  # fmt: skip
     """Returns a tile's sums [rows, tokens]; loads of all stages but the last have begun.
 
     scales: of the first tile.
     """
-    weights, inputs, ready = ring
-    STAGES: gl.constexpr = weights.shape[0]
-    AHEAD: gl.constexpr = STAGES - 1
+    weights, inputs, _ready = ring
     TOKENS: gl.constexpr = inputs.shape[1]
     COLUMNS: gl.constexpr = inputs.shape[2]
     STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
     ROWS: gl.constexpr = weights.shape[2] * HALVES * _OCTET
-    NUM_BYTES: gl.constexpr = ROWS * COLUMNS // 2
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, TOKENS, 16]
     )
     sums = gl.zeros([ROWS, TOKENS], gl.float32, on_cores)
     stage = 0
     phase = 0
-    for step in range(STEPS):
-        mbarrier.wait(ready.index(stage), phase)
-        async_copy.wait_group(AHEAD - 1)
-        fence_async_shared()
-        # The scales of the next step load during this one's product.
-        next_scales = _scales(
-            scale_ptr, row, (step + 1) * COLUMNS, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
-        )
-        tile = weights.index(stage).reshape([ROWS, COLUMNS // 2])
-        left = unpacked(tile, (scales, scales, None), on_cores)
-        scales = next_scales
-        sums = warpgroup_mma(left, inputs.index(stage).permute((1, 0)), sums, is_async=True)
-        sums, left = warpgroup_mma_wait(1, deps=[sums, left])
-        # The step before has ended its product in all warps, so its slot is free.
-        gl.thread_barrier()
-        before = gl.where(stage == 0, AHEAD, stage - 1)
-        column = (step + AHEAD) * COLUMNS
-        _fetch_weights(
-            weight, place, weights.index(before), ready.index(before), column, NUM_BYTES,
-            step + AHEAD < STEPS,
+    for first in range(0, STEPS // UNPACKED * UNPACKED, UNPACKED):
+        for each in gl.static_range(UNPACKED):
+            sums, scales, stage, phase = _multiply(
+                first + each, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr,
+                ring, row, x_layout, NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
+            )  # fmt: skip
+    if STEPS % UNPACKED != 0:
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        sums, scales, stage, phase = _multiply(
+            STEPS - 1, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr, ring,
+            row, x_layout, NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
         )  # fmt: skip
-        _fetch_inputs(x_rows, is_row, inputs.index(before), column, x_layout, NUM_INPUTS)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
     sums = warpgroup_mma_wait(0, deps=[sums])
     # Copies of zeros past the end are under way, and the results may pass through the same memory.
     async_copy.wait_group(0)
@@ -211,7 +241,8 @@ def expert_kernel(
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
     TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
     IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr, ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BLOCK_E: gl.constexpr, DEPENDENT: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNPACKED: gl.constexpr, BLOCK_E: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes gated inner features from tokens in order of their rows, or results by pair.
 
@@ -265,7 +296,7 @@ def expert_kernel(
         _fetch_inputs(x_rows, is_row, inputs.index(stage), stage * COLUMNS, x_layout, NUM_INPUTS)
     sums = _sum_tiles(
         weight, place, x_rows, is_row, scale_ptr, scales, (weights, inputs, ready), row, x_layout,
-        NUM_OUTPUTS, NUM_INPUTS, HALVES,
+        NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
     )  # fmt: skip
     bias_ptr += expert.to(gl.int64) * (HALVES * NUM_OUTPUTS)
     results = _results(

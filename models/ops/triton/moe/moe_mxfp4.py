@@ -19,7 +19,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
-from models.ops.triton.moe.expert_forms import are_few, tile_rows
+from models.ops.triton.moe.expert_forms import ON_CORES, are_few, tile_rows
 from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
@@ -142,10 +142,10 @@ def _results_on_cores(
 ) -> torch.Tensor:
     """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
     num_choices, num_pairs = experts.num_choices, ids.numel()
-    if are_few(num_pairs, num_choices, ids.shape[1]):
+    if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
         return expert_products(hidden, ids, experts, None, ALONE_TILES)
     order = sort_by_expert(ids, len(experts.down), num_choices)
-    tiles = SORTED_TILES[tile_rows(num_pairs, num_choices)]
+    tiles = SORTED_TILES[tile_rows(num_pairs, num_choices, ON_CORES)]
     return expert_products(hidden, ids, experts, order, tiles)
 
 
