@@ -46,7 +46,7 @@ class GptOssExperts(Experts):
             check_shape(stored, (target.shape[0], rows * self.group.size, *param.shape[2:]))
             own = stored.narrow(1, rows * self.group.rank, rows)
             for part, half in enumerate(target.chunk(2, dim=1)):
-                half.copy_(own[:, part::2])
+                self.fill(param, half, own[:, part::2])
 
 
 class GptOssForCausalLM(CausalLM):

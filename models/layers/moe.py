@@ -17,6 +17,7 @@ from models.ops.communication.all_reduce import all_reduce
 from models.ops.communication.gather_rows import gather_rows, reduce_scatter
 from models.ops.communication.ordered_reduce_scatter import ordered_reduce_scatter
 from models.ops.linear.linear import linear
+from models.ops.operands.packed_weights import to_kernel_order
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
 from models.parallel.group import DATA_PARALLEL, SINGLE, ParallelGroup
@@ -221,7 +222,7 @@ class Experts(nn.Module):
         elif param is self.down_proj or param is self.down_proj_scale:
             share = target.shape[-1]
             check_shape(loaded, (*target.shape[:-1], share * num_ranks))
-            target.copy_(loaded.narrow(-1, rank * share, share))
+            self.fill(param, target, loaded.narrow(-1, rank * share, share))
         else:
             rows = -1 if param is self.gate_up_proj_bias else -2
             shape = list(target.shape)
@@ -230,7 +231,16 @@ class Experts(nn.Module):
             check_shape(loaded, tuple(shape))
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
                 target_part = target.narrow(rows, part * share, share)
-                target_part.copy_(stored.narrow(rows, rank * share, share))
+                self.fill(param, target_part, stored.narrow(rows, rank * share, share))
+
+    def fill(self, param: nn.Parameter, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Copies into part of param; packed weights change to kernel order."""
+        target.copy_(values)
+        is_weight = param is self.gate_up_proj or param is self.down_proj
+        if is_weight and param.dtype == MXFP4:
+            # One matrix at a time, whose unpacked copies take little memory.
+            for matrix in target if target.dim() == param.dim() else (target,):
+                matrix[:] = to_kernel_order(matrix)
 
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
         """Returns whether param scales rows of down, which all ranks share."""

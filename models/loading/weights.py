@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load
 from models.loading.staging import BytesInFlight, PinnedStaging, Staging, stay_on_the_cpu
-from models.number_formats import E8M0, FP8
+from models.number_formats import E8M0, FP8, MXFP4
 
 MAX_THREADS = 8
 DECODED_GROWTH = 4
@@ -20,8 +20,8 @@ DECODED_GROWTH = 4
 PROGRESS_INTERVAL_S = 1.0
 FP8_NAN = 0x7F
 """All bits but the sign: the one NaN of FP8, which has no infinity."""
-E8M0_NAN = 0xFF
-"""The one NaN of E8M0."""
+LARGEST_E8M0 = 190
+"""2^63, the largest kept scale: products of 4-bit floats overflow from 2^64 on. 255 is NaN."""
 
 
 def load_weights(
@@ -41,7 +41,8 @@ def load_weights(
     about once a second and at the end.
 
     Raises:
-        CheckpointError: a tensor has the wrong shape, or holds NaN or infinity.
+        CheckpointError: a tensor has the wrong shape, or holds NaN, infinity or a scale that is
+            too large for products.
     """
     staging: Staging = PinnedStaging(device) if device.type == "cuda" else stay_on_the_cpu
     in_flight = BytesInFlight()
@@ -67,8 +68,10 @@ def load_weights(
     # Read together: on a CUDA device each read waits for all queued work.
     for load, has_only_numbers in zip(loads, torch.stack(are_finite).tolist(), strict=True):
         if not has_only_numbers:
+            is_kept_scale = load.destination.param.dtype == MXFP4
             raise CheckpointError(
                 f"{load.tensor.file}: tensor {load.tensor.name} holds NaN or infinity"
+                + (", or a scale of 2^64 or more" if is_kept_scale else "")
             )
     progress.finish()
 
@@ -132,7 +135,7 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
     if values.dtype == FP8:
         return ((values.view(torch.uint8) & FP8_NAN) != FP8_NAN).all()
     if values.dtype == E8M0:
-        return (values.view(torch.uint8) != E8M0_NAN).all()
+        return (values.view(torch.uint8) <= LARGEST_E8M0).all()
     # aminmax allocates nothing of the tensor's size, and propagates NaN.
     smallest, largest = values.aminmax()
     return smallest.isfinite() & largest.isfinite()

@@ -90,7 +90,7 @@ def experts(
         logits, bias, x = inputs[num_tokens]
         return apply_experts(x, *route(logits, bias, routing), layer)
 
-    forms = first_tokens_of_each_form(num_experts, routing.top_k)
+    forms = first_tokens_of_each_form(num_experts, routing.top_k, is_mxfp4=kind == "mxfp4")
     inputs = {
         num_tokens: (
             *make_logits(num_tokens, routing, num_experts=num_experts, device="cuda"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.number_formats import BLOCK, FP8
+from models.ops.kernel_choice import HOPPER
 from models.ops.moe import moe as reference
 from models.ops.operands.experts import Routing
 from models.ops.triton.moe.expert_forms import are_few
@@ -215,6 +216,42 @@ def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inne
 @pytest.mark.parametrize("num_tokens", [1, 5, 64, 100, 200, 300, 1000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+
+
+# Each number has tiles of another height on Hopper.
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 60, 120, 250, 600])
+def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
+    from models.ops.triton.moe.moe import apply_experts
+
+    shape = {"hidden": 352, "inner": 288, "is_clamped": True}
+    experts, (hidden, weights, ids) = quantized_case(
+        "mxfp4", num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape
+    )
+    ids = torch.tensor([4, 0, 7], dtype=torch.int32, device="cuda").expand_as(ids).contiguous()
+    call = hidden, weights, ids
+    assert_rows_close(apply_experts(*call, experts), exact_output(experts, call))
+
+
+def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
+    from models.ops.triton.moe.moe import apply_experts
+
+    if torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("other GPUs have other kernels")
+    experts, call = quantized_case("mxfp4", 1000, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    whole = apply_experts(*call, experts)
+    for num_tokens in (1, 3, 30, 60, 100, 200, 500):
+        part = (each[:num_tokens].contiguous() for each in call)
+        assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
+
+
+@pytest.mark.parametrize("num_tokens", [5, 60, 120, 250, 500, 1000])
+def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
+    from models.ops.triton.moe.moe import apply_experts
+
+    experts, call = quantized_case("mxfp4", num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    first = apply_experts(*call, experts)
+    num_others = sum((apply_experts(*call, experts) != first).any() for _ in range(50))
+    assert num_others == 0
 
 
 @DTYPES

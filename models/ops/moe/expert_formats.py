@@ -4,8 +4,8 @@ Both formats keep a matrix [N, K] in fewer bytes, with scales. gate_up stacks ga
 scales of its own.
 
 - FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)] by block or [N, 1] by row.
-- MXFP4: [N, K / 2] uint8; scales [N, K / 32] uint8, exponents of two plus 127, one per run of 32
-  elements of a row. A byte holds two neighbours, the first in its lower half.
+- MXFP4: [N, K / 2] uint8, in the kernel order of models.ops.operands.packed_weights; scales
+  [N, K / 32] uint8, exponents of two plus 127, one per run of 32 elements of a row.
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
@@ -15,6 +15,7 @@ import torch
 
 from models.number_formats import E2M1_VALUES, E8M0, FP8, MXFP4_RUN
 from models.ops.linear.fp8_linear import by_element
+from models.ops.operands.packed_weights import to_stored_order
 
 
 def expert_values(
@@ -40,7 +41,7 @@ def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
 
 
 def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    values = e2m1_values(weight, dtype)
+    values = e2m1_values(to_stored_order(weight), dtype)
     scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
     return values * scales
 

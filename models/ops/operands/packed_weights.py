@@ -28,9 +28,9 @@ RUN = 32
 
 
 def to_kernel_order(packed: torch.Tensor) -> torch.Tensor:
-    """Returns a weight of stored order in kernel order."""
-    runs = _unpacked(packed).view(packed.shape[0], -1, 2, 2, 4, 2)
-    return _packed(runs.permute(0, 1, 4, 5, 2, 3).reshape(packed.shape[0], -1))
+    """Returns a weight of stored order, or stacked ones, in kernel order."""
+    runs = _unpacked(packed).view(*packed.shape[:-1], -1, 2, 2, 4, 2)
+    return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
 
 
 def pack(q: torch.Tensor) -> torch.Tensor:
@@ -39,9 +39,9 @@ def pack(q: torch.Tensor) -> torch.Tensor:
 
 
 def to_stored_order(packed: torch.Tensor) -> torch.Tensor:
-    """Returns a weight of kernel order in stored order."""
-    runs = _unpacked(packed).view(packed.shape[0], -1, 4, 2, 2, 2)
-    return _packed(runs.permute(0, 1, 4, 5, 2, 3).reshape(packed.shape[0], -1))
+    """Returns a weight of kernel order, or stacked ones, in stored order."""
+    runs = _unpacked(packed).view(*packed.shape[:-1], -1, 4, 2, 2, 2)
+    return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
 
 
 def packed_values(
@@ -108,4 +108,4 @@ def _unpacked(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(q: torch.Tensor) -> torch.Tensor:
-    return q[:, ::2] | q[:, 1::2] << 4
+    return q[..., ::2] | q[..., 1::2] << 4

@@ -65,7 +65,7 @@ _UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
 
 
 @constexpr_function
-def _group_layout(num_rows, num_groups, num_runs):
+def group_layout(num_rows, num_groups, num_runs, num_warps=4):
     """Returns the layout of [rows, groups, runs of a group, words of a run].
 
     Flattened to [rows, words] it is that of the tensor cores' left factor.
@@ -76,10 +76,11 @@ def _group_layout(num_rows, num_groups, num_runs):
         return [[power if dim == each else 0 for each in range(4)] for power in powers]
 
     rows = bits(num_rows, 0)
+    last_warp = 3 + num_warps.bit_length()
     return gl.DistributedLinearLayout(
-        reg_bases=[*bits(num_groups, 1), *bits(num_runs, 2), rows[3], *rows[6:]],
+        reg_bases=[*bits(num_groups, 1), *bits(num_runs, 2), rows[3], *rows[last_warp:]],
         lane_bases=[*bits(4, 3), *rows[:3]],
-        warp_bases=rows[4:6],
+        warp_bases=rows[4:last_warp],
         block_bases=[],
         shape=[num_rows, num_groups, num_runs, 4],
     )
@@ -99,7 +100,7 @@ def _group_values(
     HALF_RUNS: gl.constexpr = 32 // min(32, GROUP)
     PER_ROW: gl.constexpr = NUM_INPUTS // GROUP
     OUTPUTS: gl.constexpr = ROWS // HALVES
-    full: gl.constexpr = _group_layout(ROWS, GROUPS, WIDTH // 32)
+    full: gl.constexpr = group_layout(ROWS, GROUPS, WIDTH // 32)
     layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     outputs = row + rows % OUTPUTS
@@ -116,16 +117,17 @@ def _group_values(
 def _pair_of_bfloat16(values):
     """Returns scales as words of two equal bfloat16; those of floats are 2^64 too large.
 
-    A byte is an exponent of two plus 127; no model has scales of 2^64 or more.
+    A byte is an exponent of two plus 127; loading refuses scales of 2^64 or more.
     """
     if values.dtype == gl.uint8:
-        bits = gl.minimum(values.to(gl.int32) + 64, 254) << 7
-    else:
+        # Both halves at once: the byte plus 64, moved to the exponent.
+        return values.to(gl.int32) * 0x00800080 + 0x20002000
+    else:  # noqa: RET505  # one branch is compiled
         scales = values.to(gl.float32)
         if values.dtype != gl.bfloat16:
             scales *= 18446744073709551616.0
         bits = scales.to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
-    return bits | bits << 16
+        return bits | bits << 16
 
 
 @gluon.jit
@@ -162,14 +164,14 @@ def tile_scales(
 
 
 @gluon.jit
-def _multiply_packed(tile, inputs, scales, sums, layout: gl.constexpr):
-    """Adds a tile's product; scales are those of tile_scales.
+def unpacked(tile, scales, layout: gl.constexpr):
+    """Returns a tile's values as the tensor cores' left factor; scales are those of tile_scales.
 
     Scales of bfloat16 belong to integers, others to floats.
     """
-    ROWS: gl.constexpr = sums.shape[0]
-    COLUMNS: gl.constexpr = inputs.shape[1]
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2)
+    ROWS: gl.constexpr = tile.shape[0]
+    COLUMNS: gl.constexpr = 2 * tile.shape[1]
+    shared: gl.constexpr = gl.NVMMASharedLayout(min(128, tile.shape[1]), 32, rank=2)
     of_words: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
     of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
     words = tile._reinterpret(gl.int32, [ROWS, COLUMNS // 8], shared).load(of_words)
@@ -196,8 +198,7 @@ def _multiply_packed(tile, inputs, scales, sums, layout: gl.constexpr):
     )
     # From words and their pairs' elements, eights and halves of a run to columns.
     eights = eights.reshape([ROWS, COLUMNS // 32, 4, 2, 2, 2]).permute((0, 1, 5, 4, 2, 3))
-    left = gl.convert_layout(eights.reshape([ROWS, COLUMNS]), of_each, assert_trivial=True)
-    return warpgroup_mma(left, inputs.permute((1, 0)), sums)
+    return gl.convert_layout(eights.reshape([ROWS, COLUMNS]), of_each, assert_trivial=True)
 
 
 @gluon.jit
@@ -212,6 +213,6 @@ def finished(sums, scale_ptr):
 def multiply(tile, inputs, scales, sums, layout: gl.constexpr):
     """Adds the product of a tile of any format with inputs [tokens, columns] to the sums."""
     if tile.dtype == gl.uint8:
-        return _multiply_packed(tile, inputs, scales, sums, layout)
+        return warpgroup_mma(unpacked(tile, scales, layout), inputs.permute((1, 0)), sums)
     else:  # noqa: RET505  # one branch is compiled
         return warpgroup_mma(tile, inputs.permute((1, 0)), sums)

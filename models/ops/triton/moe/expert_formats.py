@@ -33,67 +33,24 @@ def e2m1_scale(exponents):
     return bits.to(tl.float32, bitcast=True)
 
 
-def _unpacked(out: str, left_shifts: tuple[int, int]) -> str:
-    """Returns instructions that make two bfloat16 of one nibble of each of two spread bytes.
-
-    Shifts move the sign and the other bits to their positions in a bfloat16.
-    """
-    sign, rest = left_shifts
-    return f"""
-        shl.b32 sign, bytes, {sign};
-        shl.b32 rest, bytes, {rest};
-        and.b32 sign, sign, 0x80008000;
-        and.b32 rest, rest, 0x01C001C0;
-        or.b32 rest, rest, sign;
-        mul.bf16x2 rest, rest, unit;
-        mul.bf16x2 {out}, rest, scale;
-    """
-
-
-def _of_two_bytes(selector: int, lower: str, upper: str) -> str:
-    """Returns instructions for two of four bytes, which `selector` spreads over a register."""
-    return (
-        f"""
-        prmt.b32 bytes, $4, 0, {selector:#x};
-        prmt.b32 scale, $5, 0, {selector:#x};
-        shl.b32 scale, scale, 7;
-        """
-        + _unpacked(lower, (12, 6))
-        + _unpacked(upper, (8, 2))
-    )
-
-
-_UNPACK = tl.constexpr(
-    "{ .reg .b32 bytes, scale, sign, rest, unit; mov.b32 unit, 0x7E807E80;"
-    + _of_two_bytes(0x4140, "$0", "$2")
-    + _of_two_bytes(0x4342, "$1", "$3")
-    + "}"
-)
-"""Converts four bytes and their exponents to eight bfloat16, two at a time.
-
-The bits of an element, moved to the exponent and mantissa of a bfloat16, make it 2**126 (unit) too
-small, also where it is subnormal.
-"""
-
-
 @triton.jit
-def _numbers(packed, exponents, DTYPE: tl.constexpr, IS_HOPPER: tl.constexpr):
-    """Returns the even and the odd elements of packed bytes, given the exponent of each byte."""
-    if IS_HOPPER and DTYPE.is_bf16():
-        return tl.inline_asm_elementwise(
-            _UNPACK, "=r,=r,=r,=r,r,r", [packed, exponents],
-            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
-        )  # fmt: skip
-    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
-        scale = e2m1_scale(exponents)
-        nibbles = packed.to(tl.int32)
-        return (e2m1(nibbles & 0xF) * scale).to(DTYPE), (e2m1(nibbles >> 4) * scale).to(DTYPE)
+def _values(packed, exponents, DTYPE: tl.constexpr):
+    """Returns the values of bytes in kernel order, given the exponent of each byte."""
+    WEIGHT_ROWS: tl.constexpr = packed.shape[0]
+    NUM_BYTES: tl.constexpr = packed.shape[1]
+    scale = e2m1_scale(exponents)
+    nibbles = packed.to(tl.int32)
+    halves = (e2m1(nibbles & 0xF) * scale).to(DTYPE), (e2m1(nibbles >> 4) * scale).to(DTYPE)
+    # From words, their bytes and halves of these to columns.
+    bytes_of: tl.constexpr = [WEIGHT_ROWS, NUM_BYTES // RUN_BYTES, 4, 2, 2, 2]
+    values = tl.join(halves[0], halves[1]).reshape(bytes_of).permute(0, 1, 4, 5, 2, 3)
+    return values.reshape(WEIGHT_ROWS, 2 * NUM_BYTES)
 
 
 @triton.jit
 def mxfp4_product(
     x_rows, is_row, weight_ptr, scale_ptr, weight_rows, is_weight_row, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr, IS_HOPPER: tl.constexpr,
+    ROWS: tl.constexpr, WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Returns rows of x times rows of MXFP4 matrices: [ROWS, WEIGHT_ROWS] float32.
 
@@ -126,7 +83,6 @@ def mxfp4_product(
         packed = tl.load(weight_ptr + at, mask=in_weight, other=0)
         exponents = exponents[:, :, None].broadcast_to(WEIGHT_ROWS, runs, RUN_BYTES)
         exponents = exponents.reshape(WEIGHT_ROWS, num_bytes)
-        even, odd = _numbers(packed, exponents, x.dtype, IS_HOPPER)
-        weight = tl.join(even, odd).reshape(WEIGHT_ROWS, DEPTH)
+        weight = _values(packed, exponents, x.dtype)
         acc = tl.dot(x, weight.T, acc, input_precision="ieee")
     return acc

@@ -3,34 +3,59 @@
 Each form is a set of kernels to build; warm-up asks which steps need them.
 """
 
+from dataclasses import dataclass
+
 MOST_PAIRS = 64
 """Most pairs of a token and an expert that are computed alone; with more, tokens share experts."""
 TILE_ROWS = (16, 32, 64, 128)
 """Heights of the tiles that experts' rows are cut into."""
 
 
-def are_few(num_pairs: int, num_experts: int, top_k: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Choices of one family of kernels.
+
+    experts_per_pair: of a layer, at least, for pairs to be computed alone.
+    """
+
+    experts_per_pair: int
+    tile_rows: tuple[int, ...]
+
+
+COMMON = Forms(experts_per_pair=2, tile_rows=TILE_ROWS)
+ON_CORES = Forms(experts_per_pair=4, tile_rows=(8, *TILE_ROWS, 256))
+"""Of models.ops.triton.moe.matrix_experts."""
+
+
+def are_few(num_pairs: int, num_experts: int, top_k: int, forms: Forms = COMMON) -> bool:
     """Returns whether each pair is computed alone, as few experts are chosen twice.
 
     Sorting the pairs by expert would cost more than it saves.
     """
-    return num_pairs <= _most_few(num_experts, top_k)
+    return num_pairs <= _most_few(num_experts, top_k, forms)
 
 
-def tile_rows(num_pairs: int, num_experts: int) -> int:
+def tile_rows(num_pairs: int, num_experts: int, forms: Forms = COMMON) -> int:
     """Returns the height of tiles: twice an expert's average rows, rounded up.
 
     An expert with more rows has its weights read once per tile.
     """
-    return next((rows for rows in TILE_ROWS if 2 * num_pairs <= rows * num_experts), TILE_ROWS[-1])
+    heights = forms.tile_rows
+    return next((rows for rows in heights if 2 * num_pairs <= rows * num_experts), heights[-1])
 
 
-def first_tokens_of_each_form(num_experts: int, top_k: int) -> list[int]:
+def first_tokens_of_each_form(num_experts: int, top_k: int, *, is_mxfp4: bool) -> list[int]:
     """Returns the smallest number of tokens that takes each form, in rising order."""
-    last_of_tiles = (rows * num_experts // 2 for rows in TILE_ROWS[:-1])
-    last_pairs = _most_few(num_experts, top_k), *last_of_tiles
+    last_pairs = {
+        pairs
+        for forms in ((COMMON, ON_CORES) if is_mxfp4 else (COMMON,))
+        for pairs in (
+            _most_few(num_experts, top_k, forms),
+            *(rows * num_experts // 2 for rows in forms.tile_rows[:-1]),
+        )
+    }
     return sorted({1, *(pairs // top_k + 1 for pairs in last_pairs)})
 
 
-def _most_few(num_experts: int, top_k: int) -> int:
-    return min(MOST_PAIRS, max(num_experts // 2, top_k))
+def _most_few(num_experts: int, top_k: int, forms: Forms) -> int:
+    return min(MOST_PAIRS, max(num_experts // forms.experts_per_pair, top_k))

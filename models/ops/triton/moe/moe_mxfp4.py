@@ -1,7 +1,8 @@
 """MXFP4 experts, for any number of tokens; see moe_grouped for the rest.
 
 Weights are converted to the activations' dtype on the way to the tensor cores: results are those of
-dequantised weights, memory traffic is that of the stored ones.
+dequantised weights, memory traffic is that of the stored ones. On Hopper, products in bfloat16 are
+those of matrix_experts.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.kernel_choice import HOPPER
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -17,7 +19,8 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
-from models.ops.triton.moe.expert_forms import are_few, tile_rows
+from models.ops.triton.moe.expert_forms import ON_CORES, are_few, tile_rows
+from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from models.ops.triton.moe.swiglu import gated
@@ -43,12 +46,9 @@ _HALF_TILES = {
     64: _Tiles(rows=64, weight_rows=128, depth=128, num_warps=4, num_stages=3),
     128: _Tiles(rows=128, weight_rows=128, depth=64, num_warps=8, num_stages=3),
 }
-"""By rows of a tile, for 2-byte activations; measured with gpt-oss-20b (H200, 2026-11).
-
-With 8192 tokens and tiles of 128 rows, a depth of 64 took 3.88 ms and one of 128 took 5.40.
-"""
+"""By rows of a tile, for 2-byte activations."""
 _ALONE_TILES = _Tiles(rows=16, weight_rows=64, depth=256, num_warps=4, num_stages=3)
-"""For pairs computed alone: one token took 57 us, with a depth of 128 it took 71."""
+"""For pairs computed alone."""
 _FLOAT_TILES = _Tiles(rows=16, weight_rows=32, depth=128, num_warps=4, num_stages=2)
 
 
@@ -77,7 +77,7 @@ def _gate_up_kernel(
     is_feature = features < INNER
     acc = mxfp4_product(
         x_ptr + tokens * HIDDEN, is_row, weight_ptr, scale_ptr, expert * 2 * INNER + weight_rows,
-        is_feature, HIDDEN, ROWS, WEIGHT_ROWS, DEPTH, DEPENDENT,
+        is_feature, HIDDEN, ROWS, WEIGHT_ROWS, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * 2 * INNER + weight_rows, mask=is_feature, other=0.0)
@@ -108,7 +108,7 @@ def _down_kernel(
     wait_for_previous(DEPENDENT)
     acc = mxfp4_product(
         x_ptr + rows * INNER, is_row, weight_ptr, scale_ptr, expert * HIDDEN + columns,
-        is_column, INNER, ROWS, WEIGHT_ROWS, DEPTH, DEPENDENT,
+        is_column, INNER, ROWS, WEIGHT_ROWS, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
@@ -126,6 +126,33 @@ def apply_mxfp4(
     output: torch.Tensor,
 ) -> None:
     """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
+    if hidden.dtype == torch.bfloat16 and _is_hopper(hidden.device):
+        results = _results_on_cores(hidden, ids, experts)
+    else:
+        results = _results(hidden, weights, ids, experts)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == HOPPER
+
+
+def _results_on_cores(
+    hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
+    num_choices, num_pairs = experts.num_choices, ids.numel()
+    if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
+        return expert_products(hidden, ids, experts, None, ALONE_TILES)
+    order = sort_by_expert(ids, len(experts.down), num_choices)
+    tiles = SORTED_TILES[tile_rows(num_pairs, num_choices, ON_CORES)]
+    return expert_products(hidden, ids, experts, order, tiles)
+
+
+def _results(
+    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Returns the results of pairs on any GPU, not yet weighted, [T * top_k, H]."""
     hidden_size, inner = hidden.shape[1], experts.inner_size
     num_experts, num_choices = len(experts.down), experts.num_choices
     top_k, num_pairs = ids.shape[1], ids.numel()
@@ -156,4 +183,4 @@ def apply_mxfp4(
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
         between, experts.down, experts.down_scale, down_bias, pairs, starts, results, **shape
     )
-    sum_by_token(results, weights, output, is_partial=experts.is_partial)
+    return results

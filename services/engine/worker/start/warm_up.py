@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from models.config import ModelConfig
+from models.loading.stored_formats import STACKED_MXFP4
 from models.ops.triton.attention.configurations import (
     MANY_LATENT_TOKENS,
     first_requests_of_each_form,
@@ -55,8 +56,7 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     decodes = [(1,), *_DECODES]
     firsts = [first_requests_of_each_form(config.num_key_value_heads)]
     if config.moe is not None:
-        moe = config.moe
-        firsts.append(first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok))
+        firsts.append(_first_tokens(config))
     for each in firsts:
         counts = [len(q_lens) for q_lens in decodes if _fits(q_lens, limits)]
         missing = [count for count in _untaken(each, counts) if count <= limits.max_num_seqs]
@@ -71,7 +71,7 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     steps = [*_PROMPTS[1:]]
     if config.moe is not None:
         fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
-        experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
+        experts = _first_tokens(config)
         num_dp = limits.data_parallel_size  # experts get the rows of all ranks
         missing = _untaken(experts, [num_dp * sum(q_lens) for q_lens in fitting])
         steps += [_prompts(-(-count // num_dp), limits.max_model_len) for count in missing]
@@ -83,6 +83,16 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
 def all_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
     """Returns the prompt lengths of steps that run every kernel variant, first ones first."""
     return [*FIRST_STEPS, *early_steps(config, limits), *later_steps(config, limits)]
+
+
+def _first_tokens(config: ModelConfig) -> list[int]:
+    """Returns the smallest number of tokens that takes each form of the experts."""
+    moe = config.moe
+    assert moe is not None, "the caller checked"
+    method = None if config.quantization is None else config.quantization.method
+    return first_tokens_of_each_form(
+        moe.num_experts, moe.num_experts_per_tok, is_mxfp4=method == STACKED_MXFP4
+    )
 
 
 def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:

@@ -13,7 +13,8 @@ from models.ops.triton.attention.configurations import (
     num_splits,
 )
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
-from models.ops.triton.moe.expert_forms import are_few, tile_rows
+from models.ops.triton.moe.expert_forms import COMMON, ON_CORES, are_few, tile_rows
+from models.quantization.read import read_quantization
 from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.start.kv_memory import probe_runner
@@ -79,12 +80,12 @@ def test_tokens_of_a_graph_are_prompts_of_a_block(num_tokens, expected):
     assert prompts_of(num_tokens, limits) == expected
 
 
-def form(num_tokens, num_experts, top_k):
+def form(num_tokens, num_experts, top_k, forms=COMMON):
     """Returns the facts that decide on the kernels of experts."""
     num_pairs = num_tokens * top_k
-    if are_few(num_pairs, num_experts, top_k):
+    if are_few(num_pairs, num_experts, top_k, forms):
         return "pairs"
-    return tile_rows(num_pairs, num_experts)
+    return tile_rows(num_pairs, num_experts, forms)
 
 
 @pytest.mark.parametrize("max_model_len", [100, 4096])
@@ -105,6 +106,25 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
     steps = all_steps(replace(config, moe=moe), limits)
     warmed_up = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
     assert warmed_up == {form(count, num_experts, top_k) for count in range(1, 4097)}
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(32, 4), (128, 4)])
+def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top_k):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = ModelConfig.from_folder(tmp_path)
+    moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    config = replace(config, moe=moe, quantization=read_quantization({"quant_method": "mxfp4"}))
+    steps = [each for each in all_steps(config, limits) if fits(each, limits)]
+    for forms in (COMMON, ON_CORES):
+        warmed_up = {form(sum(q_lens), num_experts, top_k, forms) for q_lens in steps}
+        assert warmed_up == {form(count, num_experts, top_k, forms) for count in range(1, 8193)}
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])

@@ -58,6 +58,9 @@ def test_kernel_order_is_undone():
     assert torch.equal(to_stored_order(ordered), packed)
     # A run changes within its 16 bytes.
     assert torch.equal(to_kernel_order(packed[:, 16:32]), ordered[:, 16:32])
+    # Stacked matrices stay in order.
+    stacked = to_kernel_order(torch.stack((packed, packed.flip(0))))
+    assert torch.equal(stacked, torch.stack((ordered, ordered.flip(0))))
 
 
 @EACH

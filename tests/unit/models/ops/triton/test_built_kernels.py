@@ -124,6 +124,7 @@ with absent_gpu():
         | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}))
         | launched_by(made("gpt_oss"), cache_dtype=FP8_CACHE_DTYPE)
         | launched_by(packed(intermediate_size=96), keep_quantized=True)
+        | launched_by(packed(intermediate_size=96), keep_quantized=True, dtype=torch.float32)
         | launched_by(made("qwen3_moe_odd"))
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
         | launched_by(made("glm4_moe_groups"), dtype=torch.float16)

@@ -1,16 +1,38 @@
 import pytest
 
-from models.ops.triton.moe.expert_forms import are_few, first_tokens_of_each_form, tile_rows
+from models.ops.triton.moe.expert_forms import (
+    COMMON,
+    ON_CORES,
+    are_few,
+    first_tokens_of_each_form,
+    tile_rows,
+)
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])
-def test_a_form_begins_where_the_list_says(num_experts, top_k):
+@pytest.mark.parametrize("is_mxfp4", [False, True])
+def test_a_form_begins_where_the_list_says(num_experts, top_k, is_mxfp4):
     def form(num_tokens):
         num_pairs = num_tokens * top_k
-        return are_few(num_pairs, num_experts, top_k), tile_rows(num_pairs, num_experts)
+        return [
+            (
+                are_few(num_pairs, num_experts, top_k, forms),
+                tile_rows(num_pairs, num_experts, forms),
+            )
+            for forms in ((COMMON, ON_CORES) if is_mxfp4 else (COMMON,))
+        ]
 
     changes = [count for count in range(2, 5000) if form(count) != form(count - 1)]
-    assert first_tokens_of_each_form(num_experts, top_k) == [1, *changes]
+    assert first_tokens_of_each_form(num_experts, top_k, is_mxfp4=is_mxfp4) == [1, *changes]
+
+
+def test_mxfp4_experts_have_tiles_of_every_height():
+    pytest.importorskip("triton")
+    from models.ops.triton.moe.matrix_experts import SORTED_TILES
+
+    assert tuple(SORTED_TILES) == ON_CORES.tile_rows
+    for rows, both in SORTED_TILES.items():
+        assert {tiles.tokens for tiles in both} == {rows}
 
 
 def test_tiles_are_twice_as_high_as_an_expert_has_rows_on_average():

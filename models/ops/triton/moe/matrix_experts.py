@@ -1,0 +1,147 @@
+"""Products of MXFP4 experts on Hopper's tensor cores; expert_kernel describes how."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from models.ops.operands.experts import ExpertWeights
+from models.ops.triton.launching.dependent_launch import launch_options
+from models.ops.triton.launching.launch import Launch
+from models.ops.triton.moe.expert_kernel import expert_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTiles:
+    """Shape of one program.
+
+    tokens: 8 to 256, a power of two.
+    rows: of the matrix, gate and up together; a multiple of 16 * num_warps.
+    columns: inputs of a tile, 64 to 256.
+    num_stages: tiles of the ring, of which one is multiplied.
+    num_warps: 4 or 8.
+    num_unpacked: 2 unpacks a tile while the one before is multiplied, with twice the registers.
+    """
+
+    tokens: int
+    rows: int
+    columns: int
+    num_stages: int
+    num_warps: int
+    num_unpacked: int
+
+
+_Both = tuple[ExpertTiles, ExpertTiles]
+
+
+def _tiles(
+    tokens: int, rows: int, columns: int, num_stages: int, num_warps: int = 4
+) -> ExpertTiles:
+    return ExpertTiles(
+        tokens=tokens, rows=rows, columns=columns, num_stages=num_stages, num_warps=num_warps,
+        num_unpacked=2 if tokens >= _FULL_TOKENS else 1,
+    )  # fmt: skip
+
+
+_FULL_TOKENS = 256
+"""One program of such tiles fills a multiprocessor, and no other keeps its cores busy."""
+ALONE_TILES = _tiles(8, 64, 256, 5), _tiles(8, 64, 256, 5)
+"""For pairs computed alone."""
+SORTED_TILES = {
+    8: (_tiles(8, 64, 256, 3), _tiles(8, 64, 256, 3)),
+    16: (_tiles(16, 64, 128, 4), _tiles(16, 64, 256, 3)),
+    32: (_tiles(32, 128, 128, 4, 8), _tiles(32, 64, 128, 4)),
+    64: (_tiles(64, 128, 64, 4), _tiles(64, 128, 64, 4)),
+    128: (_tiles(128, 64, 64, 4), _tiles(128, 64, 64, 4)),
+    256: (_tiles(256, 128, 64, 4, 8), _tiles(256, 128, 64, 5, 8)),
+}
+"""Of gate and up, and of down, by expert_forms.tile_rows; measured with gpt-oss-20b on an H100."""
+
+
+def expert_products(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    order: tuple[torch.Tensor, torch.Tensor] | None,
+    tiles: _Both,
+) -> torch.Tensor:
+    """Returns the results of pairs of a token and an expert, not yet weighted, [T * top_k, H].
+
+    hidden [T, H] bfloat16 and ids [T, top_k] int32 are contiguous; pairs of experts that are not
+    here get no values.
+    order: of models.ops.triton.moe.moe_routing.sort_by_expert; None computes each pair alone.
+    tiles: of the product with gate and up, and of that with down.
+    """
+    hidden_size, inner = hidden.shape[1], experts.inner_size
+    num_experts, num_pairs = len(experts.down), ids.numel()
+    assert experts.gate_up_scale is not None, "the weights are MXFP4"
+    assert experts.down_scale is not None, "the weights are MXFP4"
+    between = hidden.new_empty(num_pairs, inner)
+    results = hidden.new_empty(num_pairs, hidden_size)
+    pairs, starts = order or (ids, ids)
+    gate_up_bias, down_bias = experts.biases_or(hidden)
+    shape = _Shape(
+        num_experts=num_experts, top_k=ids.shape[1], has_bias=experts.gate_up_bias is not None,
+        is_clamped=experts.limit is not None, is_alone=order is None,
+    )  # fmt: skip
+    for x, weight, scale, bias, output, each, is_gated in (
+        (hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, between, tiles[0], True),
+        (between, experts.down, experts.down_scale, down_bias, results, tiles[1], False),
+    ):
+        num_outputs = output.shape[1]
+        num_tiles = num_pairs if order is None else num_pairs // each.tokens + num_experts
+        launch = _launcher(num_outputs, x.shape[1], shape, each, is_gated, hidden.device)
+        launch(
+            (-(-num_outputs // (each.rows // (2 if is_gated else 1))), num_tiles, 1),
+            _described(weight, num_outputs, each), x, scale, bias, pairs, starts, output,
+            experts.alpha, experts.limit or 0.0,
+        )  # fmt: skip
+    return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Constants of both products of a layer's experts."""
+
+    num_experts: int
+    top_k: int
+    has_bias: bool
+    is_clamped: bool
+    is_alone: bool
+
+
+def _described(weight: torch.Tensor, num_outputs: int, tiles: ExpertTiles) -> TensorDescriptor:
+    """Describes stacked matrices to the copy engine, so that octets of gate and up take turns."""
+    num_experts, num_rows, num_bytes = weight.shape
+    halves = num_rows // num_outputs
+    columns = tiles.columns // 2
+    return TensorDescriptor(
+        weight,
+        [num_experts, num_outputs // 8, halves, 8, num_bytes],
+        [num_rows * num_bytes, 8 * num_bytes, num_outputs * num_bytes, num_bytes, 1],
+        [1, tiles.rows // halves // 8, halves, 8, columns],
+        gl.NVMMASharedLayout(swizzle_byte_width=min(128, columns), element_bitwidth=8, rank=5),
+    )
+
+
+@lru_cache
+def _launcher(
+    num_outputs: int,
+    num_inputs: int,
+    shape: _Shape,
+    tiles: ExpertTiles,
+    is_gated: bool,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        expert_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs,
+        NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
+        HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, IS_ALONE=shape.is_alone,
+        TOKENS=tiles.tokens, ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.num_stages,
+        UNPACKED=tiles.num_unpacked,
+        BLOCK_E=triton.next_power_of_2(shape.num_experts), num_warps=tiles.num_warps,
+        **launch_options(device),
+    )  # fmt: skip

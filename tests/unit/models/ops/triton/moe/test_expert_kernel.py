@@ -1,0 +1,55 @@
+"""Machine code of the kernel of MXFP4 experts, built for a GPU without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from tests.support.absent_hopper import pretend
+pretend()
+from models.ops.triton.launching.launch import _launches
+from models.ops.triton.moe.expert_kernel import expert_kernel
+from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import early_writes, machine_code
+from tests.support.moe_case import make_quantized_experts
+
+# Of gpt-oss: 45 tiles of 64 inputs and 23 of 128, so that not all steps are in pairs.
+experts = make_quantized_experts("mxfp4", num_experts=2, hidden=2880, inner=2880, is_clamped=True)
+x = torch.zeros(4, 2880, dtype=torch.bfloat16)
+ids = torch.zeros(4, 1, dtype=torch.int32)
+order = (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
+with absent_gpu():
+    expert_products(x, ids, experts, None, ALONE_TILES)
+    for tiles in SORTED_TILES.values():
+        expert_products(x, ids, experts, order, tiles)
+builds = [
+    build for each in _launches if each._kernel is expert_kernel for build in each._builds.values()
+]
+assert len(builds) == 2 * (1 + len(SORTED_TILES))
+for build in builds:
+    code = machine_code(build.asm["cubin"])
+    early = early_writes(code)
+    assert not early, early
+    # The compiler did not begin products one by one.
+    products = [line for line in code if "HGMMA" in line]
+    assert sum("gsb0" in line for line in products) < len(products)
+    # No register is kept in memory.
+    assert not any(line.startswith(("STL", "LDL")) for line in code)
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
