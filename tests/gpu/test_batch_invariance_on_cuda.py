@@ -1,6 +1,7 @@
 """Batch-invariant mode on a GPU: the same bits of logits, whatever else is in a step."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from tests.support.moe_case import (
     make_logits,
     make_quantized_experts,
 )
+from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -119,6 +121,12 @@ def test_fp8_weights_have_the_same_bits(tmp_path, variant, overrides):
     assert_few_ways_agree(folder)
 
 
+def test_mxfp4_experts_have_the_same_bits(tmp_path):
+    model = write_checkpoint(tmp_path, "gpt_oss", hidden_size=256, intermediate_size=96)
+    pack_experts(tmp_path, model)
+    assert_few_ways_agree(tmp_path)
+
+
 @pytest.mark.parametrize(
     "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
 )
@@ -170,8 +178,13 @@ def test_a_product_of_4_bits_has_the_same_rows_for_every_number_of_tokens(shape,
     assert torch.equal(silu_and_mul(plain), whole)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "fp8", "fp8-rows"])
-@pytest.mark.parametrize("sizes", [(256, 128), (512, 768), (136, 200)])
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        *product(["bfloat16", "fp8", "fp8-rows"], [(256, 128), (512, 768), (136, 200)]),
+        *product(["mxfp4"], [(256, 128), (512, 768), (160, 96)]),
+    ],
+)
 def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
     from models.ops.triton.moe import moe as kernels
 

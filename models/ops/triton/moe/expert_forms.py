@@ -5,6 +5,10 @@ Each form is a set of kernels to build; warm-up asks which steps need them.
 
 from dataclasses import dataclass
 
+import torch
+
+from models.ops.kernel_choice import HOPPER
+
 MOST_PAIRS = 64
 """Most pairs of a token and an expert that are computed alone; with more, tokens share experts."""
 TILE_ROWS = (16, 32, 64, 128)
@@ -25,6 +29,11 @@ class Forms:
 COMMON = Forms(experts_per_pair=2, tile_rows=TILE_ROWS)
 ON_CORES = Forms(experts_per_pair=4, tile_rows=(8, *TILE_ROWS, 256))
 """Of models.ops.triton.moe.matrix_experts."""
+
+
+def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether MXFP4 experts run models.ops.triton.moe.matrix_experts on a GPU."""
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def are_few(num_pairs: int, num_experts: int, top_k: int, forms: Forms = COMMON) -> bool:

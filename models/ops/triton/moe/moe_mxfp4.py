@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.kernel_choice import HOPPER
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -19,7 +18,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
-from models.ops.triton.moe.expert_forms import ON_CORES, are_few, tile_rows
+from models.ops.triton.moe.expert_forms import ON_CORES, are_few, takes_cores, tile_rows
 from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
@@ -126,15 +125,11 @@ def apply_mxfp4(
     output: torch.Tensor,
 ) -> None:
     """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
-    if hidden.dtype == torch.bfloat16 and _is_hopper(hidden.device):
+    if takes_cores(hidden.dtype, hidden.device):
         results = _results_on_cores(hidden, ids, experts)
     else:
         results = _results(hidden, weights, ids, experts)
     sum_by_token(results, weights, output, is_partial=experts.is_partial)
-
-
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == HOPPER
 
 
 def _results_on_cores(

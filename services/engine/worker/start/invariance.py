@@ -5,6 +5,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.layers.moe import Experts
+from models.ops.triton.moe.expert_forms import takes_cores
 
 
 def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts: bool) -> None:
@@ -36,17 +37,19 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
         )
 
 
-def check_invariant_weights(model: nn.Module) -> None:
+def check_invariant_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Refuses a format of weights that the mode does not cover.
 
     Raises:
         ValueError: it names the format.
     """
     for module in model.modules():
-        if not isinstance(module, Experts) or module.gate_up_proj.is_cpu:
+        if not isinstance(module, Experts) or module.gate_up_proj.dtype is not torch.uint8:
             continue
-        if module.gate_up_proj.dtype is torch.uint8:
+        device = module.gate_up_proj.device
+        if device.type != "cpu" and not takes_cores(dtype, device):
             raise ValueError(
-                "--batch-invariant does not cover experts whose weights stay packed in 4 bits on a "
-                "GPU: their kernels choose their tiles by the number of tokens"
+                "--batch-invariant covers experts whose weights stay packed in 4 bits on a Hopper "
+                f"GPU in bfloat16, not {device} in {str(dtype).removeprefix('torch.')}: other "
+                "kernels choose their tiles by the number of tokens"
             )

@@ -169,7 +169,7 @@ class LoadedModel:
                 ),
             )
         if is_invariant:
-            check_invariant_weights(model)
+            check_invariant_weights(model, dtype)
         if model.stage.size > 1:
             limits = limits.of_layers(model.stage.layers_of(model_config.num_hidden_layers))
         load_s = time.monotonic() - started_s

@@ -1,6 +1,7 @@
 """--batch-invariant at the start of a worker."""
 
 import pytest
+import torch
 
 from models.config import ModelConfig
 from models.layers.moe import Experts
@@ -62,17 +63,27 @@ def test_modules_of_transformers_are_refused(tmp_path):
         )
 
 
-@pytest.mark.parametrize(("keep", "is_refused"), [("keep_fp8", False), ("keep_mxfp4", True)])
-def test_experts_of_4_bits_are_refused_on_a_gpu_only(tmp_path, keep, is_refused):
+@pytest.mark.parametrize(
+    ("keep", "capability", "dtype", "is_refused"),
+    [
+        ("keep_fp8", (8, 0), torch.float32, False),
+        ("keep_mxfp4", (9, 0), torch.bfloat16, False),
+        ("keep_mxfp4", (9, 0), torch.float16, True),
+        ("keep_mxfp4", (10, 0), torch.bfloat16, True),
+    ],
+)
+def test_experts_of_4_bits_need_a_kernel_for_the_mode(
+    tmp_path, monkeypatch, keep, capability, dtype, is_refused
+):
     write_checkpoint(tmp_path, "qwen3_moe")
     model = loaded(tmp_path).model
     experts = next(each for each in model.modules() if isinstance(each, Experts))
-    check_invariant_weights(model)
     experts.keep_fp8(None) if keep == "keep_fp8" else experts.keep_mxfp4()
-    check_invariant_weights(model)
+    check_invariant_weights(model, dtype)
     experts.to("meta")  # in place of a GPU
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     if is_refused:
-        with pytest.raises(ValueError, match="experts whose weights stay packed in 4 bits"):
-            check_invariant_weights(model)
+        with pytest.raises(ValueError, match="packed in 4 bits on a Hopper GPU in bfloat16, not"):
+            check_invariant_weights(model, dtype)
     else:
-        check_invariant_weights(model)
+        check_invariant_weights(model, dtype)
