@@ -183,6 +183,13 @@ def test_a_product_of_4_bits_waits_for_its_unpacked_weight(shape):
         assert torch.equal(output, expected[turn % 2]), turn
 
 
+def test_a_product_of_4_bits_may_have_more_than_2_to_the_31_outputs():
+    packed = quantize_packed(torch.randn(2**17, 256, device="cuda"), 16, is_float=True)
+    x = torch.randn(2**14 + 64, 256, dtype=torch.bfloat16, device="cuda")
+    whole = packed_linear(x, *packed, None, False)
+    assert torch.equal(whole[-64:], packed_linear(x[-64:], *packed, None, False))
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8", "fp8-rows"])
 @pytest.mark.parametrize("sizes", [(256, 128), (512, 768), (136, 200)])
 def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
