@@ -178,6 +178,26 @@ def test_a_product_of_4_bits_has_the_same_rows_for_every_number_of_tokens(shape,
     assert torch.equal(silu_and_mul(plain), whole)
 
 
+@pytest.mark.parametrize("shape", [(1024, 512), (4096, 1024), (512, 4096)])
+def test_a_product_of_4_bits_waits_for_its_unpacked_weight(shape):
+    torch.manual_seed(0)
+    x = torch.randn(700, shape[1], dtype=torch.bfloat16, device="cuda")
+    weights = [quantize_packed(torch.randn(*shape, device="cuda"), 128) for _ in range(2)]
+    expected = [packed_linear(x, *each, None, False) for each in weights]
+    torch.cuda.synchronize()
+    # Each finds the other's values in the memory that it unpacks to.
+    outputs = [packed_linear(x, *weights[turn % 2], None, False) for turn in range(200)]
+    for turn, output in enumerate(outputs):
+        assert torch.equal(output, expected[turn % 2]), turn
+
+
+def test_a_product_of_4_bits_may_have_more_than_2_to_the_31_outputs():
+    packed = quantize_packed(torch.randn(2**17, 256, device="cuda"), 16, is_float=True)
+    x = torch.randn(2**14 + 64, 256, dtype=torch.bfloat16, device="cuda")
+    whole = packed_linear(x, *packed, None, False)
+    assert torch.equal(whole[-64:], packed_linear(x[-64:], *packed, None, False))
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [

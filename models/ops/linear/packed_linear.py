@@ -89,7 +89,11 @@ def _invariant_linear(
     )  # fmt: skip
     if tiles is None or (num_tokens > MOST_PACKED_TOKENS and row_scale is None):
         product = invariant_gated_linear if is_gated else invariant_linear
-        return product(x, _values(*packed, x.dtype), bias, None)
+        values = _values(*packed, x.dtype)
+        # Products read weights before kernels ahead of them have ended: see dependent_launch. This
+        # one begins after unpack and takes no part, so that the product finds all values.
+        values.new_zeros(1)
+        return product(x, values, bias, None)
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.matrix_linear import matrix_linear
     from models.ops.triton.linear.sum_parts import sum_parts

@@ -86,15 +86,16 @@ def _store(
     dtype: gl.constexpr = output_ptr.dtype.element_ty
     outputs = _gate_halves(sums, layout, dtype, IS_GATED, ROUNDS)
     rows = row + gl.arange(0, outputs.shape[0], gl.SliceLayout(1, layout))
-    tokens = token + gl.arange(0, outputs.shape[1], gl.SliceLayout(0, layout))
+    each = gl.arange(0, outputs.shape[1], gl.SliceLayout(0, layout))
     is_row = rows < NUM_OUTPUTS
-    is_stored = is_row[:, None] & (tokens < num_tokens)[None, :]
-    at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
+    is_stored = is_row[:, None] & (token + each < num_tokens)[None, :]
+    at_output = each[None, :] * NUM_OUTPUTS + rows[:, None]
     if HAS_BIAS:
         # Only one part of the sum includes the bias.
         bias = gl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
         outputs += bias.to(gl.float32)[:, None]
-    output_ptr += split * num_tokens * NUM_OUTPUTS
+    # Batch-invariant products of many tokens have more than 2^31 outputs.
+    output_ptr += (split * num_tokens + token).to(gl.int64) * NUM_OUTPUTS
     gl.store(output_ptr + at_output, outputs.to(dtype), mask=is_stored)
 
 

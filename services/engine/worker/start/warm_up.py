@@ -11,11 +11,13 @@ import torch
 
 from models.config import ModelConfig
 from models.loading.stored_formats import STACKED_MXFP4
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.triton.attention.configurations import (
     MANY_LATENT_TOKENS,
     first_requests_of_each_form,
 )
 from models.ops.triton.attention.latent_forms import steps_of_each_form
+from models.ops.triton.linear.linear_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
@@ -38,6 +40,11 @@ _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8,
 
 _PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (600,))
 """Prompt lengths of other steps with other kernels."""
+
+_UNPACKED = (MOST_PACKED_TOKENS + 1, 800, 1281)
+"""In batch-invariant mode, tokens from where weights of 4 bits take kernels that other weights take
+in steps of _PROMPTS; see wide_configurations.invariant_wide_tiles.
+"""
 
 _EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
@@ -69,6 +76,8 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
     early = early_steps(config, limits)
     steps = [*_PROMPTS[1:]]
+    if is_batch_invariant() and config.quantization is not None:
+        steps += [_prompts(count, limits.max_model_len) for count in _UNPACKED]
     if config.moe is not None:
         fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
         experts = _first_tokens(config)

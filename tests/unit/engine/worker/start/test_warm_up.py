@@ -12,9 +12,11 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
+from models.ops.triton.linear.linear_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import COMMON, ON_CORES, are_few, tile_rows
 from models.quantization.read import read_quantization
+from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.start.kv_memory import probe_runner
@@ -28,6 +30,8 @@ from services.engine.worker.start.warm_up import (
     run_small_steps,
     small_step_of_everything,
 )
+from tests.support.invariance import batch_invariance
+from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -205,6 +209,37 @@ def test_every_way_through_batch_invariant_products_is_warmed_up(tmp_path, num_r
         invariant_wide_tiles(count, num_rows, parts) for count in (*counts, 8192) if count > 64
     }
     assert {invariant_wide_tiles(count, num_rows, parts) for count in range(65, 4097)} <= warmed_up
+
+
+@pytest.mark.parametrize("max_model_len", [300, 8192])
+@pytest.mark.parametrize(
+    ("num_rows", "parts"),
+    [(1024, 4), (2048, 2), (2560, 2), (3072, 2), (4096, 2), (5120, 2), (6144, 1), (24576, 1)],
+)
+def test_every_way_through_batch_invariant_products_of_4_bits_is_warmed_up(
+    tmp_path, num_rows, parts, max_model_len
+):
+    write_checkpoint(tmp_path / "plain", "llama", **WIDE)
+    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS["awq"])
+    config = ModelConfig.from_folder(tmp_path / "stored")
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        max_model_len=max_model_len,
+        block_size=16,
+        vocab_size=97,
+    )
+    with batch_invariance():
+        steps = [each for each in all_steps(config, limits) if fits(each, limits)]
+    counts = [*map(sum, steps), 8192]
+    # Fewer tokens take the kernel that unpacks on its way.
+    warmed_up = {
+        invariant_wide_tiles(count, num_rows, parts)
+        for count in counts
+        if count > MOST_PACKED_TOKENS
+    }
+    needed = range(MOST_PACKED_TOKENS + 1, 8193)
+    assert {invariant_wide_tiles(count, num_rows, parts) for count in needed} <= warmed_up
 
 
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
