@@ -25,6 +25,7 @@ from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
+from services.processes.standard_output import checked_output
 from services.telemetry.logging import configure_logging
 
 DIFFERENT = 1
@@ -89,6 +90,7 @@ def _serve(arguments: Sequence[str]) -> int:
     return uvloop.run(serve(config, model, lambda: WorkerExecutor(config, nodes), nodes))
 
 
+@checked_output("octavo cache explain")
 def _explain_cache(arguments: Sequence[str]) -> int:
     config = _read_flags(EngineConfig, arguments)
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
@@ -110,6 +112,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     return 0
 
 
+@checked_output("octavo replay")
 def _replay(arguments: Sequence[str]) -> int:
     from services.engine.replay.config import ReplayConfig
 
@@ -131,6 +134,7 @@ def _replay(arguments: Sequence[str]) -> int:
     return 0 if totals.is_clean else DIFFERENT
 
 
+@checked_output("octavo graphs plan")
 def _plan_graphs(arguments: Sequence[str]) -> int:
     from services.engine.capture_sizes.command import plan_graphs
 
