@@ -21,6 +21,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
+from services.engine.model_fit import check_model_fit
 from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
@@ -170,6 +171,10 @@ def _open_model(config: EngineConfig) -> ModelFolder:
                 "transformers"
             )
         check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
+    try:
+        check_model_fit(config, model.config)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
     check_table_memory(config, model.config)
     return model
 
