@@ -24,7 +24,11 @@ def main() -> None:
     )
     parser.add_argument("token_ids", type=int, nargs="*", default=[1, 2, 3], metavar="TOKEN_ID")
     prompt = parser.parse_args().token_ids
-    with grpc.insecure_channel(os.environ.get("OCTAVO_ENGINE", "127.0.0.1:50051")) as channel:
+    address = os.environ.get("OCTAVO_ENGINE", "127.0.0.1:50051")
+    # gRPC would follow http_proxy even to this machine.
+    is_here = address.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+    options = [("grpc.enable_http_proxy", int(not is_here))]
+    with grpc.insecure_channel(address, options=options) as channel:
         engine = engine_pb2_grpc.EngineServiceStub(channel)
         info = engine.GetModelInfo(engine_pb2.GetModelInfoRequest())
         print(f"{info.model}: {info.architecture}, {info.num_parameters} parameters")

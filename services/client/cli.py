@@ -30,6 +30,7 @@ from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
 from services.extras import MissingExtraError
 from services.hub.names import HubError
+from services.processes.standard_output import checked_output
 
 app = typer.Typer(
     name="octavo",
@@ -115,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what to run instead of the process's own arguments.
     """
     try:
-        app(args=arguments)
+        with checked_output("octavo"):
+            app(args=arguments)
     except OctavoError as error:
         _fail(f"{error}{_hint(error)}")
     except ServiceFailedError as error:

@@ -21,10 +21,12 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
+from services.engine.model_fit import check_model_fit
 from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
+from services.processes.standard_output import checked_output
 from services.telemetry.logging import configure_logging
 
 DIFFERENT = 1
@@ -89,6 +91,7 @@ def _serve(arguments: Sequence[str]) -> int:
     return uvloop.run(serve(config, model, lambda: WorkerExecutor(config, nodes), nodes))
 
 
+@checked_output("octavo cache explain")
 def _explain_cache(arguments: Sequence[str]) -> int:
     config = _read_flags(EngineConfig, arguments)
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
@@ -110,6 +113,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     return 0
 
 
+@checked_output("octavo replay")
 def _replay(arguments: Sequence[str]) -> int:
     from services.engine.replay.config import ReplayConfig
 
@@ -131,6 +135,7 @@ def _replay(arguments: Sequence[str]) -> int:
     return 0 if totals.is_clean else DIFFERENT
 
 
+@checked_output("octavo graphs plan")
 def _plan_graphs(arguments: Sequence[str]) -> int:
     from services.engine.capture_sizes.command import plan_graphs
 
@@ -166,6 +171,10 @@ def _open_model(config: EngineConfig) -> ModelFolder:
                 "transformers"
             )
         check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
+    try:
+        check_model_fit(config, model.config)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
     check_table_memory(config, model.config)
     return model
 

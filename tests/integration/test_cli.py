@@ -154,6 +154,12 @@ def test_an_example_runs_as_its_text_says(run, example: Path):
     assert finished.stdout.strip()
 
 
+def test_an_example_without_our_client_uses_no_proxy_to_this_machine_either(run):
+    absent = ("env", "http_proxy=http://127.0.0.1:1", "no_proxy=", "NO_PROXY=")
+    finished = run(*absent, sys.executable, str(ROOT / "examples" / "raw_engine.py"))
+    assert finished.returncode == 0, finished.stderr
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_an_example_has_help(run, example: Path):
     finished = run(sys.executable, str(example), "--help")

@@ -60,6 +60,20 @@ async def test_a_trace_names_the_steps_between_start_and_stop(tmp_path):
             assert [path.suffix for path in (tmp_path / "new" / "traces").iterdir()] == [".gz"]
 
 
+async def test_with_two_ranks_the_trace_is_that_of_the_one_that_reports(tmp_path):
+    with start_engine(**SMALL, profile_dir=tmp_path, tensor_parallel_size=2) as engine:
+        async with engine_stub(engine.address) as stub:
+            await stub.StartProfile(StartProfileRequest(max_steps=3))
+            await generate(stub, PROMPT, max_tokens=8, ignore_eos=True)
+            ended = await stub.StopProfile(StopProfileRequest())
+            assert (ended.end, ended.num_steps) == (ProfileEnd.PROFILE_END_STEPS, 3)
+            steps = [
+                each for each in events(ended.path) if each.get("name", "").startswith("step ")
+            ]
+            assert len(steps) == 3
+            assert len({each["pid"] for each in steps}) == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "cases"),
     [

@@ -52,7 +52,8 @@ def serve(  # noqa: PLR0913  a parameter is a flag
         typer.Option(
             min=1,
             max=64,
-            help="Engines to run, on ports one after the other, each with GPUs of its own.",
+            help="Engines to run, on ports one after the other (for metrics, too), each with GPUs "
+            "of its own.",
         ),
     ] = 1,
     engine_arg: Annotated[

@@ -12,16 +12,24 @@ MAX_TABLE_BYTES = 2**32
 """
 
 _INT32_BYTES = 4
+_TOKEN_BYTES = 32
+"""Of one token of a step, in the inputs: ids, positions, rows and slots."""
 _ROTATION_BYTES = 20
 """Of one element of a head at one position: float32 angles, cosines, sines and the table."""
 
 
 def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks the longest sequence of an engine.
+    """Checks the longest sequence and the largest step of an engine.
 
     Raises:
-        ModelFolderError: tables for it take more than MAX_TABLE_BYTES.
+        ModelFolderError: tables for one of them take more than MAX_TABLE_BYTES.
     """
+    num_tokens = config.scheduler.max_num_batched_tokens
+    if _TOKEN_BYTES * num_tokens > MAX_TABLE_BYTES:
+        raise ModelFolderError(
+            f"inputs of a step of {num_tokens} tokens would take {_TOKEN_BYTES * num_tokens} "
+            f"bytes; the limit is {MAX_TABLE_BYTES}. Lower --max-num-batched-tokens"
+        )
     length = config.checkpoint.max_model_len or model.max_position_embeddings
     num_groups = len(set(model.sliding_windows))
     block_entries = -(-length // config.cache.block_size) * num_groups

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.engine.config.section import ConfigSection
+from services.engine.config.section import MAX_INT32, ConfigSection
 
 
 class CacheConfig(ConfigSection):
@@ -14,7 +14,7 @@ class CacheConfig(ConfigSection):
     """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales."""
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in one block of the KV cache."""
-    num_kv_blocks: int | None = Field(default=None, ge=2)
+    num_kv_blocks: int | None = Field(default=None, ge=2, le=MAX_INT32)
     """Blocks of the KV cache; sized from memory when absent."""
     kv_cache_memory_mb: int = Field(default=256, ge=1)
     """MiB for the KV cache on a CPU, when num_kv_blocks is absent."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from services.engine.config.section import ConfigSection
+from services.engine.config.section import MAX_INT32, ConfigSection
 
 
 class SchedulerConfig(ConfigSection):
@@ -10,7 +10,7 @@ class SchedulerConfig(ConfigSection):
 
     max_num_seqs: int = Field(default=256, ge=1, le=4096)
     """Most requests in one step."""
-    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_INT32)
     """Most query tokens in one step; prompts are computed in chunks that fit."""
     max_num_mixed_tokens: int = Field(default=768, ge=1)
     """Most query tokens in one step while requests decode and few prompts wait, or a quarter of

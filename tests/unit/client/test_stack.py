@@ -84,10 +84,58 @@ def test_a_frontend_on_all_addresses_of_ipv6_is_asked_on_loopback(host):
     assert "[::]" in stack.frontend.arguments
 
 
+def test_several_engines_have_ports_of_metrics_one_after_the_other():
+    port = first_of_free_ports(3)
+    stack = plan_stack(engine_environments=[{}] * 3, engine_arguments=[f"--metrics-port={port}"])
+    last_words = [engine.arguments[-2:] for engine in stack.engines]
+    assert last_words == [["--metrics-port", str(port + index)] for index in range(3)]
+
+
+def test_a_port_of_metrics_in_the_environment_is_the_first_engines(monkeypatch):
+    port = first_of_free_ports(2)
+    monkeypatch.setenv("OCTAVO_ENGINE_METRICS_PORT", str(port))
+    stack = plan_stack(engine_environments=[{}] * 2)
+    assert [engine.arguments[-1] for engine in stack.engines] == [str(port), str(port + 1)]
+
+
+def test_engines_that_take_free_ports_of_metrics_keep_their_flags():
+    stack = plan_stack(engine_environments=[{}] * 2, engine_arguments=["--metrics-port", "0"])
+    assert all(engine.arguments[-2:] == ["--metrics-port", "0"] for engine in stack.engines)
+
+
+def test_a_taken_port_of_metrics_is_refused_before_anything_starts():
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        flag = f"--metrics-port={taken.getsockname()[1]}"
+        with pytest.raises(ServiceFailedError, match="Address already in use"):
+            plan_stack(engine_arguments=[flag])
+
+
+def test_one_port_for_metrics_and_a_service_is_refused():
+    port = first_of_free_ports(3)
+    with pytest.raises(ServiceFailedError, match=f"cannot both have port {port + 1}"):
+        plan_stack(
+            engine_port=port + 1,
+            engine_environments=[{}] * 2,
+            engine_arguments=[f"--metrics-port={port}"],
+        )
+
+
+def test_engines_past_the_last_port_are_refused():
+    with pytest.raises(ServiceFailedError, match="ports end at 65535"):
+        plan_stack(engine_port=65535, engine_environments=[{}] * 2)
+
+
+@pytest.mark.parametrize("word", ["many", "70000", "-1"])
+def test_a_port_of_metrics_that_is_none_is_refused(word):
+    with pytest.raises(ServiceFailedError):
+        plan_stack(engine_arguments=[f"--metrics-port={word}"])
+
+
 def test_the_closing_lines_name_every_address():
+    metrics_port = first_of_free_ports(2)
     stack = plan_stack(
         engine_environments=[{}] * 2,
-        engine_arguments=["--metrics-port", "9001"],
+        engine_arguments=["--metrics-port", str(metrics_port)],
         frontend_arguments=["--http-port=8000", "--metrics-port", "9000", "--tls-cert", "c.pem"],
     )
     lines = [" ".join(line.split()) for line in closing_lines(stack)]
@@ -97,7 +145,7 @@ def test_the_closing_lines_name_every_address():
         "over HTTP: https://127.0.0.1:8000/v1",
         "metrics: https://127.0.0.1:9000/metrics",
         f"watch it: octavo stats --engine {first.address}",
-        "metrics: http://127.0.0.1:9001/metrics",
+        f"metrics: http://127.0.0.1:{metrics_port}/metrics",
         f"watch it: octavo stats --engine {second.address}",
-        "metrics: http://127.0.0.1:9001/metrics",
+        f"metrics: http://127.0.0.1:{metrics_port + 1}/metrics",
     ]

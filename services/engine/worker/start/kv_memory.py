@@ -1,6 +1,7 @@
 """The number of blocks of the KV cache, and their memory."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 import torch
@@ -135,6 +136,27 @@ def choose_num_blocks(
             max_model_len=limits.max_model_len,
         )
     return num_blocks
+
+
+def check_host_memory(num_bytes: int, num_available_bytes: int) -> None:
+    """Checks that a CPU's memory has room for the KV cache, before it is allocated.
+
+    Raises:
+        ValueError: the cache takes more than the machine can still give.
+    """
+    if num_bytes > num_available_bytes:
+        raise ValueError(
+            f"the KV cache would take {num_bytes / 2**30:.1f} GiB, and this machine has "
+            f"{num_available_bytes / 2**30:.1f} GiB available. Lower --num-kv-blocks or "
+            "--kv-cache-memory-mb"
+        )
+
+
+def available_host_bytes() -> int:
+    """Returns the memory that the kernel says it can still give to processes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":") for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 2**10
 
 
 def probe_runner(

@@ -24,19 +24,16 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
+from services.engine.model_fit import check_batch_invariance, check_data_parallel
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
-from services.engine.worker.start.data_parallel import check_data_parallel
 from services.engine.worker.start.device import (
     choose_cache_dtype,
     choose_device,
     choose_dtype,
     dtype_name,
 )
-from services.engine.worker.start.invariance import (
-    check_batch_invariance,
-    check_invariant_weights,
-)
+from services.engine.worker.start.invariance import check_invariant_weights
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
 from services.engine.worker.start.model_trace import (
     TRACED_LEVELS,

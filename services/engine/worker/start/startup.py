@@ -33,7 +33,12 @@ from services.engine.worker.start.graph_setup import (
     warm_up_first_graphs,
 )
 from services.engine.worker.start.kernel_building import KernelBuilding
-from services.engine.worker.start.kv_memory import choose_num_blocks, largest_step_bytes
+from services.engine.worker.start.kv_memory import (
+    available_host_bytes,
+    check_host_memory,
+    choose_num_blocks,
+    largest_step_bytes,
+)
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_compilation import ModelCompilation
 from services.engine.worker.start.model_trace import TraceProcess, may_trace_later
@@ -175,8 +180,13 @@ def start_worker(
 def _join(
     config: EngineConfig, place: RankPlace, meeting: Meeting | None, report_progress: Report
 ) -> Ranks:
-    """Meets the other ranks, if any, and checks that all have the same checkpoint and code."""
+    """Meets the other ranks, if any, and checks that all have the same checkpoint and code.
+
+    It checks first that this machine has what the configuration asks for.
+    """
     device = choose_device(config.worker, place.device)
+    if device.type == "cpu" and config.cache.num_kv_blocks is None:
+        check_host_memory(config.cache.kv_cache_memory_mb * 2**20, available_host_bytes())
     if config.parallel.devices is not None and device.type == "cpu":
         raise ValueError("--devices lists GPUs, and this machine has none that torch can use")
     if config.parallel.num_ranks == 1 or meeting is None:
@@ -235,6 +245,8 @@ def _choose_num_blocks(
         step_bytes=step_bytes,
         forward=loaded.forward,
     )
+    if loaded.device.type == "cpu":
+        check_host_memory(num_blocks * bytes_each, available_host_bytes())
     log.info(
         "kv_cache_allocated",
         num_blocks=num_blocks,

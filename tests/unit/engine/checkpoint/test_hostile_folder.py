@@ -80,6 +80,11 @@ def test_tables_for_endless_sequences_are_refused_with_the_flags_that_help(folde
     assert open_folder(folder, max_model_len=4096).max_model_len == 4096
 
 
+def test_inputs_of_endless_steps_are_refused_with_the_flag_that_helps(folder):
+    with pytest.raises(ModelFolderError, match=r"step of 200000000 .* --max-num-batched-tokens"):
+        open_folder(folder, max_num_batched_tokens=200_000_000)
+
+
 def test_a_million_tokens_for_256_requests_are_served(folder):
     edit(folder / "config.json", max_position_embeddings=2**20)
     assert open_folder(folder).max_model_len == 2**20

@@ -8,7 +8,8 @@ from models.layers.moe import Experts
 from models.loading.model_config import read_model_config
 from models.ops.batch_invariance import is_batch_invariant, use_batch_invariance
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.start.invariance import check_batch_invariance, check_invariant_weights
+from services.engine.model_fit import check_batch_invariance
+from services.engine.worker.start.invariance import check_invariant_weights
 from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.random_checkpoints import write_checkpoint
 

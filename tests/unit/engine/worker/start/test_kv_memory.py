@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from services.engine.worker.start.kv_memory import (
     MAX_BLOCKS_FROM_MEMORY,
     allocate_kv_cache,
     block_bytes,
+    check_host_memory,
     choose_num_blocks,
 )
 from services.engine.worker.start.warm_up import largest_step
@@ -52,6 +56,29 @@ def test_the_block_count_asked_for_wins(model):
 def test_memory_on_a_cpu_is_filled_with_blocks(model):
     bytes_each = block_bytes(model, block_size=4, dtype=torch.float32)
     assert choose(model, kv_cache_memory_mb=3) == 3 * 2**20 // bytes_each
+
+
+def test_a_cache_larger_than_the_machine_is_refused_with_numbers():
+    check_host_memory(2**30, 2**30)
+    message = r"would take 3\.0 GiB, and this machine has 1\.0 GiB available.*--num-kv-blocks"
+    with pytest.raises(ValueError, match=message):
+        check_host_memory(3 * 2**30, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("flags", "loads_weights"),
+    [
+        (["--num-kv-blocks", str(2**31 - 1)], True),
+        (["--kv-cache-memory-mb", str(10**9)], False),
+    ],
+)
+def test_an_engine_refuses_such_a_cache_without_a_traceback(flags, loads_weights):
+    engine = [sys.executable, "-m", "services.engine", "--port", "0", "--device", "cpu"]
+    ended = subprocess.run([*engine, *flags], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "GiB available. Lower --num-kv-blocks" in ended.stderr
+    assert ("weights_loaded" in ended.stderr) == loads_weights
 
 
 def test_blocks_from_memory_stop_where_the_scheduler_would_drown(model):

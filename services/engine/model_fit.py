@@ -1,0 +1,92 @@
+"""Refuses flags that a model's configuration rules out."""
+
+from models.config import ModelConfig
+from models.parallel.group import ParallelGroup, PipelineStage
+from services.engine.config.engine_config import EngineConfig
+
+
+def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuses flags that do not fit a model, before processes start and weights are read.
+
+    Raises:
+        ValueError: it names the flag and what the model has.
+    """
+    parallel = config.parallel
+    check_data_parallel(model, parallel.data_parallel_size)
+    if config.worker.batch_invariant:
+        check_batch_invariance(
+            model,
+            num_ranks=parallel.tensor_parallel_size,
+            moves_experts=parallel.eplb_interval > 0,
+        )
+    own_experts = None if model.transformers is not None else model.moe
+    if parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1 and not own_experts:
+        raise ValueError(
+            "--enable-expert-parallel needs a model with experts that Octavo's own modules run; "
+            f"{model.architecture} is not one"
+        )
+    if model.transformers is None:  # its own configuration has the sizes
+        _check_heads(model, parallel.tensor_parallel_size)
+        stages = tuple(parallel.pipeline_layers or ())
+        stage = PipelineStage(size=parallel.pipeline_parallel_size, num_layers=stages)
+        stage.layers_of(model.num_hidden_layers)
+
+
+def _check_heads(model: ModelConfig, size: int) -> None:
+    group = ParallelGroup(size=size)
+    try:
+        group.split(model.num_attention_heads, "attention heads")
+        if model.mla is None:  # the ranks' caches of latent vectors are equal
+            num_kv_heads = model.num_key_value_heads
+            group.split(num_kv_heads, "kv heads", replicas=max(1, size // num_kv_heads))
+    except ValueError as error:
+        raise ValueError(f"--tensor-parallel-size is {size}: {error}") from error
+
+
+def check_data_parallel(model: ModelConfig, size: int) -> None:
+    """Refuses a model whose ranks would have nothing to share.
+
+    Raises:
+        ValueError: it names the model's family, and what to do instead.
+    """
+    if size == 1:
+        return
+    name = model.architecture
+    if model.transformers is not None:
+        raise ValueError(
+            f"--data-parallel-size {size} does not cover transformers' modules, which run {name}"
+        )
+    if model.moe is None:
+        raise ValueError(
+            f"--data-parallel-size {size} needs a model with experts, and {name} has none: "
+            f"`octavo serve --engines {size}` runs independent engines"
+        )
+
+
+def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts: bool) -> None:
+    """Refuses a family or a setting that the mode does not cover.
+
+    Raises:
+        ValueError: it names the family or the flag, and what depends on the batch.
+    """
+    if moves_experts:
+        raise ValueError(
+            "--batch-invariant does not cover --eplb-interval: experts that move between ranks "
+            "change the order of a token's sum"
+        )
+    name = model.architecture
+    if model.transformers is not None:
+        raise ValueError(
+            f"--batch-invariant covers none of transformers' modules, which run {name}: their "
+            "operations choose their order by the size of the batch"
+        )
+    if model.mla is not None and model.mla.index is not None:
+        raise ValueError(
+            f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
+            "has: scores that choose them depend on the batch"
+        )
+    if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
+        raise ValueError(
+            f"--batch-invariant does not cover {name} with --tensor-parallel-size {num_ranks}: its "
+            "norms sum over the ranks in an order that depends on the batch"
+        )
