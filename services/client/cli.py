@@ -1,7 +1,6 @@
 """The `octavo` command line: the entry point, with one module per command beside it."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -31,6 +30,7 @@ from services.client.supervisor import ServiceFailedError
 from services.extras import MissingExtraError
 from services.hub.names import HubError
 from services.processes.standard_output import checked_output
+from services.version import own_version
 
 app = typer.Typer(
     name="octavo",
@@ -50,7 +50,7 @@ app = typer.Typer(
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"octavo {version('octavo')}")
+        typer.echo(f"octavo {own_version()}")
         raise typer.Exit
 
 

@@ -4,7 +4,6 @@ The ranks live as long as the stream: whatever ends it ends them, so none outliv
 """
 
 import asyncio
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import grpc
@@ -27,6 +26,7 @@ from services.engine.rpc.nodes import BEATS_PER_TIMEOUT, HELLO_TIMEOUT_S
 from services.engine.worker.wire import MAX_MESSAGE_BYTES
 from services.telemetry.grpc_options import Options
 from services.telemetry.tls import ClientTls, open_channel
+from services.version import own_version
 
 log = structlog.get_logger()
 
@@ -111,7 +111,7 @@ class Node:
     async def _shake_hands(self, stream: "_Stream") -> NodeWelcome:
         """Proves that this node belongs to the engine, and sees that the engine does."""
         nonce = make_nonce()
-        hello = NodeHello(version=version("octavo"), nonce=nonce, node=self._config.node_rank)
+        hello = NodeHello(version=own_version(), nonce=nonce, node=self._config.node_rank)
         await stream.write(NodeMessage(hello=hello))
         head: HeadHello = (await stream.read("hello", HELLO_TIMEOUT_S)).hello
         if not self._secret.accepts(head.proof, "head", head.nonce, nonce):

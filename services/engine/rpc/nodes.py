@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -25,6 +24,7 @@ from services.engine.worker.remote_ranks import JoinedNodes, NodeLink
 from services.telemetry.callers import address_of
 from services.telemetry.message_limits import MalformedMessageError
 from services.telemetry.message_reader import RefusedMessage
+from services.version import own_version
 
 log = structlog.get_logger()
 
@@ -94,7 +94,7 @@ class NodeServicer(NodeServiceServicer):
             NotPermittedError: it does not know the secret.
         """
         hello: NodeHello = (await _next(messages, "hello")).hello
-        ours = version("octavo")
+        ours = own_version()
         if hello.version != ours:
             raise InvalidRequestError(
                 f"the node runs Octavo {hello.version}, the engine {ours}: both must be the same"

@@ -7,7 +7,6 @@ gRPC answers UNIMPLEMENTED.
 import datetime
 import json
 from dataclasses import asdict
-from importlib.metadata import version
 
 import grpc
 from google.protobuf import message_factory
@@ -23,6 +22,7 @@ from services.engine.errors import DuplicateRequestError, InvalidRequestError, U
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.vllm.call import VllmCall
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
+from services.version import own_version
 
 MAX_ABORTED = 4096
 """Limit of requests in one Abort."""
@@ -162,7 +162,7 @@ class VllmServicer:
             raise UnsupportedError(f"dp_rank is {request.dp_rank}; this engine is rank 0 alone")
         return vllm_engine_pb2.GetLoadsResponse(
             timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
-            version=version("octavo"),
+            version=own_version(),
             dp_rank_count=1,
             loads=[self._load()],
         )

@@ -1,6 +1,5 @@
 """The routes of the HTTP API."""
 
-import importlib.metadata
 import json
 import time
 
@@ -36,6 +35,7 @@ from services.frontend.http.tokenization import (
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
+from services.version import own_version
 
 
 class ServiceEndpoints:
@@ -46,7 +46,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
-        self._version = importlib.metadata.version("octavo")
+        self._version = own_version()
         self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:

@@ -119,7 +119,7 @@ def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
     limits = StepLimits(
         max_num_seqs=256,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=16384,
         max_model_len=4096,
         block_size=16,
         vocab_size=97,
@@ -128,7 +128,7 @@ def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top
     steps = [each for each in all_steps(config, limits) if fits(each, limits)]
     for forms in (COMMON, ON_CORES):
         warmed_up = {form(sum(q_lens), num_experts, top_k, forms) for q_lens in steps}
-        assert warmed_up == {form(count, num_experts, top_k, forms) for count in range(1, 8193)}
+        assert warmed_up == {form(count, num_experts, top_k, forms) for count in range(1, 16385)}
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
