@@ -77,7 +77,7 @@ async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level, quan
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "quantization": "fp8"},
         # Products of other sizes may round otherwise.
-        {"dtype": "float32", "passes": PASS_NAMES},
+        {"dtype": "float32", "disable_pass": []},
     ],
     ids=["bf16", "fp8", "overlapped"],
 )
@@ -87,17 +87,17 @@ async def test_ranks_that_share_rows_give_the_same_tokens(tmp_path, monkeypatch,
     use_odd_ranks(monkeypatch, odd_rank.shares_rows, 0, 1)
     # More than 64 tokens of a step are rounded before they travel; these 119 do not divide evenly.
     prompts = [*PROMPTS, [(7 * token) % 90 for token in range(102)]]
-    flags = flags | {"compilation_level": level, "tensor_parallel_size": 2, "all_reduce": "nccl"}
+    flags = {"passes": PASS_NAMES, "disable_pass": ["async_tp"]} | flags
+    flags |= {"compilation_level": level, "tensor_parallel_size": 2, "all_reduce": "nccl"}
     flags |= {"max_model_len": 128, "max_num_batched_tokens": 128}
     flags |= {"capture_while_serving": False, "enable_prefix_caching": False}
     # The sum of two ranks is the same in any order.
-    whole, _, _ = await generated(
-        tmp_path, prompts=prompts, num_rounds=1, disable_pass=["sequence_parallel"], **flags
-    )
+    apart = flags | {"disable_pass": ["sequence_parallel"]}
+    whole, _, _ = await generated(tmp_path, prompts=prompts, num_rounds=1, **apart)
     shared, stats, _ = await generated(tmp_path, prompts=prompts, num_rounds=1, **flags)
     matches = stats.graphs.pass_matches
     assert matches["sequence_parallel"] > 0
-    assert ("async_tp" in matches) == ("passes" in flags)
+    assert ("async_tp" in matches) == (not flags["disable_pass"])
     assert shared == whole
 
 
