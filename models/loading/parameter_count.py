@@ -3,7 +3,10 @@
 import torch
 from torch import nn
 
+from models.config import ModelConfig
 from models.layers.weight import described_weight
+from models.parallel.group import SINGLE
+from models.registry import model_class
 
 PER_BYTE = 2
 """Values of 4 bits in a byte."""
@@ -22,3 +25,9 @@ def count_parameters(model: nn.Module) -> int:
             is_packed = parameter.dtype == torch.uint8
             count += parameter.numel() * (PER_BYTE if is_packed else 1)
     return count
+
+
+def count_whole(config: ModelConfig) -> int:
+    """Returns the number of weights of all ranks' model, which one of Octavo's classes runs."""
+    with torch.device("meta"), torch.no_grad():
+        return count_parameters(model_class(config.architecture)(config, SINGLE))

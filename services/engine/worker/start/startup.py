@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from models.loading.digest import checkpoint_digest
-from models.loading.parameter_count import count_parameters
+from models.loading.parameter_count import count_parameters, count_whole
 from models.parallel.collectives import without_other_ranks
 from protos.engine.v1.worker_pb2 import CompileReport, KeptWeights, RankInfo, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
@@ -270,6 +270,14 @@ def _rank_info(loaded: LoadedModel, num_blocks: int) -> RankInfo:
     )
 
 
+def _num_parameters(loaded: LoadedModel) -> int:
+    """Returns the model's parameters, of all ranks together."""
+    model = loaded.model
+    if not loaded.ranks.has_others or model.config.transformers is not None:
+        return count_parameters(model)
+    return count_whole(model.config)
+
+
 def _announcement(
     loaded: LoadedModel,
     num_blocks: int,
@@ -280,7 +288,7 @@ def _announcement(
     return WorkerReady(
         num_blocks=num_blocks,
         block_bytes=loaded.block_bytes,
-        num_parameters=count_parameters(loaded.model),
+        num_parameters=_num_parameters(loaded),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=dtype_name(loaded.dtype),

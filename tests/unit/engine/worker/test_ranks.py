@@ -73,6 +73,8 @@ async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
         for _ in range(2):
             assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
         stats = ranks.core.stats()
+        num_parameters = ranks.core.worker.num_parameters
+    assert num_parameters == sum(each.numel() for each in reference.parameters())
     assert stats.counters.scheduler.num_preemptions > 0
     assert stats.counters.scheduler.cached_tokens > 0
     assert stats.counters.steps_by_dispatch()["graph"] > 0

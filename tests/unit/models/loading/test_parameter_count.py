@@ -1,9 +1,10 @@
 """The number of parameters is the checkpoint's, however the weights are kept."""
 
+import pytest
 import torch
 
 from models.loading.loader import load_model
-from models.loading.parameter_count import count_parameters
+from models.loading.parameter_count import count_parameters, count_whole
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -30,3 +31,10 @@ def test_fp8_counts_as_it_would_dequantised(tmp_path):
     expected = sum(parameter.numel() for parameter in reference.parameters())
     assert count(tmp_path / "fp8", is_kept=True) == expected
     assert count(tmp_path / "fp8", is_kept=False) == expected
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "gpt_oss", "deepseek_v3", "glm4_moe"])
+def test_a_model_on_ranks_counts_as_whole(variant, tmp_path):
+    write_checkpoint(tmp_path, variant)
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    assert count_whole(model.config) == count_parameters(model)
