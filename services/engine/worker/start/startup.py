@@ -114,7 +114,7 @@ def start_worker(
     tracer = TraceProcess.fork(config)
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
-    ranks = _join(config, place, meeting, report_progress)
+    ranks = _join(config, place, meeting, report_progress, clock)
     loaded = LoadedModel.load(
         config,
         ranks=ranks,
@@ -178,7 +178,11 @@ def start_worker(
 
 
 def _join(
-    config: EngineConfig, place: RankPlace, meeting: Meeting | None, report_progress: Report
+    config: EngineConfig,
+    place: RankPlace,
+    meeting: Meeting | None,
+    report_progress: Report,
+    clock: StageClock,
 ) -> Ranks:
     """Meets the other ranks, if any, and checks that all have the same checkpoint and code.
 
@@ -199,6 +203,7 @@ def _join(
         "checkpoint": checkpoint_digest(checkpoint.model, checkpoint.load_format),
     }
     ranks.require_same(facts)
+    clock.end("join")
     return ranks
 
 
