@@ -75,7 +75,7 @@ PASSES = {"linear_gate": 3, "linear_residual": 6, "norm_linear": 6, "qk_norm_rop
 
 async def all_matches(stub):
     """Waits until the model is traced; returns the matches of passes that found anything."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             stats = await stub.GetStats(engine_pb2.GetStatsRequest())
             if stats.pass_matches:
