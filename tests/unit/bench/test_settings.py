@@ -8,6 +8,7 @@ from tests.bench.offline import make_bench
 from tests.bench.peer import peer_figures
 from tests.bench.report import Report
 from tests.bench.settings import make_parser, read_settings
+from tests.support.restored_logging import restored_logging
 
 
 @pytest.fixture
@@ -16,7 +17,8 @@ def settings_of(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", ["bench", "--shape", "qwen3-8b", *flags])
         return read_settings(make_parser("A benchmark."), tmp_path)
 
-    return read
+    with restored_logging():
+        yield read
 
 
 @pytest.mark.parametrize(

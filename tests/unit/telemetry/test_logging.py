@@ -14,16 +14,13 @@ import structlog
 from services.processes.standard_error import LossyStream, num_dropped_lines
 from services.telemetry.logging import configure_logging
 from services.telemetry.tracebacks import log_loop_errors
+from tests.support.restored_logging import restored_logging
 
 
 @pytest.fixture(autouse=True)
-def restored_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+def _restored():
+    with restored_logging():
+        yield
 
 
 def test_a_json_line_has_event_service_level_and_facts(capsys):
