@@ -135,7 +135,8 @@ async def test_reflection_needs_a_key_and_health_does_not(guarded):
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         wish = reflection_pb2.ServerReflectionRequest(list_services="")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.ServerReflectionInfo(iter([wish])).read()
+            # Without a message: one that is written as the refusal comes ends in gRPC's own error.
+            await stub.ServerReflectionInfo().read()
         told = await stub.ServerReflectionInfo(iter([wish]), metadata=bearer(ROOMY)).read()
     assert refused.value.code() == UNAUTHENTICATED
     assert told.list_services_response.service
