@@ -20,7 +20,7 @@ from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.flags import describe_problems, read_flags
+from services.engine.config.flags import VARIABLE_PREFIX, describe_problems, read_flags
 from services.engine.model_fit import check_model_fit
 from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
@@ -28,6 +28,7 @@ from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
 from services.telemetry.logging import configure_logging
+from services.unknown_variables import warn_of_unknown_variables
 
 DIFFERENT = 1
 USAGE_ERROR = 2
@@ -76,6 +77,7 @@ def _serve(arguments: Sequence[str]) -> int:
         log_format=config.observability.log_format,
         error_messages=False,
     )
+    warn_of_unknown_variables(VARIABLE_PREFIX, config.flags())
     config = with_local_model(config)
     model = _open_model(config)
     config = with_planned_sizes(config)

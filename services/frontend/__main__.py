@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.extras import MissingExtraError, require_extra
-from services.frontend.config import FrontendConfig
+from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
+from services.unknown_variables import warn_of_unknown_variables
 
 USAGE_ERROR = 2
 
@@ -45,6 +46,7 @@ def main() -> int:
         log_format=config.log_format,
         error_messages=False,
     )
+    warn_of_unknown_variables(VARIABLE_PREFIX, FrontendConfig.model_fields)
     # gRPC reads this at import. The template process is a new program, not a fork, so gRPC has
     # nothing to prepare or warn of.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

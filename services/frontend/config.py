@@ -9,6 +9,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.listen_host import bracketed
 from services.telemetry.tracing import OtlpEndpoint
 
+VARIABLE_PREFIX = "OCTAVO_FRONTEND_"
+"""Of environment variables that are settings."""
+
 MIN_REQUEST_BYTES = 4 * 2**20
 """gRPC's own default of the largest message."""
 
@@ -24,7 +27,7 @@ class FrontendConfig(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="OCTAVO_FRONTEND_",
+        env_prefix=VARIABLE_PREFIX,
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,

@@ -10,6 +10,9 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsC
 
 from services.engine.config.engine_config import EngineConfig
 
+VARIABLE_PREFIX = "OCTAVO_ENGINE_"
+"""Of environment variables that are settings."""
+
 Config = TypeVar("Config", bound=EngineConfig)
 
 
@@ -66,7 +69,7 @@ def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[
 
 class _Flags(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="OCTAVO_ENGINE_",
+        env_prefix=VARIABLE_PREFIX,
         frozen=True,
         extra="forbid",
         cli_kebab_case=True,

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.engine.edge.node_secret import NodeSecret, NodeSecretError
-from services.engine.node.config import NodeConfig
+from services.engine.node.config import VARIABLE_PREFIX, NodeConfig
 from services.engine.node.node import Node, RefusedNodeError
 from services.engine.worker.meeting import interface_address
 from services.processes.stop_signals import stop_signals
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 from services.telemetry.tls import ClientTls, TlsFilesError
+from services.unknown_variables import warn_of_unknown_variables
 
 USAGE_ERROR = 2
 
@@ -43,6 +44,7 @@ def run_node(arguments: list[str]) -> int:
         _complain(str(error))
         return USAGE_ERROR
     configure_logging(service="node", level=config.log_level, log_format=config.log_format)
+    warn_of_unknown_variables(VARIABLE_PREFIX, NodeConfig.model_fields)
     return uvloop.run(_run(Node(config, secret, tls)))
 
 

@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.config.serving import is_loopback
 
+VARIABLE_PREFIX = "OCTAVO_NODE_"
+"""Of environment variables that are settings."""
 _NUMBER_VARIABLES = ("NODE_RANK", "GROUP_RANK")
 
 
@@ -21,7 +23,7 @@ class NodeConfig(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="OCTAVO_NODE_",
+        env_prefix=VARIABLE_PREFIX,
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
