@@ -14,25 +14,18 @@ steps have its lengths. The figures, each as its median, 90th and 99th percentil
 import asyncio
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import uvloop
-
-from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.errors import EngineError
 from services.engine.request import Request, RequestOutput, SamplingParams
-from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
+from tests.bench.program import run_program
 from tests.bench.report import Report
-from tests.bench.settings import PEER_SETTINGS, Settings, make_parser, read_settings
+from tests.bench.settings import PEER_SETTINGS, Settings, make_parser
 from tests.bench.workload import Job, arrival_times, fitted, serving_jobs
 
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 DEFAULTS = {name: value for name, value in PEER_SETTINGS.items() if not name.startswith("max_num_")}
 """Without the peer's long steps: those of the service are shorter, for the sake of latency."""
-GRACE_S = 30
-"""Time beyond the budget that what has begun may take."""
 
 
 class _Stream:
@@ -137,17 +130,6 @@ async def measure(settings: Settings, report: Report) -> None:
             add_figures(report, rate, streams)
 
 
-async def run(settings: Settings, report: Report) -> None:
-    """Measures within the budget; what failed is in the report."""
-    try:
-        async with asyncio.timeout(settings.budget.left_s + GRACE_S):
-            await measure(settings, report)
-    except TimeoutError:
-        report.problem("the rest: out of time")
-    except (WorkerDiedError, EngineFailedError, ModelFolderError) as error:
-        report.problem(str(error))
-
-
 def _rates(text: str) -> list[float]:
     """Reads "12,24.5"."""
     return [float(part) for part in text.split(",") if part]
@@ -159,20 +141,7 @@ def main() -> None:
     parser.add_argument("--rates", type=_rates, default=[12, 24, 36], help="requests a second")
     parser.add_argument("--seconds", type=float, default=16.0, help="for which they arrive")
     parser.add_argument("--divide-by", type=int, default=1, help="make all lengths shorter")
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder), defaults=DEFAULTS)
-        report = Report(
-            "arrivals",
-            path=settings.arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=settings.arguments.commit,
-        )
-        uvloop.run(run(settings, report))
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
-    raise SystemExit(0 if report.figures else 1)
+    run_program("arrivals", parser, measure, defaults=DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,13 @@ captured (at most --capturing-s seconds: graphs that no step has missed take the
 import asyncio
 import math
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import uvloop
 
 from services.engine.request import Request, RequestOutput, SamplingParams
-from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.offline_engine import OfflineEngine, offline_engine
+from tests.bench.program import run_program
 from tests.bench.report import Report
-from tests.bench.settings import Settings, make_parser, read_settings
+from tests.bench.settings import Settings, make_parser
 
 PROMPT_LENGTH = 16
 POLL_S = 0.01
@@ -127,37 +123,13 @@ async def measure(settings: Settings, report: Report) -> None:
             report.state(f"{name}: most", streams.longest(begin_s, end_s))
 
 
-async def run(settings: Settings, report: Report) -> None:
-    """Measures within the budget."""
-    try:
-        async with asyncio.timeout(settings.budget.left_s):
-            await measure(settings, report)
-    except TimeoutError:
-        report.problem("out of time")
-    except WorkerDiedError as error:
-        report.problem(str(error))
-
-
 def main() -> None:
     """Measures and prints."""
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=int, default=8, help="requests that decode")
     parser.add_argument("--capturing-s", type=float, default=20.0, help="most of it to watch")
     parser.add_argument("--after-s", type=float, default=5.0, help="time to measure at the end")
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder))
-        report = Report(
-            "busy_start",
-            path=settings.arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=settings.arguments.commit,
-        )
-        uvloop.run(run(settings, report))
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
-    raise SystemExit(0 if report.figures else 1)
+    run_program("busy_start", parser, measure)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,11 @@ leaves the cost. `itself` takes the model as its own draft model: always right, 
 can be. *fixed* drafts as many tokens in every step, *adaptive* as many as the scheduler chooses.
 """
 
-import asyncio
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import uvloop
 
 from models.config import ModelConfig
 from services.engine.config.checkpoint import TINY_CHECKPOINT
@@ -24,8 +21,9 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.kv_accuracy import prompts
 from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
+from tests.bench.program import run_program
 from tests.bench.report import Report
-from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.settings import Settings, list_of, list_of_numbers, make_parser
 from tests.bench.workload import Job
 
 WAYS = ("none", "ngram", "itself", "head")
@@ -61,7 +59,7 @@ def variants(settings: Settings, folder: Path) -> Iterator[tuple[str, EngineConf
     """Yields the name and the engine of each way that was asked for."""
     arguments, config = settings.arguments, settings.config
     is_tiny = config.checkpoint.model.resolve() == TINY_CHECKPOINT.resolve()
-    for way in arguments.ways.split(","):
+    for way in arguments.ways:
         if way == "none":
             yield way, config
             continue
@@ -117,42 +115,26 @@ async def measure(engine: OfflineEngine, name: str, settings: Settings, report: 
             report.state(f"{name}, batch {batch}, drafts that held", round(accepted, 2))
 
 
-async def measure_all(settings: Settings, folder: Path, report: Report) -> None:
-    """Measures each way within the budget."""
-    for name, config in variants(settings, folder):
-        try:
-            async with asyncio.timeout(settings.budget.left_s), offline_engine(config) as engine:
-                await measure(engine, name, settings, report)
-        except TimeoutError:
-            report.problem(f"{name}: out of time")
-        except (WorkerDiedError, EngineFailedError) as error:
-            report.problem(f"{name}: {error}")
+async def measure_all(settings: Settings, report: Report) -> None:
+    """Measures each way."""
+    with TemporaryDirectory(prefix="octavo-head-") as folder:
+        for name, config in variants(settings, Path(folder)):
+            try:
+                async with offline_engine(config) as engine:
+                    await measure(engine, name, settings, report)
+            except (WorkerDiedError, EngineFailedError) as error:
+                report.problem(f"{name}: {error}")
 
 
 def main() -> None:
     """Measures and prints."""
     parser = make_parser(__doc__)
-    parser.add_argument("--ways", default=",".join(WAYS), help="ways of drafting")
+    parser.add_argument("--ways", type=list_of(*WAYS), default=[*WAYS], help="ways of drafting")
     parser.add_argument("--batches", type=list_of_numbers, default=[1, 8, 32])
     parser.add_argument("--drafts", type=int, default=3, help="most drafts of a request in a step")
     parser.add_argument("--outputs", type=int, default=128, help="tokens of each request")
     parser.add_argument("--repeats", type=int, default=3)
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder))
-        if unknown := set(settings.arguments.ways.split(",")) - {*WAYS}:
-            parser.error(f"--ways: {', '.join(sorted(unknown))}; there are {', '.join(WAYS)}")
-        report = Report(
-            "drafts",
-            path=settings.arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=settings.arguments.commit,
-        )
-        uvloop.run(measure_all(settings, Path(folder), report))
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
-    raise SystemExit(0 if report.figures else 1)
+    run_program("drafts", parser, measure_all)
 
 
 if __name__ == "__main__":

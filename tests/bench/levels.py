@@ -15,8 +15,6 @@ import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import uvloop
 
@@ -24,8 +22,9 @@ from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
 from tests.bench.offline_engine import EngineFailedError, offline_engine
+from tests.bench.program import reported
 from tests.bench.report import Report
-from tests.bench.settings import Budget, Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.settings import Budget, Settings, list_of, list_of_numbers, make_parser
 
 LEVELS = (0, 1, 2, 3)
 MODES = ("none", "full_decode_only", "full", "piecewise", "full_and_piecewise")
@@ -204,7 +203,7 @@ def own_parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     parser = make_parser(__doc__)
     parser.add_argument("--levels", type=list_of_numbers, default=list(LEVELS))
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", type=list_of(*MODES), default=[*MODES])
     parser.add_argument("--batches", type=list_of_numbers, default=[1, 8, 32, 128, 256])
     parser.add_argument("--prompts", type=list_of_numbers, default=[2048])
     parser.add_argument("--decode-output", type=int, default=97, help="tokens of a decode run")
@@ -221,24 +220,15 @@ def own_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measures and prints."""
     parser = own_parser()
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder))
+    with reported("levels", parser) as (settings, report):
         arguments = settings.arguments
-        modes = arguments.modes.split(",")
-        if not set(modes) <= set(MODES) or not set(arguments.levels) <= set(LEVELS):
-            parser.error(f"--levels takes {LEVELS}, --modes takes {', '.join(MODES)}")
+        if not set(arguments.levels) <= set(LEVELS):
+            parser.error(f"--levels takes {LEVELS}")
         too_large = [b for b in arguments.batches if b > settings.config.scheduler.max_num_seqs]
         if too_large:
             parser.error(f"--batches: {too_large} exceed --max-num-seqs")
-        report = Report(
-            "levels",
-            path=arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=arguments.commit,
-        )
         comparison = Comparison(settings, report)
-        uvloop.run(comparison.run(choices(arguments.levels, modes)))
+        uvloop.run(comparison.run(choices(arguments.levels, arguments.modes)))
     print(table(report, comparison.rows, arguments))
     raise SystemExit(0 if report.figures else 1)
 

@@ -9,27 +9,20 @@ engine is started twice: with empty caches, and again with what the first start 
 """
 
 import argparse
-import asyncio
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
-import uvloop
 
 from models.kv_cache import FP8_CACHE_DTYPE
-from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
 from tests.bench.floor import MEASURED_ON, StepFloor, step_floor
-from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
+from tests.bench.offline_engine import OfflineEngine, offline_engine
+from tests.bench.program import run_program
 from tests.bench.report import Report
-from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.settings import Settings, list_of, list_of_numbers, make_parser
 
 PARTS = ("decode", "prefill", "serving")
-GRACE_S = 30
-"""Time beyond the budget that what has begun may take."""
 
 
 def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide_by: int) -> Bench:
@@ -90,7 +83,7 @@ async def add_start(bench: Bench, kind: str) -> None:
 def own_parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     parser = make_parser(__doc__)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure")
+    parser.add_argument("--only", type=list_of(*PARTS), default=[*PARTS], help="parts to measure")
     parser.add_argument("--batches", type=list_of_numbers, default=[1, 8, 32, 128, 256])
     parser.add_argument("--prompts", type=list_of_numbers, default=[2048, 8192])
     parser.add_argument("--requests", type=int, default=512, help="of the serving workload")
@@ -101,38 +94,9 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def run(settings: Settings, report: Report) -> None:
-    """Measures within the budget; what failed is in the report."""
-    try:
-        async with asyncio.timeout(settings.budget.left_s + GRACE_S):
-            await measure(settings, report)
-    except TimeoutError:
-        report.problem("the rest: out of time")
-    except (WorkerDiedError, EngineFailedError, ModelFolderError) as error:
-        report.problem(str(error))
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = own_parser()
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder))
-        arguments = settings.arguments
-        arguments.only = arguments.only.split(",")
-        if not set(arguments.only) <= set(PARTS):
-            parser.error(f"--only takes {', '.join(PARTS)}")
-        report = Report(
-            "offline",
-            path=arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=arguments.commit,
-        )
-        uvloop.run(run(settings, report))
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
-    raise SystemExit(0 if report.figures else 1)
+    run_program("offline", own_parser(), measure)
 
 
 if __name__ == "__main__":

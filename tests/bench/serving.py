@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import grpc
 import uvloop
@@ -33,9 +32,10 @@ from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.figures import add_serving_figures
 from tests.bench.machine import children, cpu_s
 from tests.bench.offline_engine import EngineFailedError, offline_engine
+from tests.bench.program import print_report, reported
 from tests.bench.report import Report
 from tests.bench.serving_client import PATHS, Outcome, run_client
-from tests.bench.settings import Settings, make_parser, read_settings
+from tests.bench.settings import Settings, list_of, make_parser
 from tests.bench.workload import Job, fitted, serving_jobs
 from tests.support.processes import ServiceFailedError, ServiceProcess
 
@@ -288,7 +288,8 @@ def run(settings: Settings, report: Report) -> None:
 def own_parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     parser = make_parser(__doc__)
-    parser.add_argument("--paths", default=f"{OFFLINE},engine,services", help="what to measure")
+    paths = [OFFLINE, *PATHS]
+    parser.add_argument("--paths", type=list_of(*paths), default=paths, help="what to measure")
     parser.add_argument(
         "--offline", type=Path, help="offline figures: a file of tests.bench.offline"
     )
@@ -304,24 +305,9 @@ def main() -> None:
     """Measures and prints."""
     # The services have sessions of their own: an end by `timeout` must stop them, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parser = own_parser()
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(parser, Path(folder))
-        arguments = settings.arguments
-        arguments.paths = arguments.paths.split(",")
-        if not set(arguments.paths) <= {OFFLINE, *PATHS}:
-            parser.error(f"--paths takes {', '.join([OFFLINE, *PATHS])}")
-        report = Report(
-            "serving",
-            path=arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=arguments.commit,
-        )
+    with reported("serving", own_parser()) as (settings, report):
         run(settings, report)
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
+    print_report(report)
     raise SystemExit(0 if report.figures else 1)
 
 

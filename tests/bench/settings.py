@@ -6,7 +6,7 @@ Flags that a benchmark does not know are the engine's: `--device cpu --compilati
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +121,18 @@ def read_settings(
 def list_of_numbers(text: str) -> list[int]:
     """Reads "1,8,32"."""
     return [int(part) for part in text.split(",") if part]
+
+
+def list_of(*names: str) -> Callable[[str], list[str]]:
+    """Returns a reader of lists such as "decode,serving" that refuses other names."""
+
+    def read(text: str) -> list[str]:
+        chosen = text.split(",")
+        if not set(chosen) <= {*names}:
+            raise argparse.ArgumentTypeError(f"{text!r}; it takes {', '.join(names)}")
+        return chosen
+
+    return read
 
 
 def _settings(

@@ -13,9 +13,7 @@ average; that is the share (r - 1) / k of all drafts. *break-even* is r - 1.
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -23,8 +21,9 @@ from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.server import collect_garbage_rarely
+from tests.bench.program import reported
 from tests.bench.report import Report
-from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.settings import Settings, list_of_numbers, make_parser
 from tests.bench.step_trace import PROMPT_LEN, SteadyDecode
 from tests.support.graph_engine import GraphEngine
 
@@ -183,20 +182,12 @@ def own_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measures and prints."""
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(own_parser(), Path(folder))
+    with reported("speculation", own_parser()) as (settings, report):
         arguments, config = settings.arguments, settings.config
         device = config.worker.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_num_threads(config.worker.num_threads)
-        report = Report(
-            "speculation",
-            path=arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=arguments.commit,
-        )
         name = (
             settings.model.dtype if config.checkpoint.dtype == "auto" else config.checkpoint.dtype
         )

@@ -24,8 +24,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.request import Request, SamplingParams
 from services.engine.server import collect_garbage_rarely
+from tests.bench.program import print_report, reported
 from tests.bench.report import Report
-from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.settings import Settings, list_of_numbers, make_parser
 from tests.bench.svg import Picture
 from tests.bench.trace_intervals import (
     PREFIX,
@@ -281,19 +282,11 @@ def own_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measures, draws and prints."""
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        settings = read_settings(own_parser(), Path(folder))
+    with reported("step_trace", own_parser()) as (settings, report):
         arguments, device = settings.arguments, settings.config.worker.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_num_threads(settings.config.worker.num_threads)
-        report = Report(
-            "step_trace",
-            path=arguments.out,
-            shape=settings.shape,
-            settings=settings.engine_settings(),
-            commit_name=arguments.commit,
-        )
         engine = make_engine(settings, device)
         collect_garbage_rarely()
         timelines = {}
@@ -304,9 +297,7 @@ def main() -> None:
             timelines[f"batch {batch}"] = measure(engine, batch, settings, report, device)
             if arguments.svg is not None:
                 draw(timelines, arguments.drawn_steps).write(arguments.svg)
-    print(report.table())
-    for name, value in report.content["facts"].items():
-        print(f"{name}: {value}")
+    print_report(report)
 
 
 if __name__ == "__main__":
