@@ -1,4 +1,4 @@
-"""What programs that measure a whole engine share: their begin, their limit of time, their end."""
+"""The begin, the limit of time and the end of programs that measure a whole engine."""
 
 import argparse
 import asyncio

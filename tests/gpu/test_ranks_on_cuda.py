@@ -49,6 +49,28 @@ async def test_two_gpus_give_the_tokens_of_one(tmp_path, flag, level, while_serv
     assert (await generated(tmp_path, **flags, **{flag: 2}))[0] == alone
 
 
+async def test_graphs_of_many_requests_on_two_stages_pass_their_test(tmp_path):
+    write_checkpoint(tmp_path, "qwen3", max_position_embeddings=256, **SHAPE)
+    config = ranks_config(
+        tmp_path,
+        device="cuda",
+        pipeline_parallel_size=2,
+        dtype="bfloat16",
+        block_size=16,
+        num_kv_blocks=2000,
+        max_model_len=256,
+        max_num_seqs=128,
+        max_num_batched_tokens=2048,
+        cudagraph_capture_sizes=[1, 128],
+        cudagraph_piece_sizes=[512, 2048],
+        capture_while_serving=False,
+    )
+    async with ranks_core(config) as ranks:
+        figures = ranks.core.stats().graphs.figures
+    assert len(figures) > 4
+    assert not any(each.fault for each in figures)
+
+
 async def test_the_cache_has_the_blocks_of_the_rank_with_the_least_memory(tmp_path):
     # Two of these layers are few enough that other tests have memory left.
     write_checkpoint(tmp_path, "qwen3", **SHAPE)

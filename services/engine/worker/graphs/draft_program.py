@@ -10,7 +10,7 @@ from services.engine.compilation.graphs.recorder import Inputs, Program
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT
 from services.engine.worker.graphs.drafter import Drafter
-from services.engine.worker.inputs.dummy_steps import dummy_batch
+from services.engine.worker.inputs.dummy_steps import dummy_batch, dummy_hidden
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
 from services.engine.worker.inputs.transfer import to_device
@@ -100,7 +100,6 @@ class DraftProgram:
         They write only to the null block, and their order does not matter: requests of different
         length never share a slot, and requests of one length are alike.
         """
-        self._forward.refill_null_block()
         limits, q_len = self._limits, key.max_q_len
         num_drafts, block_size = q_len - 1, limits.block_size
         # The slot of each last token; the drafts after it take the slots up to the next one.
@@ -113,9 +112,9 @@ class DraftProgram:
         chosen = (np.arange(key.graph_bs) + variant) % len(slots)
         seq_lens = (num_full_blocks * block_size + slots + 1)[chosen].astype(np.int32)
         starts = np.arange(key.graph_bs + 1) * q_len
-        self._buffers.write(
-            dummy_batch(starts, seq_lens, self._buffers.dummy_row, is_prefill=False), key
-        )
+        batch = dummy_batch(starts, seq_lens, self._buffers.dummy_row, is_prefill=False)
+        self._forward.reset_for(batch)
+        self._buffers.write(batch, key)
         # After the last draft its sample repeats.
         columns = np.minimum(np.arange(limits.decode_q_len, dtype=np.int32), num_drafts)
         sampled = (seq_lens[:, None] + columns) % limits.vocab_size
@@ -129,7 +128,7 @@ class DraftProgram:
         )
         self.write(
             key,
-            hidden=self._hidden_of(inputs.positions),
+            hidden=dummy_hidden(inputs.positions, self.hidden.shape[1]),
             sampled=to_device(sampled, self.drafts.device),
             drafts=to_device(drafts, self.drafts.device),
         )
@@ -140,8 +139,3 @@ class DraftProgram:
             "sampled": self.sampled[: key.graph_bs],
             "drafts": self.drafts[: key.graph_bs],
         }
-
-    def _hidden_of(self, positions: Tensor) -> Tensor:
-        """Returns hidden states [T, hidden] that depend only on T tokens' positions."""
-        phases = torch.arange(self.hidden.shape[1], device=positions.device)
-        return (positions[:, None] + phases).sin()

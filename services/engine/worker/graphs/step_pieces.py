@@ -92,7 +92,6 @@ class StepPieces:
         If one token per request fills it, the step is one of short decodes, whose attention is one
         kernel outside the graphs.
         """
-        self._forward.refill_null_block()
         limits, row_id, num_tokens = self._limits, self._buffers.dummy_row, key.num_tokens
         if num_tokens > limits.max_num_seqs:
             batch = dummy_prompts(limits, num_tokens=num_tokens, row_id=row_id, variant=variant)
@@ -105,5 +104,6 @@ class StepPieces:
                 variant=variant,
                 max_keys=2 * limits.block_size * num_tokens,
             )
+        self._forward.reset_for(batch)
         self._buffers.write(batch)
         return batch

@@ -66,7 +66,6 @@ class DecodeProgram:
 
     def write_dummy(self, key: GraphKey, variant: int) -> None:
         """Writes the header of dummy requests."""
-        self._forward.refill_null_block()
         batch = dummy_decodes(
             self._limits,
             batch_size=key.graph_bs,
@@ -74,6 +73,7 @@ class DecodeProgram:
             row_id=self._buffers.dummy_row,
             variant=variant,
         )
+        self._forward.reset_for(batch)
         self._buffers.write(batch, key)
 
 
@@ -114,7 +114,6 @@ class MixedProgram:
 
     def write_dummy(self, key: GraphKey, variant: int) -> None:
         """Writes the header of dummy requests."""
-        self._forward.refill_null_block()
         batch = dummy_chunks(
             self._limits,
             num_tokens=key.num_tokens,
@@ -122,4 +121,5 @@ class MixedProgram:
             row_id=self._buffers.dummy_row,
             variant=variant,
         )
+        self._forward.reset_for(batch)
         self._buffers.write(batch, key)

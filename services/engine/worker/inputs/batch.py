@@ -66,6 +66,13 @@ class Batch:
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
 
     @property
+    def positions(self) -> Int32Array:
+        """The position of each query token, [T]."""
+        starts, q_lens = self.query_start_loc[:-1], np.diff(self.query_start_loc)
+        first = self.seq_lens - q_lens - starts
+        return np.arange(self.num_tokens, dtype=np.int32) + np.repeat(first, q_lens)
+
+    @property
     def num_rows(self) -> int:
         """Rows of hidden states that the step needs without a graph: T, or the most of any rank."""
         counts = self.num_tokens_across_dp

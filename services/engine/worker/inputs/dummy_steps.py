@@ -6,6 +6,8 @@ They write only to the null block, and their results do not depend on the order 
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
 from services.engine.batch import BatchDescriptor, SpecDecodeMetadata, pack_int32
@@ -103,6 +105,15 @@ def dummy_chunks(
     q_lens = np.diff(starts)
     q_lens = q_lens[q_lens > 0]
     return dummy_batch(starts[: len(q_lens) + 1], q_lens + num_cached, row_id, is_prefill=True)
+
+
+def dummy_hidden(positions: Tensor, hidden_size: int) -> Tensor:
+    """Returns hidden states [T, hidden], float32, of T dummy tokens.
+
+    They depend only on positions [T]: requests of one length write the same keys to the same slots.
+    """
+    phases = torch.arange(hidden_size, dtype=torch.float32, device=positions.device)
+    return (positions[:, None].float() + phases).sin_()
 
 
 def idle_batch(descriptor: BatchDescriptor, limits: StepLimits) -> Batch:

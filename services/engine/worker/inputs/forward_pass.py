@@ -25,6 +25,8 @@ from models.ops.attention.attention_metadata import (
     make_attention_workspace,
 )
 from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.dummy_steps import dummy_hidden
 from services.engine.worker.inputs.input_buffers import Inputs
 
 
@@ -142,14 +144,16 @@ class ForwardPass:
         groups = self._group_of_layer
         return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
-    def refill_null_block(self) -> None:
-        """Resets the null block, so that passes over dummy requests repeat their results.
+    def reset_for(self, batch: Batch) -> None:
+        """Resets what passes over dummy requests read, so that they repeat their results.
 
-        Hidden states of the stage before are drawn at random, the same ones every time.
+        That is the null block and, after the first stage, the hidden states of the stage before.
         """
         if self.received is not None:
-            generator = torch.Generator(self.received.device).manual_seed(0)
-            self.received.normal_(generator=generator)
+            positions = torch.from_numpy(batch.positions).to(self.received.device)
+            states = dummy_hidden(positions, self.received.shape[1])
+            self.received[: len(states)] = states
+            self.received[len(states) :].zero_()
         blocks, fillings = self._null_block
         torch._foreach_copy_(blocks, fillings)
 

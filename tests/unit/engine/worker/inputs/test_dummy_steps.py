@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 from services.engine.limits import StepLimits
 from services.engine.worker.inputs.dummy_steps import (
     MAX_DUMMY_KEYS,
     dummy_chunks,
     dummy_decodes,
+    dummy_hidden,
     dummy_prompts,
 )
 
@@ -76,3 +78,15 @@ def test_chunks_have_all_tokens_of_a_step_and_never_read_what_others_overwrite(n
         assert not cached.any() or q_lens.max() <= LIMITS.block_size
     first, second = variants
     assert second.seq_lens.tolist() != first.seq_lens.tolist()
+
+
+@pytest.mark.parametrize("variant", [0, 1])
+def test_requests_that_share_slots_get_the_same_hidden_states_of_the_stage_before(variant):
+    batch = dummy_chunks(LIMITS, num_tokens=2048, max_requests=128, row_id=256, variant=variant)
+    hidden = dummy_hidden(torch.from_numpy(batch.positions), 8)
+    states = {}
+    for position, row in zip(batch.positions.tolist(), hidden, strict=True):
+        assert torch.equal(states.setdefault(position, row), row)
+    # Positions of 128 requests; a graph that reads another token's state would show.
+    assert len(states) == 16
+    assert len({tuple(row.tolist()) for row in states.values()}) == 16
