@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from models.parallel.group import ParallelGroup
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.placement import rank_places
 from services.engine.worker.start.loaded_model import LoadedModel
@@ -101,6 +102,13 @@ def test_a_rank_does_not_run_a_kept_trace_that_another_one_lacks(folder, tmp_pat
     LoadedModel.load(config)
     ranks = RanksWithoutTrace(place=rank_places(config.parallel)[0])
     assert LoadedModel.load(config, ranks=ranks, may_trace_later=True).lacks_trace
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_a_dense_model_leaves_a_compiler_nothing_to_do(folder, tmp_path, rank):
+    config = config_of(folder, tmp_path, tensor_parallel_size=2)
+    ranks = Ranks(place=rank_places(config.parallel)[rank], group=ParallelGroup(rank=rank, size=2))
+    assert LoadedModel.load(config, ranks=ranks).traced.has_own_kernels_only
 
 
 LATER_START = """
