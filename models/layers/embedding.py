@@ -8,6 +8,7 @@ from models.layers.weight import check_shape, empty_parameter
 from models.ops.batch_invariance import row_wise
 from models.ops.communication.all_gather import all_gather
 from models.ops.communication.all_reduce import all_reduce
+from models.ops.elementwise.local_embedding import local_embedding
 from models.ops.linear.linear import linear
 from models.ops.sampling.sample_tokens import where_sound
 from models.ops.sampling.step_tokens import choose_greedily
@@ -34,10 +35,7 @@ class VocabParallelEmbedding(nn.Module):
         """Maps [T] int32 or int64 token ids to [T, hidden]."""
         if self.group.size == 1:
             return functional.embedding(token_ids, self.weight)
-        local_ids = token_ids - self._first
-        is_foreign = (local_ids < 0) | (local_ids >= self._num_local)
-        vectors = functional.embedding(local_ids.masked_fill(is_foreign, 0), self.weight)
-        return all_reduce(vectors.masked_fill(is_foreign.unsqueeze(-1), 0), self.group.name)
+        return all_reduce(local_embedding(token_ids, self.weight, self._first), self.group.name)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's run of rows; rows past the vocabulary become zero."""

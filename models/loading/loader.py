@@ -1,14 +1,12 @@
 """Loads a model that is ready to run from a checkpoint folder."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from models.config import ConfigError, ModelConfig, ModelImpl
 from models.deepseek_mtp import append_draft_layers
@@ -22,6 +20,7 @@ from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
 from models.loading.weight_formats import weight_formats
 from models.loading.weights import load_weights
+from models.loading.without_storage import WithoutStorage
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig
 from models.registry import model_class
@@ -85,7 +84,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         )
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with tensor_defaults(device, dtype), torch.no_grad():
-        with _WithoutStorage():
+        with WithoutStorage():
             model = _build(folder, config, group, dtype)
             if with_draft_layers:
                 append_draft_layers(model, group)
@@ -149,25 +148,6 @@ def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch
     from models.transformers_backend.model import build_transformers_model
 
     return build_transformers_model(folder, config, group, dtype)
-
-
-class _WithoutStorage(TorchFunctionMode):
-    """Allocates no memory for tensors without values.
-
-    A layer makes its weight before it is known to stay FP8; both formats of a large model's weights
-    would not fit on a device together.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Collection[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Calls a function of torch; torch.empty on the meta device."""
-        kwargs = kwargs or {}
-        return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
 
 
 def _give_storage(model: CausalLM, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:

@@ -5,6 +5,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.layers.weight import described_weight
+from models.loading.without_storage import WithoutStorage
 from models.parallel.group import SINGLE
 from models.registry import model_class
 
@@ -29,5 +30,6 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_whole(config: ModelConfig) -> int:
     """Returns the number of weights of all ranks' model, which one of Octavo's classes runs."""
-    with torch.device("meta"), torch.no_grad():
+    # Other operations on the meta device would import sympy, which takes 1 s (torch 2.11, 2.13).
+    with WithoutStorage(), torch.no_grad():
         return count_parameters(model_class(config.architecture)(config, SINGLE))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.forward_context import forward_context
+from models.ops.elementwise.local_embedding import local_embedding
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.rotary import rotary
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -317,6 +318,17 @@ def test_norms_and_rotations_read_slices_and_write_whole_tensors(num_tokens, dty
 def test_silu_and_mul_is_the_references(shape, dtype):
     x = torch.randn(*shape, device="cuda").to(dtype)
     assert_rows_close(silu_and_mul(x), silu_and_mul(x.cpu().double()))
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 36), (7, 2880), (300, 4096)])
+def test_local_embedding_is_the_references(num_tokens, hidden, dtype):
+    weight = torch.randn(100, hidden, device="cuda").to(dtype)
+    for kind in (torch.int32, torch.int64):
+        # The ids begin where no vector of 16 bytes does.
+        token_ids = torch.randint(-10, 300, (num_tokens + 1,), dtype=kind, device="cuda")[1:]
+        embedded = local_embedding(token_ids, weight, 50)
+        assert torch.equal(embedded.cpu(), local_embedding(token_ids.cpu(), weight.cpu(), 50))
 
 
 def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):

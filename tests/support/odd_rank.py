@@ -7,6 +7,8 @@ here. A test puts this module in place of the worker's by `use_odd_ranks`.
 import os
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 MODULE = "tests.support.odd_rank"
 
@@ -47,6 +49,30 @@ def finds_faults():
         return finish(self, agree)
 
     GraphCapture.finish = find_fault
+
+
+def compiles_when_let():
+    """Compiles once the file in ODD_GATE is there."""
+    from services.engine.worker.start.model_compilation import ModelCompilation
+
+    run, gate = ModelCompilation.run, Path(os.environ["ODD_GATE"])
+
+    def wait_and_run(self, pause=nullcontext):
+        with pause():
+            while not gate.exists():
+                time.sleep(0.01)
+        run(self, pause)
+
+    ModelCompilation.run = wait_and_run
+
+
+def fails_to_compile():
+    from services.engine.worker.start.loaded_model import LoadedModel
+
+    def fail(self, settings, pieces):
+        raise RuntimeError("planted")
+
+    LoadedModel.compile = fail
 
 
 def has_few_blocks():

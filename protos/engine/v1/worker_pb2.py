@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.engine.v1 import batch_pb2 as protos_dot_engine_dot_v1_dot_batch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/engine/v1/worker.proto\x12\x10octavo.engine.v1\x1a\x1cprotos/engine/v1/batch.proto\"\xc6\x02\n\rWorkerCommand\x12\x0e\n\x04step\x18\x01 \x01(\x0cH\x00\x12\x37\n\rstart_profile\x18\x02 \x01(\x0b\x32\x1e.octavo.engine.v1.ProfileStartH\x00\x12\x35\n\x0cstop_profile\x18\x03 \x01(\x0b\x32\x1d.octavo.engine.v1.ProfileStopH\x00\x12/\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x1c.octavo.engine.v1.GraphOrderH\x00\x12:\n\rplace_experts\x18\x14 \x01(\x0b\x32!.octavo.engine.v1.ExpertPlacementH\x00\x12=\n\x10read_expert_load\x18\x15 \x01(\x0b\x32!.octavo.engine.v1.ExpertLoadOrderH\x00\x42\t\n\x07\x63ommand\"=\n\x0f\x45xpertPlacement\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x1b\n\x13physical_to_logical\x18\x02 \x03(\r\"\x11\n\x0f\x45xpertLoadOrder\"F\n\nGraphOrder\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12\x0f\n\x07is_idle\x18\x02 \x01(\x08\"Q\n\x0cProfileStart\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tmax_steps\x18\x02 \x01(\r\x12\r\n\x05max_s\x18\x03 \x01(\x02\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\"\r\n\x0bProfileStop\"\x10\n\x0eProfileStarted\"\x83\x01\n\rProfileReport\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x02\x12)\n\x03\x65nd\x18\x05 \x01(\x0e\x32\x1c.octavo.engine.v1.ProfileEnd\"\xe0\x04\n\x0bWorkerEvent\x12\x34\n\x08progress\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.WorkerProgressH\x00\x12.\n\x05ready\x18\x02 \x01(\x0b\x32\x1d.octavo.engine.v1.WorkerReadyH\x00\x12.\n\x06result\x18\x03 \x01(\x0b\x32\x1c.octavo.engine.v1.StepResultH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.octavo.engine.v1.WorkerFailureH\x00\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1d.octavo.engine.v1.GraphReportH\x00\x12\x38\n\rrecompilation\x18\x06 \x01(\x0b\x32\x1f.octavo.engine.v1.RecompilationH\x00\x12;\n\x0fprofile_started\x18\x07 \x01(\x0b\x32 .octavo.engine.v1.ProfileStartedH\x00\x12\x38\n\rprofile_ended\x18\x08 \x01(\x0b\x32\x1f.octavo.engine.v1.ProfileReportH\x00\x12\x33\n\x08\x63ompiled\x18\t \x01(\x0b\x32\x1f.octavo.engine.v1.CompileReportH\x00\x12\x33\n\x0b\x63\x61pture_due\x18\n \x01(\x0b\x32\x1c.octavo.engine.v1.GraphOrderH\x00\x12\x33\n\x0b\x65xpert_load\x18\x14 \x01(\x0b\x32\x1c.octavo.engine.v1.ExpertLoadH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nExpertLoad\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\"g\n\x0c\x45xpertLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\x11\n\tnum_ranks\x18\x03 \x01(\r\x12\x1b\n\x13physical_to_logical\x18\x04 \x03(\r\"\x1f\n\x0eWorkerProgress\x12\r\n\x05stage\x18\x01 \x01(\t\"e\n\x0bKeptWeights\x12\x0e\n\x06stored\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x1a\n\x12rounds_activations\x18\x05 \x01(\x08\"\xac\x04\n\x0bWorkerReady\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x16\n\x0enum_parameters\x18\x03 \x01(\x04\x12\x0e\n\x06load_s\x18\x04 \x01(\x02\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12-\n\x06graphs\x18\x07 \x03(\x0b\x32\x1d.octavo.engine.v1.GraphReport\x12\x32\n\x0eplanned_graphs\x18\x08 \x03(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12\x16\n\x0e\x63udagraph_mode\x18\t \x01(\t\x12:\n\x10no_graphs_reason\x18\n \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1d\n\x15\x63udagraph_mode_reason\x18\x0b \x01(\t\x12\x31\n\x08\x63ompiled\x18\x0c \x01(\x0b\x32\x1f.octavo.engine.v1.CompileReport\x12)\n\x05ranks\x18\r \x03(\x0b\x32\x1a.octavo.engine.v1.RankInfo\x12.\n\x07weights\x18\x14 \x03(\x0b\x32\x1d.octavo.engine.v1.KeptWeights\x12/\n\x07\x65xperts\x18\x15 \x01(\x0b\x32\x1e.octavo.engine.v1.ExpertLayoutJ\x04\x08\x1e\x10\x1fR\rgroup_windows\"\xbb\x01\n\x08RankInfo\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x1e\n\x16pipeline_parallel_rank\x18\n \x01(\r\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x0b \x01(\r\"\x8b\x01\n\rCompileReport\x12\x46\n\x0cpass_matches\x18\x01 \x03(\x0b\x32\x30.octavo.engine.v1.CompileReport.PassMatchesEntry\x1a\x32\n\x10PassMatchesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x98\x01\n\x0bGraphReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.octavo.engine.v1.GraphState\x12\x11\n\tcapture_s\x18\x03 \x01(\x02\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\"\x1d\n\rRecompilation\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\rWorkerFailure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\rhas_lost_peer\x18\x03 \x01(\x08*\x87\x01\n\nProfileEnd\x12\x1b\n\x17PROFILE_END_UNSPECIFIED\x10\x00\x12\x17\n\x13PROFILE_END_STOPPED\x10\x01\x12\x15\n\x11PROFILE_END_STEPS\x10\x02\x12\x14\n\x10PROFILE_END_TIME\x10\x03\x12\x16\n\x12PROFILE_END_MEMORY\x10\x04*}\n\nGraphState\x12\x1b\n\x17GRAPH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14GRAPH_STATE_CAPTURED\x10\x01\x12\x1b\n\x17GRAPH_STATE_QUARANTINED\x10\x02\x12\x1b\n\x17GRAPH_STATE_PROVISIONAL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/engine/v1/worker.proto\x12\x10octavo.engine.v1\x1a\x1cprotos/engine/v1/batch.proto\"\xc6\x02\n\rWorkerCommand\x12\x0e\n\x04step\x18\x01 \x01(\x0cH\x00\x12\x37\n\rstart_profile\x18\x02 \x01(\x0b\x32\x1e.octavo.engine.v1.ProfileStartH\x00\x12\x35\n\x0cstop_profile\x18\x03 \x01(\x0b\x32\x1d.octavo.engine.v1.ProfileStopH\x00\x12/\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x1c.octavo.engine.v1.GraphOrderH\x00\x12:\n\rplace_experts\x18\x14 \x01(\x0b\x32!.octavo.engine.v1.ExpertPlacementH\x00\x12=\n\x10read_expert_load\x18\x15 \x01(\x0b\x32!.octavo.engine.v1.ExpertLoadOrderH\x00\x42\t\n\x07\x63ommand\"=\n\x0f\x45xpertPlacement\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x1b\n\x13physical_to_logical\x18\x02 \x03(\r\"\x11\n\x0f\x45xpertLoadOrder\"[\n\nGraphOrder\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12\x0f\n\x07is_idle\x18\x02 \x01(\x08\x12\x13\n\x0bis_compiled\x18\x03 \x01(\x08\"Q\n\x0cProfileStart\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tmax_steps\x18\x02 \x01(\r\x12\r\n\x05max_s\x18\x03 \x01(\x02\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\"\r\n\x0bProfileStop\"\x10\n\x0eProfileStarted\"\x83\x01\n\rProfileReport\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x02\x12)\n\x03\x65nd\x18\x05 \x01(\x0e\x32\x1c.octavo.engine.v1.ProfileEnd\"\xe0\x04\n\x0bWorkerEvent\x12\x34\n\x08progress\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.WorkerProgressH\x00\x12.\n\x05ready\x18\x02 \x01(\x0b\x32\x1d.octavo.engine.v1.WorkerReadyH\x00\x12.\n\x06result\x18\x03 \x01(\x0b\x32\x1c.octavo.engine.v1.StepResultH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.octavo.engine.v1.WorkerFailureH\x00\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1d.octavo.engine.v1.GraphReportH\x00\x12\x38\n\rrecompilation\x18\x06 \x01(\x0b\x32\x1f.octavo.engine.v1.RecompilationH\x00\x12;\n\x0fprofile_started\x18\x07 \x01(\x0b\x32 .octavo.engine.v1.ProfileStartedH\x00\x12\x38\n\rprofile_ended\x18\x08 \x01(\x0b\x32\x1f.octavo.engine.v1.ProfileReportH\x00\x12\x33\n\x08\x63ompiled\x18\t \x01(\x0b\x32\x1f.octavo.engine.v1.CompileReportH\x00\x12\x33\n\x0b\x63\x61pture_due\x18\n \x01(\x0b\x32\x1c.octavo.engine.v1.GraphOrderH\x00\x12\x33\n\x0b\x65xpert_load\x18\x14 \x01(\x0b\x32\x1c.octavo.engine.v1.ExpertLoadH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nExpertLoad\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\"g\n\x0c\x45xpertLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\x11\n\tnum_ranks\x18\x03 \x01(\r\x12\x1b\n\x13physical_to_logical\x18\x04 \x03(\r\"\x1f\n\x0eWorkerProgress\x12\r\n\x05stage\x18\x01 \x01(\t\"e\n\x0bKeptWeights\x12\x0e\n\x06stored\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x1a\n\x12rounds_activations\x18\x05 \x01(\x08\"\xac\x04\n\x0bWorkerReady\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x16\n\x0enum_parameters\x18\x03 \x01(\x04\x12\x0e\n\x06load_s\x18\x04 \x01(\x02\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12-\n\x06graphs\x18\x07 \x03(\x0b\x32\x1d.octavo.engine.v1.GraphReport\x12\x32\n\x0eplanned_graphs\x18\x08 \x03(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12\x16\n\x0e\x63udagraph_mode\x18\t \x01(\t\x12:\n\x10no_graphs_reason\x18\n \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1d\n\x15\x63udagraph_mode_reason\x18\x0b \x01(\t\x12\x31\n\x08\x63ompiled\x18\x0c \x01(\x0b\x32\x1f.octavo.engine.v1.CompileReport\x12)\n\x05ranks\x18\r \x03(\x0b\x32\x1a.octavo.engine.v1.RankInfo\x12.\n\x07weights\x18\x14 \x03(\x0b\x32\x1d.octavo.engine.v1.KeptWeights\x12/\n\x07\x65xperts\x18\x15 \x01(\x0b\x32\x1e.octavo.engine.v1.ExpertLayoutJ\x04\x08\x1e\x10\x1fR\rgroup_windows\"\xbb\x01\n\x08RankInfo\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x1e\n\x16pipeline_parallel_rank\x18\n \x01(\r\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x0b \x01(\r\"\x8b\x01\n\rCompileReport\x12\x46\n\x0cpass_matches\x18\x01 \x03(\x0b\x32\x30.octavo.engine.v1.CompileReport.PassMatchesEntry\x1a\x32\n\x10PassMatchesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x98\x01\n\x0bGraphReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.octavo.engine.v1.GraphState\x12\x11\n\tcapture_s\x18\x03 \x01(\x02\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\"\x1d\n\rRecompilation\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\rWorkerFailure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\rhas_lost_peer\x18\x03 \x01(\x08*\x87\x01\n\nProfileEnd\x12\x1b\n\x17PROFILE_END_UNSPECIFIED\x10\x00\x12\x17\n\x13PROFILE_END_STOPPED\x10\x01\x12\x15\n\x11PROFILE_END_STEPS\x10\x02\x12\x14\n\x10PROFILE_END_TIME\x10\x03\x12\x16\n\x12PROFILE_END_MEMORY\x10\x04*}\n\nGraphState\x12\x1b\n\x17GRAPH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14GRAPH_STATE_CAPTURED\x10\x01\x12\x1b\n\x17GRAPH_STATE_QUARANTINED\x10\x02\x12\x1b\n\x17GRAPH_STATE_PROVISIONAL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPILEREPORT_PASSMATCHESENTRY']._loaded_options = None
   _globals['_COMPILEREPORT_PASSMATCHESENTRY']._serialized_options = b'8\001'
-  _globals['_PROFILEEND']._serialized_start=2846
-  _globals['_PROFILEEND']._serialized_end=2981
-  _globals['_GRAPHSTATE']._serialized_start=2983
-  _globals['_GRAPHSTATE']._serialized_end=3108
+  _globals['_PROFILEEND']._serialized_start=2867
+  _globals['_PROFILEEND']._serialized_end=3002
+  _globals['_GRAPHSTATE']._serialized_start=3004
+  _globals['_GRAPHSTATE']._serialized_end=3129
   _globals['_WORKERCOMMAND']._serialized_start=82
   _globals['_WORKERCOMMAND']._serialized_end=408
   _globals['_EXPERTPLACEMENT']._serialized_start=410
@@ -45,37 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPERTLOADORDER']._serialized_start=473
   _globals['_EXPERTLOADORDER']._serialized_end=490
   _globals['_GRAPHORDER']._serialized_start=492
-  _globals['_GRAPHORDER']._serialized_end=562
-  _globals['_PROFILESTART']._serialized_start=564
-  _globals['_PROFILESTART']._serialized_end=645
-  _globals['_PROFILESTOP']._serialized_start=647
-  _globals['_PROFILESTOP']._serialized_end=660
-  _globals['_PROFILESTARTED']._serialized_start=662
-  _globals['_PROFILESTARTED']._serialized_end=678
-  _globals['_PROFILEREPORT']._serialized_start=681
-  _globals['_PROFILEREPORT']._serialized_end=812
-  _globals['_WORKEREVENT']._serialized_start=815
-  _globals['_WORKEREVENT']._serialized_end=1423
-  _globals['_EXPERTLOAD']._serialized_start=1425
-  _globals['_EXPERTLOAD']._serialized_end=1453
-  _globals['_EXPERTLAYOUT']._serialized_start=1455
-  _globals['_EXPERTLAYOUT']._serialized_end=1558
-  _globals['_WORKERPROGRESS']._serialized_start=1560
-  _globals['_WORKERPROGRESS']._serialized_end=1591
-  _globals['_KEPTWEIGHTS']._serialized_start=1593
-  _globals['_KEPTWEIGHTS']._serialized_end=1694
-  _globals['_WORKERREADY']._serialized_start=1697
-  _globals['_WORKERREADY']._serialized_end=2253
-  _globals['_RANKINFO']._serialized_start=2256
-  _globals['_RANKINFO']._serialized_end=2443
-  _globals['_COMPILEREPORT']._serialized_start=2446
-  _globals['_COMPILEREPORT']._serialized_end=2585
-  _globals['_COMPILEREPORT_PASSMATCHESENTRY']._serialized_start=2535
-  _globals['_COMPILEREPORT_PASSMATCHESENTRY']._serialized_end=2585
-  _globals['_GRAPHREPORT']._serialized_start=2588
-  _globals['_GRAPHREPORT']._serialized_end=2740
-  _globals['_RECOMPILATION']._serialized_start=2742
-  _globals['_RECOMPILATION']._serialized_end=2771
-  _globals['_WORKERFAILURE']._serialized_start=2773
-  _globals['_WORKERFAILURE']._serialized_end=2843
+  _globals['_GRAPHORDER']._serialized_end=583
+  _globals['_PROFILESTART']._serialized_start=585
+  _globals['_PROFILESTART']._serialized_end=666
+  _globals['_PROFILESTOP']._serialized_start=668
+  _globals['_PROFILESTOP']._serialized_end=681
+  _globals['_PROFILESTARTED']._serialized_start=683
+  _globals['_PROFILESTARTED']._serialized_end=699
+  _globals['_PROFILEREPORT']._serialized_start=702
+  _globals['_PROFILEREPORT']._serialized_end=833
+  _globals['_WORKEREVENT']._serialized_start=836
+  _globals['_WORKEREVENT']._serialized_end=1444
+  _globals['_EXPERTLOAD']._serialized_start=1446
+  _globals['_EXPERTLOAD']._serialized_end=1474
+  _globals['_EXPERTLAYOUT']._serialized_start=1476
+  _globals['_EXPERTLAYOUT']._serialized_end=1579
+  _globals['_WORKERPROGRESS']._serialized_start=1581
+  _globals['_WORKERPROGRESS']._serialized_end=1612
+  _globals['_KEPTWEIGHTS']._serialized_start=1614
+  _globals['_KEPTWEIGHTS']._serialized_end=1715
+  _globals['_WORKERREADY']._serialized_start=1718
+  _globals['_WORKERREADY']._serialized_end=2274
+  _globals['_RANKINFO']._serialized_start=2277
+  _globals['_RANKINFO']._serialized_end=2464
+  _globals['_COMPILEREPORT']._serialized_start=2467
+  _globals['_COMPILEREPORT']._serialized_end=2606
+  _globals['_COMPILEREPORT_PASSMATCHESENTRY']._serialized_start=2556
+  _globals['_COMPILEREPORT_PASSMATCHESENTRY']._serialized_end=2606
+  _globals['_GRAPHREPORT']._serialized_start=2609
+  _globals['_GRAPHREPORT']._serialized_end=2761
+  _globals['_RECOMPILATION']._serialized_start=2763
+  _globals['_RECOMPILATION']._serialized_end=2792
+  _globals['_WORKERFAILURE']._serialized_start=2794
+  _globals['_WORKERFAILURE']._serialized_end=2864
 # @@protoc_insertion_point(module_scope)

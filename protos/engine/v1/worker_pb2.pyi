@@ -61,12 +61,14 @@ class ExpertLoadOrder(_message.Message):
     def __init__(self) -> None: ...
 
 class GraphOrder(_message.Message):
-    __slots__ = ("key", "is_idle")
+    __slots__ = ("key", "is_idle", "is_compiled")
     KEY_FIELD_NUMBER: _ClassVar[int]
     IS_IDLE_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPILED_FIELD_NUMBER: _ClassVar[int]
     key: _batch_pb2.GraphKey
     is_idle: bool
-    def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., is_idle: _Optional[bool] = ...) -> None: ...
+    is_compiled: bool
+    def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., is_idle: _Optional[bool] = ..., is_compiled: _Optional[bool] = ...) -> None: ...
 
 class ProfileStart(_message.Message):
     __slots__ = ("path", "max_steps", "max_s", "max_bytes")

@@ -199,10 +199,16 @@ class WorkerExecutor:
             self._failures.note(number, event.result)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
-        """Orders a capture once every rank would begin one; the reporter says which."""
+        """Orders a capture once every rank would begin one; the reporter says which.
+
+        The compiled model is installed once all ranks have it.
+        """
         self._due[number] = order
         if len(self._due) == len(self._ranks):
-            self._command(WorkerCommand(capture=self._due[self._reporter]))
+            common = GraphOrder()
+            common.CopyFrom(self._due[self._reporter])
+            common.is_compiled = all(each.is_compiled for each in self._due.values())
+            self._command(WorkerCommand(capture=common))
             self._due.clear()
 
 

@@ -207,13 +207,14 @@ class StepServer:
         """Captures what is due. Of several ranks each waits for the order: captures communicate."""
         if self._waits_for_order or not capture.is_due(is_idle=is_idle):
             return
-        if self._has_others and not capture.is_compiling:
-            self._waits_for_order = True
-            self._send(WorkerEvent(capture_due=capture.due(is_idle=is_idle)))
+        order = capture.due(is_idle=is_idle)
+        if order is None:
             return
-        outcome = capture.run(is_idle=is_idle)
-        if outcome is not None:
-            self.report_graph(outcome)
+        if self._has_others:
+            self._waits_for_order = True
+            self._send(WorkerEvent(capture_due=order))
+            return
+        self._capture_as_told(capture, order)
 
     def _capture_as_told(self, capture: BackgroundCapture, order: GraphOrder) -> None:
         self._waits_for_order = False

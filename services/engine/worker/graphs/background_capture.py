@@ -26,6 +26,9 @@ class BackgroundCapture:
     graphs that steps have missed take at most a fifth of the time, others a sixtieth, and a step
     waits for at most one slice. While the model is compiled, only decodes that steps have missed
     are captured, and only while the compilation waits for other processes.
+
+    A single rank does what is `due` at once. Several ranks `obey` an order that all get when each
+    has something due.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class BackgroundCapture:
         return 0.0 if self.is_due(is_idle=True) else POLL_S
 
     def is_due(self, *, is_idle: bool) -> bool:
-        """Whether `run` has something to do now.
+        """Whether something is `due` now, as far as this shows without holding up a compilation.
 
         Args:
             is_idle: no step is running or ordered.
@@ -69,41 +72,47 @@ class BackgroundCapture:
         max_under_test = self._max_under_test(is_idle)
         return graphs.has_next and not graphs.must_wait(max_under_test=max_under_test)
 
-    @property
-    def is_compiling(self) -> bool:
-        """Whether `run` installs the compiled model next, which concerns no other rank."""
-        return self._compilation is not None
+    def due(self, *, is_idle: bool) -> GraphOrder | None:
+        """Returns what is to be done next, which `obey` does.
 
-    def due(self, *, is_idle: bool) -> GraphOrder:
-        """Returns what `run` would do next, for all ranks to do at the same time."""
-        key = self._graphs.next_pending
-        return GraphOrder(key=None if key is None else wire_key(key), is_idle=is_idle)
-
-    def obey(self, order: GraphOrder) -> GraphOutcome | None:
-        """Does what all ranks were ordered to do, like `run`."""
-        if order.HasField("key"):
-            self._graphs.capture_first(read_key(order.key))
-        return self.run(is_idle=order.is_idle)
-
-    def run(self, *, is_idle: bool) -> GraphOutcome | None:
-        """Runs a slice of a capture, ends a test, or installs the compiled model.
+        Until then a compilation that waits is held up.
 
         Args:
             is_idle: as for `is_due`.
 
         Returns:
+            The order; None if a compilation has stopped waiting meanwhile.
+        """
+        compilation, key = self._compilation, self._graphs.next_pending
+        is_compiled = compilation is not None and compilation.is_done
+        if compilation is not None and not is_compiled and not compilation.hold_up():
+            return None
+        wired = None if key is None else wire_key(key)
+        return GraphOrder(key=wired, is_idle=is_idle, is_compiled=is_compiled)
+
+    def obey(self, order: GraphOrder) -> GraphOutcome | None:
+        """Runs a slice of a capture, ends a test, or installs the compiled model.
+
+        Args:
+            order: what is due here, or was ordered of all ranks.
+
+        Returns:
             The outcome of a finished graph, if any.
         """
         compilation = self._compilation
-        if compilation is None:
-            return self._capture(is_idle=is_idle)
-        if compilation.is_done:
+        if order.is_compiled and compilation is not None:
             self._graphs.end_early()
             compilation.install()
             self._compilation = None
             return None
-        with compilation.held_up() as is_held_up:
-            return self._graphs.capture_slice() if is_held_up else None
+        if order.HasField("key"):
+            self._graphs.capture_first(read_key(order.key))
+        if compilation is None:
+            return self._capture(is_idle=order.is_idle)
+        try:
+            return self._graphs.capture_slice()
+        finally:
+            compilation.let_go()
 
     def _capture(self, *, is_idle: bool) -> GraphOutcome | None:
         started_s = self._clock()

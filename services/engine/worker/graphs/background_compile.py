@@ -31,15 +31,20 @@ class BackgroundCompile:
         self,
         compile_model: Callable[[Pause], None],
         install: Callable[[], None],
+        *,
+        agree: Callable[[str], str] = str,
     ) -> None:
         """Starts to compile.
 
         Args:
             compile_model: compiles without changing the model; takes what surrounds its waits.
             install: makes later steps run the result.
+            agree: maps this rank's failure, or "", to the one that holds for all ranks.
         """
         self._install = install
+        self._agree = agree
         self._works = threading.Lock()
+        self._is_held_up = False
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
@@ -56,18 +61,21 @@ class BackgroundCompile:
         """Whether the compilation waits for other processes now."""
         return not self._works.locked()
 
-    @contextmanager
-    def held_up(self) -> Iterator[bool]:
-        """Keeps a compilation that waits from going on in the block; yields whether it waits."""
-        waits = self._works.acquire(blocking=False)
-        try:
-            yield waits
-        finally:
-            if waits:
-                self._works.release()
+    def hold_up(self) -> bool:
+        """Keeps a compilation that waits from going on until `let_go`; returns whether it waits."""
+        self._is_held_up = self._works.acquire(blocking=False)
+        return self._is_held_up
+
+    def let_go(self) -> None:
+        """Lets a compilation go on, if it was held up."""
+        if self._is_held_up:
+            self._is_held_up = False
+            self._works.release()
 
     def install(self) -> None:
-        """Makes later steps run the compiled model, unless that failed.
+        """Makes later steps run the compiled model, unless that failed on any rank.
+
+        All ranks call it at the same place in their order of commands.
 
         Raises:
             UnmatchedPassError: a compiler pass matches nothing that the model promises.
@@ -76,8 +84,9 @@ class BackgroundCompile:
         error = self._result.exception()
         if isinstance(error, UnmatchedPassError):
             raise error
-        if error is not None:
-            log.error("compilation_failed", exc_info=error)
+        fault = self._agree("" if error is None else f"{type(error).__name__}: {error}")
+        if fault:
+            log.error("compilation_failed", error=fault, exc_info=error)
             return
         self._install()
 

@@ -142,6 +142,7 @@ class GraphSet:
         A provisional graph serves until the graph that replaces it has passed its test.
         """
         self._is_early = False
+        self._told = None
         if self._provisional is None:
             return
         unfinished = [*self._under_test, *([self._begun] if self._begun else [])]

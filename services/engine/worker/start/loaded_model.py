@@ -119,7 +119,8 @@ class LoadedModel:
                 moves_experts=config.parallel.eplb_interval > 0,
             )
         is_traced = level in TRACED_LEVELS
-        if is_traced and not is_kept(config, model_config, device, ranks.place.rank):
+        # All ranks run the same program in a step, so all begin with the trace or none does.
+        if is_traced and not ranks.least(is_kept(config, model_config, device, ranks.place.rank)):
             is_traced = not may_trace_later
             if is_traced:
                 import_compiler()
@@ -310,8 +311,8 @@ class LoadedModel:
         except UnmatchedPassError:
             raise
         except Exception:  # whatever it is, the model runs as it is written
-            if not self.config.compilation.capture_while_serving:
-                raise
+            if self.ranks.has_others or not self.config.compilation.capture_while_serving:
+                raise  # other ranks may have the trace
             log.exception("compilation_failed")
             return self
         log.info(

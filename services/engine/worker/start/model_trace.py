@@ -230,11 +230,8 @@ class _ShapesUnpickler(pickle.Unpickler):
 
 
 def may_trace_later(config: EngineConfig) -> bool:
-    """Returns whether a model that no earlier start has traced is served before it is.
-
-    Several ranks must run the same program in a step, so they trace before they serve.
-    """
-    return config.compilation.capture_while_serving and config.parallel.num_ranks == 1
+    """Returns whether a model that no earlier start has traced is served before it is."""
+    return config.compilation.capture_while_serving
 
 
 def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:

@@ -117,9 +117,7 @@ class Ranks:
 
     def common_fault(self, fault: str) -> str:
         """Returns a fault that holds for all ranks: this one's, or else that of another one."""
-        if not self.has_others:
-            return fault
-        faults = self._gather(fault)
+        faults = self._gather_text(fault)
         return next(
             (each if rank == self.place.rank else f"rank {rank}: {each}"
              for rank, each in enumerate(faults) if each),
@@ -146,24 +144,26 @@ class Ranks:
 
         Values travel as JSON: what another host sends must not be unpickled.
         """
+        return [json.loads(each) for each in self._gather_text(json.dumps(value))]
+
+    def _gather_text(self, text: str) -> list[str]:
+        """Returns every rank's text, in order."""
         if self.host_group is None:
-            return [value]
+            return [text]
         try:
-            return [json.loads(each) for each in _gather_bytes(self.host_group, _encode(value))]
+            return [each.decode() for each in _gather_bytes(self.host_group, text.encode())]
         except RuntimeError as error:
             raise LostPeerError(str(error)) from error
 
 
-def _encode(value: object) -> bytes:
-    return json.dumps(value).encode()
-
-
 def _gather_bytes(group: dist.ProcessGroup, content: bytes) -> list[bytes]:
-    """Returns every rank's bytes, in order."""
+    """Returns every rank's bytes, in order; if all have none, in one exchange and not in two."""
     own_length = torch.tensor([len(content)])
     lengths = [torch.empty_like(own_length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, own_length, group=group)
     longest = max(int(each) for each in lengths)
+    if not longest:
+        return [content] * len(lengths)
     padded = torch.frombuffer(bytearray(content.ljust(longest, b"\0")), dtype=torch.uint8)
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded, group=group)

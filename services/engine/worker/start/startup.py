@@ -158,10 +158,12 @@ def start_worker(
     outcomes: list[GraphOutcome] = []
     capture = None
     if settings.capture_while_serving:
-        if not ranks.has_others:  # each rank's compilation waits at other times
+        if config.parallel.data_parallel_size == 1:  # others have steps that miss other graphs
             prepared.graphs.begin_early(are_provisional=compilation.changes_model)
         background = BackgroundCompile(
-            compilation.run, lambda: compilation.install(runner, on_compiled)
+            compilation.run,
+            lambda: compilation.install(runner, on_compiled),
+            agree=ranks.common_fault,
         )
         capture = BackgroundCapture(prepared.graphs, compilation=background)
     else:

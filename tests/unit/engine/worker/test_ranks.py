@@ -135,6 +135,50 @@ async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
         assert stats.graphs.pass_matches["all_reduce_norm"] > 0
 
 
+def cold_start(folder, **layout):
+    """Returns ranks that compile their model while they serve."""
+    flags = GRAPHS | {"capture_while_serving": True, "cudagraph_capture_sizes": [4]}
+    flags |= {"compilation_level": 3, "use_inductor": False, "compile_cache_dir": folder / "cache"}
+    return ranks_config(folder, **flags, **layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}],
+    ids=["the other rank is late", "the rank that sends results is late"],
+)
+async def test_ranks_replay_provisional_graphs_until_all_have_compiled(
+    tmp_path, monkeypatch, layout
+):
+    reference = write_checkpoint(tmp_path, "qwen3")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("ODD_GATE", str(gate))
+    use_odd_ranks(monkeypatch, odd_rank.compiles_when_let, 1)
+    async with ranks_core(cold_start(tmp_path, **layout)) as ranks:
+        stats = ranks.core.stats()
+        while not stats.counters.steps_by_dispatch().get("graph"):
+            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        assert stats.graphs.figures == []
+        gate.touch()
+        await until(lambda: len(stats.graphs.figures) == stats.graphs.num_planned)
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+    assert not any(figures.fault for figures in stats.graphs.figures)
+    assert stats.graphs.pass_matches
+
+
+async def test_a_model_that_one_rank_cannot_compile_runs_uncompiled_on_all(tmp_path, monkeypatch):
+    reference = write_checkpoint(tmp_path, "qwen3")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    use_odd_ranks(monkeypatch, odd_rank.fails_to_compile, 1)
+    async with ranks_core(cold_start(tmp_path, tensor_parallel_size=2)) as ranks:
+        stats = ranks.core.stats()
+        await until(lambda: len(stats.graphs.figures) == stats.graphs.num_planned)
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+    assert not any(figures.fault for figures in stats.graphs.figures)
+    assert not stats.graphs.pass_matches
+
+
 @pytest.mark.parametrize(
     ("level", "layout"),
     [

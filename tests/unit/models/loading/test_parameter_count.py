@@ -1,5 +1,9 @@
 """The number of parameters is the checkpoint's, however the weights are kept."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -31,6 +35,23 @@ def test_fp8_counts_as_it_would_dequantised(tmp_path):
     expected = sum(parameter.numel() for parameter in reference.parameters())
     assert count(tmp_path / "fp8", is_kept=True) == expected
     assert count(tmp_path / "fp8", is_kept=False) == expected
+
+
+NOT_IMPORTED = """
+import sys
+from pathlib import Path
+from models.config import ModelConfig
+from models.loading.parameter_count import count_whole
+
+assert count_whole(ModelConfig.from_folder(Path(sys.argv[1])))
+assert "sympy" not in sys.modules
+"""
+
+
+def test_counting_the_whole_model_imports_nothing_slow(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    root = Path(__file__).parents[4]
+    subprocess.run([sys.executable, "-c", NOT_IMPORTED, tmp_path], cwd=root, check=True)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "gpt_oss", "deepseek_v3", "glm4_moe"])

@@ -6,7 +6,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from models.number_formats import FP8
-from models.ops.elementwise import rms_norm, rotary, silu_and_mul  # noqa: F401  # register
+from models.ops.elementwise import (  # noqa: F401  # register
+    local_embedding,
+    rms_norm,
+    rotary,
+    silu_and_mul,
+)
 from models.ops.linear import (  # noqa: F401  # register
     feed_forward,
     linear,
@@ -33,6 +38,7 @@ def samples():
     yield "add_rms_norm", (torch.randn(T, H), torch.randn(T, H), gain, EPS)
     yield "silu_and_mul", (torch.randn(T, 2 * N),)
     yield "silu_and_mul", (torch.randn(T, 4 * N)[:, N : 3 * N],)
+    yield "local_embedding", (torch.arange(T), torch.randn(N, H), 2)
     yield "rotary", (heads, *rotation)
     yield "rotary", (heads.transpose(1, 2).contiguous().transpose(1, 2), *rotation)
     for given in (bias, None):

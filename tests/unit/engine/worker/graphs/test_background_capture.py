@@ -3,13 +3,18 @@
 import socket
 import threading
 from collections import deque
-from contextlib import contextmanager
 
 import pytest
 
 from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
-from protos.engine.v1.worker_pb2 import GraphState, WorkerCommand, WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import (
+    GraphOrder,
+    GraphState,
+    WorkerCommand,
+    WorkerEvent,
+    WorkerReady,
+)
 from services.engine.batch import BatchDescriptor, step_result
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
@@ -54,6 +59,14 @@ class Graphs:
     def has_next(self):
         return self.num_pending > 0
 
+    @property
+    def next_pending(self):
+        size = self._begun or next(iter(self._sizes), None)
+        return size and decode_key(size)
+
+    def capture_first(self, key):
+        assert key == self.next_pending
+
     def end_early(self):
         self.is_early = False
 
@@ -68,9 +81,9 @@ class Graphs:
             self._begun = self._sizes.popleft()
             return None
         size, self._begun = self._begun, None
-        key = GraphKey(kind=GraphKind.DECODE, num_tokens=size, graph_bs=size, max_q_len=1)
         fault = "planted" if size == 3 else ""
-        self._under_test.append(GraphOutcome(key=key, capture_s=2 * SLICE_S, fault=fault))
+        outcome = GraphOutcome(key=decode_key(size), capture_s=2 * SLICE_S, fault=fault)
+        self._under_test.append(outcome)
         return None
 
     def _ends_test(self, max_under_test):
@@ -83,14 +96,28 @@ class Compilation:
 
     is_done = False
     waits = True
+    is_held_up = False
     is_installed = False
 
-    @contextmanager
-    def held_up(self):
-        yield self.waits
+    def hold_up(self):
+        self.is_held_up = self.waits
+        return self.waits
+
+    def let_go(self):
+        self.is_held_up = False
 
     def install(self):
+        assert not self.is_held_up
         self.is_installed = True
+
+
+def decode_key(size):
+    return GraphKey(kind=GraphKind.DECODE, num_tokens=size, graph_bs=size, max_q_len=1)
+
+
+def go_on(capture, *, is_idle):
+    """Does what is due, as a single rank does."""
+    return capture.obey(capture.due(is_idle=is_idle))
 
 
 def test_an_idle_worker_captures_one_while_the_device_tests_the_last():
@@ -98,7 +125,7 @@ def test_an_idle_worker_captures_one_while_the_device_tests_the_last():
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
     sizes = []
     while capture.is_due(is_idle=True):
-        outcome = capture.run(is_idle=True)
+        outcome = go_on(capture, is_idle=True)
         sizes.append(outcome and outcome.key.graph_bs)
     assert sizes == [None] * 4 + [2, 1]
     assert not capture.has_work
@@ -107,12 +134,12 @@ def test_an_idle_worker_captures_one_while_the_device_tests_the_last():
 def test_a_graph_under_test_is_done_with_before_another_is_captured_under_load():
     clock = Clock()
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
-    assert [capture.run(is_idle=True) for _ in range(2)] == [None, None]
+    assert [go_on(capture, is_idle=True) for _ in range(2)] == [None, None]
     started_s = clock.now_s
-    assert capture.run(is_idle=False).key.graph_bs == 2
+    assert go_on(capture, is_idle=False).key.graph_bs == 2
     assert clock.now_s == started_s
-    assert [capture.run(is_idle=False) for _ in range(2)] == [None, None]
-    assert capture.run(is_idle=False).key.graph_bs == 1
+    assert [go_on(capture, is_idle=False) for _ in range(2)] == [None, None]
+    assert go_on(capture, is_idle=False).key.graph_bs == 1
     assert not capture.has_work
 
 
@@ -121,13 +148,13 @@ def test_no_step_waits_for_a_test():
     graphs = Graphs([1], clock)
     capture = BackgroundCapture(graphs, clock=clock)
     for _ in range(2):
-        capture.run(is_idle=True)
+        go_on(capture, is_idle=True)
     graphs.is_decided = False
     assert not capture.is_due(is_idle=True)
     assert capture.max_wait_s > 0
     graphs.is_decided = True
     assert capture.max_wait_s == 0
-    assert capture.run(is_idle=True).key.graph_bs == 1
+    assert go_on(capture, is_idle=True).key.graph_bs == 1
     assert capture.max_wait_s is None
 
 
@@ -143,14 +170,13 @@ def test_graphs_are_captured_early_while_the_compilation_waits():
     outcomes = []
     while graphs.num_pending > 1:
         assert capture.is_due(is_idle=False)
-        outcomes.append(capture.run(is_idle=False))
+        outcomes.append(go_on(capture, is_idle=False))
     assert [each.key.graph_bs for each in outcomes if each] == [2]
     compilation.is_done = True
     assert capture.is_due(is_idle=False)
-    assert capture.run(is_idle=False) is None
+    assert go_on(capture, is_idle=False) is None
     assert compilation.is_installed
     assert not graphs.is_early
-    assert not capture.is_compiling
 
 
 def test_captures_wait_for_the_compilation_where_none_is_early():
@@ -174,17 +200,16 @@ def test_a_compilation_is_held_up_only_where_it_waits():
 
     def compilation_of():
         made.wait(WAIT_S)
-        with compilations[0].held_up() as is_held_up:
-            return is_held_up
+        return compilations[0].hold_up()
 
     compilations = [BackgroundCompile(compile_model, lambda: None)]
     made.set()
     waits.wait(WAIT_S)
-    with compilations[0].held_up() as is_held_up:
-        held_up.append(is_held_up)
-        goes_on.set()
-        # It goes on after the block alone.
-        assert not compilations[0].is_done
+    held_up.append(compilations[0].hold_up())
+    goes_on.set()
+    # It goes on when it is let go alone.
+    assert not compilations[0].is_done
+    compilations[0].let_go()
     while not compilations[0].is_done:
         pass
     compilations[0].install()
@@ -203,11 +228,63 @@ def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error
         pass
     if is_fatal:
         with pytest.raises(UnmatchedPassError, match="planted"):
-            capture.run(is_idle=True)
+            go_on(capture, is_idle=True)
     else:
-        capture.run(is_idle=True)
+        go_on(capture, is_idle=True)
         assert not capture.has_work
     assert installed == []
+
+
+def test_no_rank_runs_the_compiled_model_where_one_could_not_compile_it():
+    installed = []
+    compilation = BackgroundCompile(
+        lambda pause: None, lambda: installed.append(1), agree=lambda fault: fault or "rank 1: no"
+    )
+    capture = BackgroundCapture(Graphs([], Clock()), compilation=compilation)
+    while not capture.is_due(is_idle=True):
+        pass
+    go_on(capture, is_idle=True)
+    assert installed == []
+    assert not capture.has_work
+
+
+class Rank:
+    """One of several ranks whose model is compiled while they serve."""
+
+    def __init__(self):
+        clock = Clock()
+        self.graphs, self.compilation = Graphs([2, 1], clock), Compilation()
+        self.graphs.is_early = True
+        self.capture = BackgroundCapture(self.graphs, compilation=self.compilation, clock=clock)
+
+
+def test_a_compilation_is_held_up_until_all_ranks_capture():
+    rank = Rank()
+    due = rank.capture.due(is_idle=False)
+    assert (due.key.num_tokens, due.is_compiled) == (2, False)
+    assert rank.compilation.is_held_up
+    assert rank.capture.obey(due) is None
+    assert not rank.compilation.is_held_up
+    assert rank.graphs.next_pending == decode_key(2)
+
+
+def test_nothing_is_due_where_a_compilation_goes_on_just_now():
+    rank = Rank()
+    assert rank.capture.is_due(is_idle=False)
+    rank.compilation.waits = False
+    assert rank.capture.due(is_idle=False) is None
+
+
+def test_a_rank_that_has_compiled_captures_with_the_others_until_all_have():
+    rank = Rank()
+    rank.compilation.is_done = True
+    assert rank.capture.due(is_idle=False).is_compiled
+    captured = [rank.capture.obey(GraphOrder(is_compiled=False)) for _ in range(3)]
+    assert [each and each.key for each in captured] == [None, None, decode_key(2)]
+    assert not rank.compilation.is_installed
+    rank.capture.obey(GraphOrder(is_compiled=True))
+    assert rank.compilation.is_installed
+    assert not rank.graphs.is_early
 
 
 @pytest.mark.parametrize(("is_missed", "share"), [(True, SERVING_SHARE), (False, LEISURE_SHARE)])
@@ -217,7 +294,7 @@ def test_under_load_serving_gets_most_of_the_time(is_missed, share):
     graphs.is_next_missed = is_missed
     capture = BackgroundCapture(graphs, clock=clock)
     assert capture.is_due(is_idle=False)
-    capture.run(is_idle=False)
+    go_on(capture, is_idle=False)
     clock.now_s += share * SLICE_S - 0.1
     assert not capture.is_due(is_idle=False)
     assert capture.is_due(is_idle=True)

@@ -7,9 +7,12 @@ import sys
 import pytest
 import torch
 
+from models.parallel.group import ParallelGroup
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.placement import rank_places
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_trace import TraceBuild, TraceProcess
+from services.engine.worker.start.ranks import Ranks
 from tests.support.random_checkpoints import VARIANTS, write_checkpoint
 
 PROGRAMS = ("model", "draft_0")
@@ -85,6 +88,27 @@ def test_a_later_start_that_needs_another_trace_serves_before_it_has_it(folder, 
     later = LoadedModel.load(config_of(folder, tmp_path, **change), may_trace_later=True)
     assert later.lacks_trace
     assert later.will_change
+
+
+class RanksWithoutTrace(Ranks):
+    """Ranks of which another one has kept no trace."""
+
+    def least(self, value):
+        return min(value, 0)
+
+
+def test_a_rank_does_not_run_a_kept_trace_that_another_one_lacks(folder, tmp_path):
+    config = config_of(folder, tmp_path)
+    LoadedModel.load(config)
+    ranks = RanksWithoutTrace(place=rank_places(config.parallel)[0])
+    assert LoadedModel.load(config, ranks=ranks, may_trace_later=True).lacks_trace
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_a_dense_model_leaves_a_compiler_nothing_to_do(folder, tmp_path, rank):
+    config = config_of(folder, tmp_path, tensor_parallel_size=2)
+    ranks = Ranks(place=rank_places(config.parallel)[rank], group=ParallelGroup(rank=rank, size=2))
+    assert LoadedModel.load(config, ranks=ranks).traced.has_own_kernels_only
 
 
 LATER_START = """
@@ -163,7 +187,6 @@ def test_code_that_a_compiler_would_generate_is_left_to_this_process(folder, tmp
         {"compilation_level": 0},
         {"compilation_level": 1},
         {"capture_while_serving": False},
-        {"tensor_parallel_size": 2},
     ],
 )
 def test_no_process_is_forked_where_nothing_is_traced_while_serving(folder, tmp_path, flags):

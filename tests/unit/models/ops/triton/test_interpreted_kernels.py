@@ -18,6 +18,8 @@ from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.triton.attention import attention
+from models.ops.elementwise.local_embedding import local_embedding
+from models.ops.triton.elementwise import local_embedding as shards
 from models.ops.triton.elementwise import rms_norm as norms
 from models.ops.triton.elementwise import rotary as turning
 from models.ops.triton.elementwise import silu_and_mul as gate
@@ -86,6 +88,10 @@ for dtype in (torch.float32, torch.float16):
     normed = norms.add_rms_norm(parts, residual, weight, 1e-6, rounds=False)
     assert_rows_close(residual, parts.double().sum(0) + kept)
     assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
+    vectors = torch.randn(11, 36).to(dtype)
+    for ids in (torch.tensor([-1, 0, 4, 5, 15, 16, 2**30]), torch.arange(3, 10, dtype=torch.int32)):
+        embedded = shards.local_embedding(ids, vectors, 5)
+        assert torch.equal(embedded, local_embedding(ids, vectors, 5))
     heads = torch.randn(7, 5, 24).to(dtype)[:, 1:4, 4:16]
     cos, sin = torch.randn(7, 1, 12).to(dtype).chunk(2, dim=-1)
     turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
