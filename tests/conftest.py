@@ -24,6 +24,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 
+# The threads of one product wait for each other in a loop. On cores that other tests use, too, that
+# doubles what tests of small models cost. The workers of engines set a number of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Steps of tests would spoil what is planned for engines that this machine's user runs.
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
 
