@@ -35,7 +35,7 @@ class HelperPool:
 
     A process that takes too long is killed. If a process died between two questions, the next
     question is asked again in a new process. If a caller goes away, its question is still answered
-    and the answer dropped.
+    and the answer dropped, unless the pool is closed first.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class HelperPool:
         self._num_processes = num_processes
         self._idle: list[HelperLink] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._without_caller: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -96,8 +97,10 @@ class HelperPool:
         return await self._run(self._ask(question, timeout_s, wait_s, max_answer_bytes))
 
     async def close(self) -> None:
-        """Ends the processes, after the questions they are at. Later questions are refused."""
+        """Ends the processes, after the questions whose callers wait. Later ones are refused."""
         self._is_closed = True
+        for task in self._without_caller:
+            task.cancel()
         for _ in range(self._num_processes):
             await self._turns.acquire()
         try:
@@ -112,10 +115,16 @@ class HelperPool:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                self._without_caller.add(task)
+            raise
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._without_caller.discard(task)
         # asyncio logs an error that no caller takes, and it may hold words of the question.
         if not task.cancelled():
             task.exception()

@@ -54,7 +54,7 @@ class ProbePool:
     async def check(self, wanted: StructuredOutput) -> str:
         """Compiles an output's grammar and returns its text.
 
-        If the caller leaves, the process continues to the end or the time limit.
+        If the caller leaves, the process continues to the end, the time limit or `close`.
 
         Raises:
             InvalidRequestError: it is wrong, takes too long or too much memory.
@@ -88,5 +88,5 @@ class ProbePool:
         return grammar.decode()
 
     async def close(self) -> None:
-        """Ends the processes after their current grammars."""
+        """Ends the processes, after the grammars whose callers wait."""
         await self._pool.close()

@@ -146,6 +146,28 @@ async def test_a_caller_that_goes_away_leaves_no_answer():
         assert await ask(pool, b"pid") == before
 
 
+@pytest.mark.parametrize("num_asked", [1, 3])
+async def test_the_end_of_the_pool_does_not_wait_for_questions_without_callers(num_asked):
+    async with running() as pool:
+        if num_asked > 1:  # the first of them finds a process
+            await ask(pool, b"echo")
+        leaving = [
+            asyncio.create_task(ask(pool, b"hang", timeout_s=10**6, wait_s=10**6))
+            for _ in range(num_asked)
+        ]
+        await until(lambda: children())
+        for task in leaving:
+            task.cancel()
+        await asyncio.wait(leaving)
+
+
+async def test_the_end_of_the_pool_waits_for_questions_with_callers():
+    async with running() as pool:
+        asked = asyncio.create_task(ask(pool, b"echo " + bytes(2**19)))
+        await until(lambda: children())
+    assert await asked == bytes(2**19)
+
+
 async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
     async with running() as pool:
         with monkeypatch.context() as patch:
