@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
-FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 3_000, 4
+FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 1_500, 8
 """Ports come in shares, one for each pytest process that runs at the same time."""
 LONG_TIMEOUTS = {
     "OCTAVO_FRONTEND_ENGINE_SILENCE_TIMEOUT_S": "60",
