@@ -16,7 +16,6 @@ from models.loading.loader import load_model
 from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.group import ParallelGroup
 from tests.support import odd_rank
-from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 
 TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
@@ -50,6 +49,9 @@ def main() -> None:
     if "shares_rows" in options:
         odd_rank.shares_rows()
     if "compiled" in options:
+        # Only here: it imports torch's compiler, which takes as long as torch.
+        from tests.support.compiled_models import compile_at
+
         compile_at(3)(model)
     if "invariant" in options:
         use_batch_invariance(is_on=True)
