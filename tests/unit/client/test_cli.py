@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -299,3 +301,15 @@ def test_a_wrong_file_of_tools_is_refused(octavo, frontend, tmp_path, text, said
 )
 def test_chat_refuses_wrong_rules(octavo, frontend, flags, code):
     assert octavo("chat", "hi", *flags)[0] == code
+
+
+SLOW_IMPORTS = """
+import sys
+import services.client.cli
+imported = {"numpy", "torch"} & sys.modules.keys()
+assert not imported, imported
+"""
+
+
+def test_no_command_waits_for_the_import_of_numpy_or_torch():
+    subprocess.run([sys.executable, "-c", SLOW_IMPORTS], cwd=ROOT, check=True, timeout=60)
