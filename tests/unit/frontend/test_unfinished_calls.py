@@ -105,11 +105,12 @@ async def test_an_idle_session_is_ended_and_one_with_a_request_is_not(monkeypatc
         frontend_stack(engine, session_idle_timeout_s=40.0) as stack,
     ):
         engine.pause()
+        # First, so that its time runs before the time passes.
+        idle = stack.stub.Session()
+        await idle.initial_metadata()
         busy = stack.stub.Session()
         await busy.write(REQUEST)
         await until(lambda: engine.live)
-        idle = stack.stub.Session()
-        await idle.initial_metadata()
         pass_time(monkeypatch, 50.0)
         with pytest.raises(grpc.aio.AioRpcError, match="the session was idle for 40 s") as ended:
             await idle.read()
