@@ -5,6 +5,7 @@ import importlib
 import json
 import random
 from collections.abc import Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import jsonschema
@@ -47,9 +48,9 @@ def services() -> Iterator[tuple[Stack, str]]:
         yield running, f"http://127.0.0.1:{port}/v1"
 
 
-@pytest.fixture
-async def ask(services, tools):
-    async with openai.AsyncOpenAI(base_url=services[1], api_key="none", timeout=120) as client:
+@asynccontextmanager
+async def asking(url, tools):
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120) as client:
         [model] = (await client.models.list()).data
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -64,6 +65,23 @@ async def ask(services, tools):
                 return [chunk async for chunk in answer] if changes.get("stream") else answer
 
         yield ask
+
+
+@pytest.fixture
+async def ask(services, tools):
+    async with asking(services[1], tools) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def answers(services, tools, called):
+    """The whole answer to each request."""
+
+    async def ask_all():
+        async with asking(services[1], tools) as ask:
+            return await asyncio.gather(*(ask(asked) for asked, _, _ in called))
+
+    return asyncio.run(ask_all())
 
 
 def calls_of(answer):
@@ -89,8 +107,7 @@ def joined(chunks):
     return content, calls
 
 
-async def test_every_call_has_the_right_tool_and_arguments(ask, called):
-    answers = await asyncio.gather(*(ask(asked) for asked, _, _ in called))
+def test_every_call_has_the_right_tool_and_arguments(answers, called):
     wrong = [
         (asked, answer.choices[0].message)
         for answer, (asked, name, arguments) in zip(answers, called, strict=True)
@@ -101,14 +118,15 @@ async def test_every_call_has_the_right_tool_and_arguments(ask, called):
     assert wrong == []
 
 
-async def test_a_stream_is_the_whole_answer(ask, called):
-    async def check(asked):
-        whole = (await ask(asked)).choices[0].message
+async def test_a_stream_is_the_whole_answer(ask, called, answers):
+    async def check(asked, answer):
+        whole = answer.choices[0].message
         content, calls = joined(await ask(asked, stream=True))
         expected = [[call.function.name, call.function.arguments] for call in whole.tool_calls]
         assert (content, calls) == (whole.content or "", expected)
 
-    await asyncio.gather(*(check(asked) for asked, _, _ in called))
+    asked_answered = zip(called, answers, strict=True)
+    await asyncio.gather(*(check(asked, answer) for (asked, _, _), answer in asked_answered))
 
 
 @pytest.mark.parametrize("kind", ["required", "named", "strict"])
