@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.ops.triton.attention.configurations import MANY_INVARIANT_PAIRS, hopper_tiles
+from models.ops.triton.attention.configurations import (
+    MANY_INVARIANT_PAIRS,
+    MOST_INVARIANT_PAIRS,
+    PART,
+    Tiles,
+    hopper_tiles,
+)
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close
@@ -25,6 +31,7 @@ OPTIONS = {
     "wide-window": {"sliding_window": 600},
     "sinks": {"has_sinks": True},
     "soft-cap": {"soft_cap": 30.0},
+    "steep": {"scale": 1.0},
 }
 LENGTH = 1300
 SPANS = [(0, 1300), (0, 1), (0, 77), (500, 700), (511, 513), (512, 530), (640, 641), (1299, 1300)]
@@ -105,6 +112,25 @@ def test_an_8_bit_cache_has_the_same_bits():
         assert torch.equal(step_of(whole, spans).run(), rows)
 
 
+@pytest.mark.parametrize("keys", [16, 32, 128])
+@pytest.mark.parametrize("options", ["plain", "window", "steep"])
+def test_the_keys_of_a_tile_do_not_decide_the_bits(keys, options):
+    from models.ops.triton.attention.invariant_parts import attend_parts
+
+    whole = make_sequence(HEADS["qwen3-8b"], **OPTIONS[options])
+    expected = whole.run()
+    spans = STEPS["many single tokens"]
+    step = step_of(whole, spans)
+    tiles = Tiles(rows=16, keys=keys, num_warps=1, num_stages=2, is_exact=True)
+    output = torch.empty_like(step.q)
+    attend_parts(
+        step.q, output, step.cache, step.metadata, tiles, skips_longer=False,
+        sliding_window=step.sliding_window, sinks=step.sinks,
+        scale=step.scale or step.q.shape[2] ** -0.5, soft_cap=0.0,
+    )  # fmt: skip
+    assert torch.equal(output, expected[[start for start, _ in spans]])
+
+
 @pytest.mark.parametrize("block_size", [8, 64, 256])
 def test_blocks_of_any_size_have_the_same_bits(block_size):
     check(make_sequence(HEADS["qwen3-8b"], block_size=block_size), STEPS.values())
@@ -126,7 +152,7 @@ def test_values_after_the_end_of_a_sequence_are_not_read():
 
 @pytest.mark.parametrize("heads", ["qwen3-8b", "gpt-oss", "no-grouping"])
 @pytest.mark.parametrize("options", ["plain", "window", "wide-window"])
-@pytest.mark.parametrize("most_pairs", [MANY_INVARIANT_PAIRS, 1000])
+@pytest.mark.parametrize("most_pairs", [MANY_INVARIANT_PAIRS, MOST_INVARIANT_PAIRS, 1000])
 def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_pairs):
     whole = make_sequence(HEADS[heads], **OPTIONS[options])
     num_kv_heads = whole.cache.k.shape[2]
@@ -134,12 +160,11 @@ def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_p
     if tiles is None:
         pytest.skip("needs a GPU of compute capability 9.0")
     from models.ops.triton.attention.hopper_attention import hopper_attention
-    from models.ops.triton.attention.invariant_parts import PART
 
     spans = [(n, n + 1) for n in range(0, LENGTH, 1 + LENGTH * num_kv_heads // most_pairs)]
     step = step_of(whole, spans)
-    has_many = len(spans) * num_kv_heads > MANY_INVARIANT_PAIRS
-    assert has_many == (most_pairs > MANY_INVARIANT_PAIRS)
+    for pairs in (MANY_INVARIANT_PAIRS, MOST_INVARIANT_PAIRS):
+        assert (len(spans) * num_kv_heads > pairs) == (most_pairs > pairs)
     output = step.run()
     other = torch.empty_like(output)
     hopper_attention(

@@ -54,12 +54,23 @@ MANY_LATENT_TOKENS = 256
 """From this many tokens on there are enough programs that each takes more heads."""
 
 
+PART = 512
+"""Keys of a part in batch-invariant mode; a multiple of every tile."""
+
+LANES = 16
+"""Sums of a row's exact weights that are kept apart, each of every LANES-th key.
+
+Tensor cores spread a row over four threads, which hold two neighbours of every eight columns, or
+over two warps of such threads.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """Shape of one program: query rows and keys of a tile, warps, pipeline stages.
 
     registers: most of a thread; None leaves the number to the compiler.
-    sets: of the keys, whose weights are added up apart: online_softmax.
+    is_exact: a row's bits do not depend on the tiles: online_softmax.weigh_keys.
 
     Decode attention of single-token steps also uses:
         held_keys: first keys of a part, read into registers before the step's own queries are
@@ -74,7 +85,7 @@ class Tiles:
     num_warps: int
     num_stages: int
     registers: int | None = None
-    sets: int = 1
+    is_exact: bool = False
     held_keys: int = 0
     num_programs: int = 0
     starts_next_late: bool = True
@@ -153,8 +164,8 @@ _LATER_CHUNK = {
 }
 
 _INVARIANT = {
-    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, sets=2),
-    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, sets=2),
+    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
+    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
     (2, 256): Tiles(rows=64, keys=32, num_warps=8, num_stages=2),
     (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
@@ -166,13 +177,11 @@ A prompt of 8192 tokens took 2.00 ms; with three stages 2.35 ms, with 128 rows a
 ms (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
-_INVARIANT_MANY = Tiles(rows=16, keys=64, num_warps=2, num_stages=2, sets=2)
+_INVARIANT_MANY = Tiles(rows=16, keys=64, num_warps=2, num_stages=2, is_exact=True)
 """For few tokens of each of many requests, of two bytes in heads of up to 128.
 
-The keys of a tile, which decide a row's bits, are those of _INVARIANT and of _HOPPER_PARTS: each
-tile rescales what is before it. Two warps share them, so in all three their weights are added up in
-two sets. Keys of an 8-bit cache keep _INVARIANT: tensor cores take converted keys in another order
-where they multiply few rows. Single tokens of 1, 8, 32, 128 and 256 requests with 280 keys took
+Keys of an 8-bit cache keep _INVARIANT: tensor cores take converted keys in another order where they
+multiply few rows. Single tokens of 1, 8, 32, 128 and 256 requests with 280 keys took
 11.3, 13.7, 19.7, 51.3 and 90.8 us; with _INVARIANT 8.7, 12.3, 16.9, 60.5 and 110 (H200, 32 heads, 8
 kv heads of 128, 2026-11).
 """
@@ -180,12 +189,15 @@ kv heads of 128, 2026-11).
 MANY_INVARIANT_PAIRS = 256
 """From more requests times kv heads on, _INVARIANT_MANY is faster."""
 
-_HOPPER = {
-    64: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
-    128: Tiles(rows=64, keys=128, num_warps=4, num_stages=1),
-}
-"""By head dimension, for few queries of a request where _HOPPER takes the others: with the keys of
-its tiles, as each tile rescales what is before it."""
+_INVARIANT_MOST = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, is_exact=True)
+"""The same for more requests, in bfloat16: see _HOPPER_PARTS.
+
+Single tokens of 32, 128 and 256 requests with 300 keys took 27.9, 58.5 and 113 us, with
+_INVARIANT_MANY 18.1, 62.5 and 119 (H100, 32 heads, 8 kv heads of 128, 2026-11).
+"""
+
+MOST_INVARIANT_PAIRS = 512
+"""From more requests times kv heads on, _INVARIANT_MOST is faster."""
 
 _HOPPER = {
     64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
@@ -194,13 +206,17 @@ _HOPPER = {
 """By head dimension; stages fill the shared memory."""
 
 _HOPPER_PARTS = {
-    64: Tiles(rows=128, keys=64, num_warps=4, num_stages=8, sets=2),
-    128: Tiles(rows=128, keys=64, num_warps=4, num_stages=4, sets=2),
+    (torch.bfloat16, 64): Tiles(rows=128, keys=128, num_warps=4, num_stages=4, is_exact=True),
+    (torch.bfloat16, 128): Tiles(rows=128, keys=128, num_warps=4, num_stages=2, is_exact=True),
+    (torch.float16, 64): Tiles(rows=128, keys=64, num_warps=4, num_stages=8, is_exact=True),
+    (torch.float16, 128): Tiles(rows=128, keys=64, num_warps=4, num_stages=4, is_exact=True),
 }
-"""The same in batch-invariant mode.
+"""The same in batch-invariant mode, by dtype and head dimension.
 
-Tiles of 128 keys are as fast, but _INVARIANT_MANY would have to have them too, and 128 decodes of
-280 tokens took 198 us with them instead of 71 (H200, 32 heads, 8 kv heads of 128, 2026-11).
+Small weights lose bits in float16, so there each row must meet its highest scores as late as in
+_INVARIANT: the keys of its tiles. A prompt of 2048 tokens, one of 8192 and 2048 tokens after 6144
+took 77.4, 900 and 455 us, in tiles of 64 keys 76.9, 980 and 496, and with _HOPPER 66.8, 803 and 396
+(H100, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
 _LEAST_HOPPER_BLOCK = 8
@@ -264,6 +280,8 @@ def invariant_tiles(
         ValueError: no kernel takes such heads.
     """
     is_plain = dtype.itemsize == 2 and cache_dtype is dtype and padded_head_dim <= 128
+    if is_plain and dtype is torch.bfloat16 and num_pairs > MOST_INVARIANT_PAIRS:
+        return _INVARIANT_MOST
     if is_plain and num_pairs > MANY_INVARIANT_PAIRS:
         return _INVARIANT_MANY
     return _look_up(_INVARIANT, dtype, padded_head_dim)
@@ -281,7 +299,7 @@ def hopper_tiles(
 
     The kernel takes blocks of powers of two. has_parts: parts of the keys have a softmax each.
     """
-    tiles = (_HOPPER_PARTS if has_parts else _HOPPER).get(q.shape[2])
+    tiles = _HOPPER_PARTS.get((q.dtype, q.shape[2])) if has_parts else _HOPPER.get(q.shape[2])
     if (
         tiles is None
         or q.dtype not in (torch.float16, torch.bfloat16)

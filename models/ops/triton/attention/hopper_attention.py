@@ -42,6 +42,16 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
     return barriers
 
 
+@gluon.constexpr_function
+def _spare_layout():
+    """Each thread's elements of a half of the sums, 16 bytes side by side."""
+    registers = [[0, 1], [8, 0]]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    warps = [[16, 0], [32, 0]]
+    rest = [[0, 8], [0, 16], [0, 32]]
+    return gl.SharedLinearLayout([*registers, *lanes, *warps, *rest])
+
+
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, output_scale_ptr, ticket_ptr,
@@ -49,7 +59,7 @@ def _hopper_attention_kernel(
     num_requests, min_queries, num_tiles, output_scale_stride, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr, SETS: gl.constexpr, HAS_READY: gl.constexpr,
+    PART: gl.constexpr, HAS_READY: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
     KEYS: gl.constexpr = new_k.block_type.shape[0]
@@ -68,18 +78,20 @@ def _hopper_attention_kernel(
     outputs = (output_ptr, output_scale_ptr, output_scale_stride)
     released = _barriers(STAGES, 2)
     cleared = _barriers(1, 1).index(0)
+    spares = (None,)
+    if PART > 0 and KEYS * HEAD_DIM > 64 * 128:
+        both = gl.allocate_shared_memory(gl.float32, [2, ROWS, HEAD_DIM // 2], _spare_layout())
+        spares = (both,)
     fence_async_shared()
     gl.warp_specialize(
         [
             (attend_all, (
-                gl.constexpr(0), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
+                gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
-                SETS,
             )),
             (attend_all, (
-                gl.constexpr(1), q_ring, k_ring, v_ring, released, outputs, sinks_ptr,
+                gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
                 scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
-                SETS,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
@@ -169,7 +181,7 @@ def _launcher(
     return Launch(
         _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
         STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
-        SETS=tiles.sets, HAS_READY=has_ready, num_warps=tiles.num_warps,
+        HAS_READY=has_ready, num_warps=tiles.num_warps,
     )  # fmt: skip
 
 

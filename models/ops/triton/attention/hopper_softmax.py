@@ -11,9 +11,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.number_formats import FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.base_two import LOG2_E
+from models.ops.triton.attention.configurations import LANES
 from models.ops.triton.attention.hopper_copies import NUM_NOTES
+from models.ops.triton.attention.online_softmax import MARGIN
 
 _LOG2_E = gl.constexpr(LOG2_E)
+_MARGIN = gl.constexpr(MARGIN)
+_LANES = gl.constexpr(LANES)
 _FP8_MAX = gl.constexpr(FP8_MAX)
 _SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
 
@@ -28,23 +32,28 @@ def _read(notes, place):
 
 
 @gluon.jit
-def _see_nothing(layout: gl.constexpr):
-    """Returns highest and total of rows that have seen no key: online_softmax.see_nothing."""
-    highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
-    return highest, gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
+def _whole_power(exponent, dtype: gl.constexpr):
+    """Has the bits of online_softmax.whole_power."""
+    return gl.floor(exponent) + (_MARGIN + 1 if dtype == gl.bfloat16 else 1)
 
 
 @gluon.jit
 def _before_keys(
-    head, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr
-):
+    head, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    IS_EXACT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
     """Returns the highest score and the total of rows before they see any key."""
-    highest, total = _see_nothing(layout)
+    highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
     if HAS_SINKS:
         # Scores without keys count as if seen first.
-        sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(gl.float32) * _LOG2_E
-        total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, layout))
+        sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0).to(gl.float32)
+        if IS_EXACT:
+            highest = _whole_power(sinks * _LOG2_E, DTYPE)
+            total = gl.exp2(gl.fma(sinks, _LOG2_E, -highest))
+        else:
+            highest = sinks * _LOG2_E
+            total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, layout))
     return highest, total
 
 
@@ -62,26 +71,39 @@ def _score(q, k_ring, num_tiles, layout: gl.constexpr):
 
 
 @gluon.jit
-def _row_sums(weights, SETS: gl.constexpr):
+def _halves(x):
+    """Returns the first and the last half of a matrix's columns, which stay where they are."""
+    HALF: gl.constexpr = x.shape[1] // 2
+    return x.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def _add_weights(totals, weights):
     """Has the bits of online_softmax's function."""
-    if SETS == 1:
-        return gl.sum(weights, 1)
-    KEYS: gl.constexpr = weights.shape[1]
-    turns = weights.reshape([ROWS, KEYS // (8 * SETS), SETS, 8])
-    sets = turns.permute([0, 2, 1, 3]).reshape([ROWS, SETS, KEYS // SETS])
-    sums = gl.sum(gl.sum(sets, 2), 1)
-    return gl.convert_layout(sums, gl.SliceLayout(1, weights.type.layout))
+    if weights.shape[1] == _LANES:
+        totals += gl.convert_layout(weights, totals.type.layout)
+    else:
+        first, last = _halves(weights)
+        totals = _add_weights(_add_weights(totals, first), last)
+    return totals
+
+
+@gluon.jit
+def _add_lanes(totals, layout: gl.constexpr):
+    """Has the bits of online_softmax's function."""
+    sums = gl.sum(totals.reshape([ROWS, 2, 4, 2]), 3)
+    return gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), gl.SliceLayout(1, layout))
 
 
 @gluon.jit
 def _weigh(
     scores, highest, total, first_key, first_position, positions, scale_log2, DTYPE: gl.constexpr,
-    WINDOW: gl.constexpr, SETS: gl.constexpr,
+    WINDOW: gl.constexpr, IS_EXACT: gl.constexpr,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
-    Has the bits of online_softmax.weigh_keys with tiles of as many keys and SETS. The weights are
-    in the register layout that tensor cores take them in.
+    Has the bits of online_softmax.weigh_keys. The weights are in the register layout that tensor
+    cores take them in.
     """
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = scores.shape[1]
@@ -92,10 +114,17 @@ def _weigh(
         if WINDOW > 0:
             is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = gl.where(is_seen, scores, float("-inf"))
-    new_highest = gl.maximum(highest, gl.max(scores, 1) * scale_log2)
+    new_highest = gl.max(scores, 1) * scale_log2
+    if IS_EXACT:
+        new_highest = _whole_power(new_highest, DTYPE)
+    new_highest = gl.maximum(highest, new_highest)
     weights = gl.exp2(gl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = gl.exp2(highest - new_highest)
-    total = gl.fma(total, kept, _row_sums(weights, SETS))
+    if IS_EXACT:
+        kept_sums = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
+        total = _add_weights(total * kept_sums[:, None], weights)
+    else:
+        total = gl.fma(total, kept, gl.sum(weights, 1))
     operand = gl.convert_layout(weights.to(DTYPE), gl.DotOperandLayout(0, layout, 2))
     return operand, kept, new_highest, total
 
@@ -103,7 +132,7 @@ def _weigh(
 @gluon.jit
 def _attend_keys(
     q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, last, end,
-    first_position, positions, scale_log2, WINDOW: gl.constexpr, SETS: gl.constexpr,
+    first_position, positions, scale_log2, WINDOW: gl.constexpr, IS_EXACT: gl.constexpr,
 ):  # fmt: skip
     """Attends to the keys in [first, last), of which the first tile's scores are known.
 
@@ -121,7 +150,7 @@ def _attend_keys(
     for first_key in range(first, last, KEYS):
         weights, kept, highest, total = _weigh(
             scores, highest, total, first_key, first_position, positions, scale_log2,
-            q.dtype, WINDOW, SETS,
+            q.dtype, WINDOW, IS_EXACT,
         )  # fmt: skip
         acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, acc_layout))[:, None]
         stage = num_tiles % STAGES
@@ -135,27 +164,79 @@ def _attend_keys(
             mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
         else:
             acc = warpgroup_mma_wait(0, [sums])
+            # The old ones would live on beside the next ones, in as many registers again.
+            scores = gl.zeros([ROWS, KEYS], gl.float32, scores_layout)
     return acc, highest, total, scores, num_tiles
 
 
 @gluon.jit
-def _merge(acc, highest, total, part_acc, part_highest, part_total):
-    """Folds one part of the keys into those before it: invariant_attention has the same bits."""
-    layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    new_highest = gl.maximum(highest, part_highest)
-    kept, weight = gl.exp2(highest - new_highest), gl.exp2(part_highest - new_highest)
-    total = gl.fma(total, kept, part_total * weight)
-    kept, weight = gl.convert_layout(kept, layout), gl.convert_layout(weight, layout)
-    acc = gl.fma(acc, kept[:, None], part_acc * weight[:, None])
-    return acc, new_highest, total
+def _fold(sums, kept, part, weight):
+    """Adds a part's sums to those of earlier parts; invariant_parts.merge has the same bits."""
+    layout: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    part = gl.convert_layout(part, sums.type.layout)
+    if weight is not None:
+        part *= gl.convert_layout(weight, layout)[:, None]
+    return gl.fma(sums, gl.convert_layout(kept, layout)[:, None], part)
+
+
+@gluon.jit
+def _attend_parts(
+    q, scores, highest, total, k_ring, v_ring, released, spare, num_tiles, first, end,
+    first_position, positions, scale_log2, WINDOW: gl.constexpr, PART: gl.constexpr,
+    HAS_SINKS: gl.constexpr,
+):  # fmt: skip
+    """Does what _attend_keys does, with sums of their own for parts of PART keys by position.
+
+    Registers hold one half of the sums of earlier parts, `spare` the other.
+    """
+    HEAD_DIM: gl.constexpr = v_ring[0].shape[2]
+    # Else a part is relative to the powers of earlier parts, which saves work and changes no bit.
+    # Relative to a sink, which has no values, all weights could vanish.
+    HAS_OWN_POWERS: gl.constexpr = q.dtype != gl.bfloat16 or HAS_SINKS
+    layout: gl.constexpr = scores.type.layout
+    lanes: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _LANES, 16])
+    half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM // 2, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    low = gl.zeros([ROWS, HEAD_DIM // 2], gl.float32, half)
+    high = low
+    if spare is not None:
+        spare.store(low)
+    for part in range(first // PART, (end + PART - 1) // PART):
+        before = highest
+        if HAS_OWN_POWERS:
+            highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
+        acc, highest, totals, scores, num_tiles = _attend_keys(
+            q, scores, highest, gl.zeros([ROWS, _LANES], gl.float32, lanes), k_ring, v_ring,
+            released, num_tiles, gl.maximum(part * PART, first), gl.minimum((part + 1) * PART, end),
+            end, first_position, positions, scale_log2, WINDOW, True,
+        )  # fmt: skip
+        part_total = _add_lanes(totals, layout)
+        weight = None
+        if HAS_OWN_POWERS:
+            part_highest = highest
+            highest = gl.maximum(before, part_highest)
+            weight = gl.exp2(part_highest - highest)
+            part_total *= weight
+        kept = gl.exp2(before - highest)
+        total = gl.fma(total, kept, part_total)
+        part_low, part_high = _halves(acc)
+        low = _fold(low, kept, part_low, weight)
+        if spare is None:
+            high = _fold(high, kept, part_high, weight)
+        else:
+            spare.store(_fold(spare.load(half), kept, part_high, weight))
+    if spare is not None:
+        high = spare.load(half)
+    acc = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, HEAD_DIM])
+    return gl.convert_layout(acc, acc_layout), total, num_tiles
 
 
 @gluon.jit
 def _attend(
-    half: gl.constexpr, q, k_ring, v_ring, released, num_tiles, first, end, first_position,
+    half: gl.constexpr, q, k_ring, v_ring, released, spares, num_tiles, first, end, first_position,
     sinks_ptr, scale_log2,
     GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr, SETS: gl.constexpr,
+    PART: gl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
@@ -163,31 +244,29 @@ def _attend(
     softmax of its own.
     """
     KEYS: gl.constexpr = v_ring[0].shape[1]
-    HEAD_DIM: gl.constexpr = v_ring[0].shape[2]
     STAGES: gl.constexpr = v_ring[0].shape[0]
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
     positions = first_position + rows // PADDED_GROUP
-    highest, total = _before_keys(rows % PADDED_GROUP, sinks_ptr, scores_layout, GROUP, HAS_SINKS)
+    highest, total = _before_keys(
+        rows % PADDED_GROUP, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
+    )
     scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
     mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
     if PART == 0:
         acc, highest, total, scores, num_tiles = _attend_keys(
             q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, end, end,
-            first_position, positions, scale_log2, WINDOW, SETS,
+            first_position, positions, scale_log2, WINDOW, False,
         )  # fmt: skip
     else:
-        acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, acc_layout)
-        for part in range(first // PART, (end + PART - 1) // PART):
-            part_highest, part_total = _see_nothing(scores_layout)
-            part_acc, part_highest, part_total, scores, num_tiles = _attend_keys(
-                q, scores, part_highest, part_total, k_ring, v_ring, released, num_tiles,
-                gl.maximum(part * PART, first), gl.minimum((part + 1) * PART, end), end,
-                first_position, positions, scale_log2, WINDOW, SETS,
-            )  # fmt: skip
-            acc, highest, total = _merge(acc, highest, total, part_acc, part_highest, part_total)
-    return acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None], num_tiles
+        spare = None
+        if spares[0] is not None:
+            spare = spares[0].index(half)
+        acc, total, num_tiles = _attend_parts(
+            q, scores, highest, total, k_ring, v_ring, released, spare, num_tiles, first, end,
+            first_position, positions, scale_log2, WINDOW, PART, HAS_SINKS,
+        )  # fmt: skip
+    return acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None], num_tiles
 
 
 @gluon.jit
@@ -222,9 +301,9 @@ def _write(
 
 @gluon.jit
 def attend_all(
-    half: gl.constexpr, q_ring, k_ring, v_ring, released, outputs, sinks_ptr, scale_log2,
+    half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr, SETS: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
@@ -243,9 +322,9 @@ def attend_all(
         first_query = _read(notes, slot * NUM_NOTES + 6)
         q = q_tiles.index(2 * slot + half)
         acc, num_tiles = _attend(
-            half, q, k_ring, v_ring, released, num_tiles, first, end, num_cached + first_query,
-            sinks_ptr + kv_head * GROUP, scale_log2, GROUP, PADDED_GROUP, WINDOW, HAS_SINKS, PART,
-            SETS,
+            half, q, k_ring, v_ring, released, spares, num_tiles, first, end,
+            num_cached + first_query, sinks_ptr + kv_head * GROUP, scale_log2,
+            GROUP, PADDED_GROUP, WINDOW, HAS_SINKS, PART,
         )  # fmt: skip
         q.store(acc.to(q.dtype))
         _write(

@@ -1,8 +1,8 @@
 """Attention of batch-invariant mode: chooses the kernels.
 
 Where hopper_attention takes the heads, invariant_parts computes short requests and hopper_attention
-the others, with the same bits: both compute tiles of as many keys, in parts by position, with the
-same instructions in the same order. So which of them computes a row may depend on the step.
+the others, with the same bits: online_softmax.weigh_keys says why. So which of them computes a row
+may depend on the step.
 """
 
 import torch
@@ -11,12 +11,13 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.configurations import (
+    PART,
     Tiles,
     hopper_tiles,
     invariant_tiles,
 )
 from models.ops.triton.attention.hopper_attention import hopper_attention
-from models.ops.triton.attention.invariant_parts import PART, attend_parts, tile_queries
+from models.ops.triton.attention.invariant_parts import attend_parts, tile_queries
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
 from models.ops.triton.launching.copy_engine import aligned_heads
 

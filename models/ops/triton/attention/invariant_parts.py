@@ -16,8 +16,8 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
-from models.ops.triton.attention.configurations import Tiles
-from models.ops.triton.attention.online_softmax import attend_keys
+from models.ops.triton.attention.configurations import LANES, PART, Tiles
+from models.ops.triton.attention.online_softmax import add_lanes, attend_keys, whole_power
 from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -27,8 +27,7 @@ from models.ops.triton.launching.dependent_launch import (
 from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
-PART = 512
-"""Keys of a part; a multiple of every tile."""
+_LANES = tl.constexpr(LANES)
 _MOST_SPLITS = 64
 """Most programs that share the keys of a sequence."""
 _MOST_SPLIT_QUERIES = 8
@@ -44,7 +43,7 @@ def _attend_part(
     q, first, end, diagonal, positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, SETS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_EXACT: tl.constexpr,
     HAS_UNMASKED: tl.constexpr,
 ):  # fmt: skip
     """Returns weighted values, highest score and sum of exponentials of the keys [first, end).
@@ -56,23 +55,47 @@ def _attend_part(
     acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
     # Finite, as a query may see no key of the part and inf - inf is NaN.
     highest = tl.full([q.shape[0]], -1e30, tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
+    if IS_EXACT:
+        total = tl.zeros([q.shape[0], _LANES], tl.float32)
+    else:
+        total = tl.zeros([q.shape[0]], tl.float32)
     diagonal = tl.minimum(tl.maximum(diagonal, first), end)
     if WINDOW == 0 and HAS_UNMASKED:
         acc, highest, total = attend_keys(
             q, acc, highest, total, first, diagonal, positions, table_ptr, k_ptr, v_ptr,
             k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES, SOFT_CAP,
-            SETS,
+            IS_EXACT,
         )  # fmt: skip
         first = diagonal
     acc, highest, total = attend_keys(
         q, acc, highest, total, first, end, positions, table_ptr, k_ptr, v_ptr,
         k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
         NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-        SETS,
+        IS_EXACT,
     )  # fmt: skip
+    if IS_EXACT:
+        total = add_lanes(total)
     return acc, highest, total
+
+
+@triton.jit
+def _before_keys(
+    sinks_ptr, head, GROUP: tl.constexpr, HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+):  # fmt: skip
+    """Returns the highest score and the total of rows before they see any key."""
+    highest = tl.full(head.shape, -1e30, tl.float32)
+    total = tl.zeros(head.shape, tl.float32)
+    if HAS_SINKS:
+        # Scores without keys count as if seen first.
+        sinks = tl.load(sinks_ptr + head, mask=head < GROUP, other=0.0).to(tl.float32)
+        highest = sinks * _LOG2_E
+        total = tl.full(head.shape, 1.0, tl.float32)
+        if IS_EXACT:
+            highest = whole_power(highest, DTYPE)
+            total = tl.exp2(tl.fma(sinks, _LOG2_E, -highest))
+    return highest, total
 
 
 @triton.jit
@@ -122,7 +145,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
-    IS_SHORT: tl.constexpr, SETS: tl.constexpr, DEPENDENT: tl.constexpr,
+    IS_SHORT: tl.constexpr, IS_EXACT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
@@ -167,13 +190,9 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     cache_ptrs = (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr)
     acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
-    highest = tl.full([QUERIES * PADDED_GROUP], -1e30, tl.float32)
-    total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
-    if HAS_SINKS:
-        # Scores without keys count as if seen first.
-        sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(tl.float32) * _LOG2_E
-        total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
+    highest, total = _before_keys(
+        sinks_ptr + kv_head * GROUP, head, GROUP, HAS_SINKS, q.dtype, IS_EXACT
+    )
     # Rows of a request's partial results: its queries' heads, for each part.
     pair = (request * NUM_KV_HEADS + kv_head).to(tl.int64)
     at_sums = (pair * num_splits * split_queries + queries) * GROUP + head
@@ -186,7 +205,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
             q, tl.maximum(part * PART, first_key), tl.minimum((part + 1) * PART, end), diagonal,
             positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, BLOCK_D, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-            SETS, QUERIES * PADDED_GROUP >= KEYS,
+            IS_EXACT, QUERIES * PADDED_GROUP > 16,
         )  # fmt: skip
         if is_split:
             at = at_sums + split * part_size
@@ -304,7 +323,7 @@ def _launcher(
     return Launch(
         _invariant_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, QUERIES=tile_queries(tiles, group), PADDED_GROUP=padded_group,
-        PART=PART, KEYS=tiles.keys, SETS=tiles.sets,
+        PART=PART, KEYS=tiles.keys, IS_EXACT=tiles.is_exact,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
         HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
         IS_SHORT=is_short, num_warps=tiles.num_warps, maxnreg=tiles.registers,

@@ -4,8 +4,18 @@ import triton
 import triton.language as tl
 
 from models.ops.operands.base_two import LOG2_E
+from models.ops.triton.attention.configurations import LANES
 
 _LOG2_E = tl.constexpr(LOG2_E)
+
+MARGIN = 64
+"""Weights that must be exact are at most 2^-MARGIN.
+
+Their exponents, down to that of the smallest float32, have the same unit in the last place, 2^-17.
+So they are rounded alike relative to any whole power of two.
+"""
+_LANES = tl.constexpr(LANES)
+_MARGIN = tl.constexpr(MARGIN)
 
 
 @triton.jit
@@ -36,26 +46,38 @@ def soft_capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
-def _row_sums(weights, SETS: tl.constexpr):
-    """Returns each row's sum of [ROWS, KEYS] weights, the sums of SETS sets of columns added up.
+def whole_power(exponent, dtype: tl.constexpr):
+    """Returns the exponent of a power of two that weights of up to 2^exponent are relative to.
 
-    Warps that share a row's columns take eight of them in turns, so as many warps as SETS, or one,
-    give the same bits: hopper_softmax too.
+    Small weights in float16 would be zero; its bits depend on the tiles.
     """
-    if SETS == 1:
-        return tl.sum(weights, 1)
-    ROWS: tl.constexpr = weights.shape[0]
-    KEYS: tl.constexpr = weights.shape[1]
-    turns = tl.reshape(weights, (ROWS, KEYS // (8 * SETS), SETS, 8))
-    sets = tl.reshape(tl.permute(turns, (0, 2, 1, 3)), (ROWS, SETS, KEYS // SETS))
-    return tl.sum(tl.sum(sets, 2), 1)
+    return tl.floor(exponent) + (_MARGIN + 1 if dtype == tl.bfloat16 else 1)
+
+
+@triton.jit
+def _add_weights(totals, weights):
+    """Adds a tile's weights to [ROWS, LANES] sums, each key's after those of earlier keys."""
+    if weights.shape[1] == _LANES:
+        totals += weights
+    else:
+        halves = tl.reshape(weights, (weights.shape[0], 2, weights.shape[1] // 2))
+        first, last = tl.split(tl.permute(halves, (0, 2, 1)))
+        totals = _add_weights(_add_weights(totals, first), last)
+    return totals
+
+
+@triton.jit
+def add_lanes(totals):
+    """Returns each row's sum of [ROWS, LANES], in an order that all layouts have."""
+    sums = tl.sum(tl.reshape(totals, (totals.shape[0], 2, _LANES // 4, 2)), 3)
+    return tl.sum(tl.sum(sums, 2), 1)
 
 
 @triton.jit
 def weigh_keys(
     q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
+    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
@@ -63,6 +85,10 @@ def weigh_keys(
     the diagonal a row sees keys up to its position and before the end, and with a WINDOW only the
     last WINDOW of them; off it, all rows see all keys. HAS_SCALES: scores are multiplied by the
     scales of k's heads, [1, KEYS]. SOFT_CAP: of scaled scores; 0 for none.
+
+    IS_EXACT: weights are relative to a whole power of two, highest is its exponent, and total is
+    [ROWS, LANES]. Changing the power multiplies exactly, so a row's bits do not depend on the tile
+    that its highest score is in. hopper_softmax has the same bits.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
@@ -78,21 +104,28 @@ def weigh_keys(
             is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
     # Scaled after the maximum, so that scaling and subtraction are one instruction. As fma, which
-    # leaves the compiler no choice of rounding: hopper_softmax has the same bits.
-    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+    # leaves the compiler no choice of rounding.
+    new_highest = tl.max(scores, 1) * scale_log2
+    if IS_EXACT:
+        new_highest = whole_power(new_highest, q.dtype)
+    new_highest = tl.maximum(highest, new_highest)
     if WINDOW > 0:
         # A row may see no key of its first tiles; a finite number avoids inf - inf.
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = tl.exp2(tl.fma(scores, scale_log2, -new_highest[:, None]))
     kept = tl.exp2(highest - new_highest)
-    return weights, kept, new_highest, tl.fma(total, kept, _row_sums(weights, SETS))
+    if IS_EXACT:
+        total = _add_weights(total * kept[:, None], weights)
+    else:
+        total = tl.fma(total, kept, tl.sum(weights, 1))
+    return weights, kept, new_highest, total
 
 
 @triton.jit
 def fold_tile(
     q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
+    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
 
@@ -101,7 +134,7 @@ def fold_tile(
     """
     weights, kept, highest, total = weigh_keys(
         q, k, k_scale, highest, total, keys, end, positions, scale_log2,
-        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, SETS,
+        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, IS_EXACT,
     )  # fmt: skip
     if HAS_SCALES:
         weights *= v_scale
@@ -146,7 +179,7 @@ def attend_keys(
     v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0, SETS: tl.constexpr = 1,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
@@ -174,7 +207,7 @@ def attend_keys(
             v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
             q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, SETS,
+            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, IS_EXACT,
         )  # fmt: skip
     return acc, highest, total
 

@@ -54,8 +54,12 @@ MOST_PACKED_TOKENS = 640
 """With more, unpacking a weight of 4 bits and a product of 16 bits are faster."""
 _COLUMNS = 256
 """Inputs of a tile, but for gated products."""
-_SPLIT_OUTPUTS = 10240
-"""Outputs times parts at most in batch-invariant mode: a program for each multiprocessor."""
+_SPLIT_OUTPUTS = 8448
+"""Outputs times parts at most in batch-invariant mode: a program for each multiprocessor.
+
+5120 outputs of 2048 inputs took 10.0 us in one part and 13.4 in two with 64 tokens, 16.1 and 25.7
+with 256, and 235 and 317 with 8192 (H100, 2026-11).
+"""
 _FEW_OUTPUTS = 256
 """Up to this many outputs, as of a router, tall tiles make too few programs for more than two
 tokens."""

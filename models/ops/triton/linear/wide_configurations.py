@@ -24,8 +24,7 @@ class WideTiles:
     """Warp groups of a program, tokens of a tile, slots for loading inputs.
 
     splits: parts of the inputs, each summed by programs of its own.
-    parts: parts of a program's inputs, each summed apart and added in order; more than one need
-        tiles of at most 128 tokens, for whom there are registers for two sums.
+    parts: parts of a program's inputs, each summed apart and added in order.
     """
 
     groups: int
@@ -51,6 +50,13 @@ _PART_INPUTS = 512
 """Least inputs of a part."""
 _MOST_SPLIT_TOKENS = 256
 """In batch-invariant mode, most tokens whose parts are summed by programs of their own."""
+_MANY_PART_TOKENS = 2048
+_MANY_PART_ROWS = 2048
+"""With more tokens, and at least as many rows, a program with several parts has _MOST_TOKENS.
+
+4096 x 12288 in two parts took 342 us with _TWO_GROUPS and 383 with _MOST_TOKENS for 2048 tokens,
+1,496 and 1,265 for 8192; 1024 x 3072 in four took 122 and 150 for 8192 (H100, 2026-11).
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -119,8 +125,8 @@ def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTile
     splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
     candidates = _candidates(num_tokens)
     if parts > splits:
-        # Of equal cost the first is faster.
-        candidates = (_THREE_GROUPS, _TWO_GROUPS) if num_tokens > 512 else (_TWO_GROUPS,)
+        is_large = num_tokens > _MANY_PART_TOKENS and num_rows >= _MANY_PART_ROWS
+        candidates = (_MOST_TOKENS if is_large else _TWO_GROUPS,)
 
     def cost(tiles: WideTiles) -> float:
         return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)

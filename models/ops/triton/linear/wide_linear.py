@@ -64,7 +64,7 @@ def _load_tokens(x, ring, slot, token_tile, depth):
 @gluon.jit
 def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
     """Starts loading the first slots; weights come before the wait, as no kernel writes them."""
-    weight, x, ring, _, _, counts, first_depth = work
+    weight, x, ring, _, _, counts, first_depth, _ = work
     row_tile, token_tile = place_of(gl.program_id(0), counts)
     for slot in gl.static_range(SLOTS):
         _load_weight(weight, ring, slot, row_tile, first_depth + slot * _DEPTH)
@@ -76,7 +76,7 @@ def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
 @gluon.jit
 def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
     """Loads a step into a slot once all groups have read it; returns the next tile and step."""
-    weight, x, ring, _, _, counts, first_depth = work
+    weight, x, ring, _, _, counts, first_depth, _ = work
     mbarrier.wait(ring[3].index(slot), phase)
     if tile < counts[2]:
         row_tile, token_tile = place_of(tile, counts)
@@ -130,6 +130,29 @@ def _gate(sums, dtype: gl.constexpr, ROUNDS: gl.constexpr):
 
 
 @gluon.jit
+def _by_thread(sums):
+    """Returns [64, TOKENS] sums as a vector in which each thread's elements are four in a row."""
+    EIGHTS: gl.constexpr = sums.shape[1] // 8
+    places = sums.reshape([4, 2, 8, EIGHTS, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    return places.reshape([64 * sums.shape[1]])
+
+
+@gluon.jit
+def _by_row(sums, layout: gl.constexpr):
+    """Undoes _by_thread."""
+    EIGHTS: gl.constexpr = sums.shape[0] // 512
+    places = sums.reshape([EIGHTS, 4, 8, 4, 2, 2]).permute((1, 4, 2, 0, 3, 5))
+    return gl.convert_layout(places.reshape([64, EIGHTS * 8]), layout)
+
+
+@gluon.jit
+def _earlier_sums(sums, kept_ptr):
+    """Returns where a group keeps the sums of earlier parts; each thread reads its own stores."""
+    at = gl.arange(0, sums.shape[0], sums.type.layout)
+    return kept_ptr + at
+
+
+@gluon.jit
 def _sum_part(
     work, layout: gl.constexpr, slot, phase, next_tile, next_step,
     GROUP: gl.constexpr, STEPS: gl.constexpr, PARTS: gl.constexpr,
@@ -169,7 +192,7 @@ def _multiply(
     PARTS: gl.constexpr, ROUNDS: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
 ):  # fmt: skip
     """Computes one group's rows of all of the program's tiles, in PARTS sums that it adds up."""
-    _, _, ring, output_ptr, num_tokens, counts, _ = work
+    _, _, ring, output_ptr, num_tokens, counts, _, kept_ptr = work
     weights, xs, _, _ = ring
     SLOTS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
@@ -183,15 +206,25 @@ def _multiply(
     if SLOTS == STEPS:
         next_tile += gl.num_programs(0)
         next_step = 0
+    if PARTS > 1:
+        my_kept_ptr = kept_ptr + (gl.program_id(0) * GROUPS + GROUP) * 64 * TOKENS
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         sums, slot, phase, next_tile, next_step = _sum_part(
             work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
         )
-        for _part in gl.static_range(1, PARTS):
-            more, slot, phase, next_tile, next_step = _sum_part(
+        for part in gl.static_range(1, PARTS):
+            # Tensor cores need the registers.
+            flat = _by_thread(sums)
+            kept_ptrs = _earlier_sums(flat, my_kept_ptr)
+            if part > 1:
+                flat += gl.load(kept_ptrs)
+            gl.store(kept_ptrs, flat)
+            sums, slot, phase, next_tile, next_step = _sum_part(
                 work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
             )
-            sums += more
+        if PARTS > 1:
+            flat = _by_thread(sums)
+            sums = _by_row(flat + gl.load(_earlier_sums(flat, my_kept_ptr)), layout)
         row_tile, token_tile = place_of(tile, counts)
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
@@ -206,7 +239,7 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _wide_kernel(
-    weight, x, output_ptr, num_tokens,
+    weight, x, output_ptr, kept_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUPS: gl.constexpr,
     TOKENS: gl.constexpr, SLOTS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
     PARTS: gl.constexpr, ROUNDS: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -229,7 +262,7 @@ def _wide_kernel(
         mbarrier.init(empty.index(slot), count=GROUPS)
     first_depth = gl.program_id(1) * STEPS * _DEPTH
     ring = (weights, xs, full, empty)
-    work = (weight, x, ring, output_ptr, num_tokens, counts, first_depth)
+    work = (weight, x, ring, output_ptr, num_tokens, counts, first_depth, kept_ptr)
     _fill(work, SLOTS, DEPENDENT)
     if GROUPS == 1:
         _multiply(work, 0, STEPS, GATED, SPLITS, PARTS, ROUNDS, NUM_OUTPUTS)
@@ -280,11 +313,15 @@ def wide_linear(
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     launch = _launcher(num_outputs, num_inputs, is_gated, rounds, tiles, x.device)
     num_programs = min(MULTIPROCESSORS // tiles.splits, tiles.count(num_tokens, weight.shape[0]))
+    kept = None
+    if tiles.parts > 1:
+        sizes = (num_programs, tiles.groups, GROUP_ROWS, tiles.tokens)
+        kept = torch.empty(sizes, dtype=torch.float32, device=x.device)
     launch(
         (num_programs, tiles.splits, 1),
         _described_weight(weight, is_gated=is_gated),
         TensorDescriptor(x, [*x.shape], [num_inputs, 1], [tiles.tokens, _DEPTH.value], _MATRIX),
-        output, num_tokens,
+        output, kept, num_tokens,
     )  # fmt: skip
     return output
 
