@@ -213,7 +213,7 @@ def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inne
     check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 64, 100, 200, 300, 1000])
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 100, 200, 300, 1000, 2000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
