@@ -10,6 +10,7 @@ from models.ops.kernel_choice import HOPPER
 from models.ops.moe import moe as reference
 from models.ops.operands.experts import Routing
 from models.ops.triton.moe.expert_forms import are_few
+from tests.support.invariance import batch_invariance
 from tests.support.moe_case import (
     NUM_EXPERTS,
     ROUTINGS,
@@ -213,7 +214,7 @@ def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inne
     check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 64, 100, 200, 300, 1000])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 64, 100, 200, 300, 1000, 2000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
@@ -239,12 +240,14 @@ def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
         pytest.skip("other GPUs have other kernels")
     experts, call = quantized_case("mxfp4", 1000, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
     whole = apply_experts(*call, experts)
-    for num_tokens in (1, 3, 30, 60, 100, 200, 500):
-        part = (each[:num_tokens].contiguous() for each in call)
-        assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
+    # Of up to 4 tokens, the mode alone keeps the order of sums.
+    with batch_invariance():
+        for num_tokens in (1, 3, 30, 60, 100, 200, 500):
+            part = (each[:num_tokens].contiguous() for each in call)
+            assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
 
 
-@pytest.mark.parametrize("num_tokens", [5, 60, 120, 250, 500, 1000])
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 60, 120, 250, 500, 1000, 1600])
 def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
     from models.ops.triton.moe.moe import apply_experts
 

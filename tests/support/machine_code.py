@@ -32,10 +32,34 @@ def early_writes(code: list[str]) -> list[str]:
 
     Tensor cores read the left factor from registers until a wait for the product's group.
     """
+    return [line for path in _paths(code) for line in _early_writes(path)]
+
+
+def product_loops(code: list[str]) -> list[tuple[int, int]]:
+    """Returns the first and last line of each innermost loop with products, in order.
+
+    Waits that failed jump back into larger ones, from the end of the code.
+    """
+    labels = {line.split(":")[0]: at for at, line in enumerate(code) if line.startswith(".L")}
+    branches = [(at, _BRANCHES.search(line)) for at, line in enumerate(code)]
+    loops = [(labels.get(match[1], at), at) for at, match in branches if match is not None]
+    products = [at for at, line in enumerate(code) if _READS_REGISTERS.search(line)]
+    around = [
+        min(holding, key=lambda loop: loop[1] - loop[0])
+        for product in products
+        if (holding := [loop for loop in loops if loop[0] < product < loop[1]])
+    ]
+    assert around, "products are in a loop"
+    return sorted(
+        loop for loop in set(around) if not any(loop[0] < other[0] < loop[1] for other in around)
+    )
+
+
+def _early_writes(path: list[str]) -> list[str]:
     groups: list[set[int]] = []
     begun: set[int] = set()
     found = []
-    for line in _main_path(code):
+    for line in path:
         if match := _READS_REGISTERS.search(line):
             begun |= {int(match[1]) + each for each in range(_OPERANDS)}
             if "gsb0" in line:
@@ -49,17 +73,15 @@ def early_writes(code: list[str]) -> list[str]:
     return found
 
 
-def _main_path(code: list[str]) -> list[str]:
-    """Returns the loop around the first product twice, and what follows to the last wait."""
-    product = next(at for at, line in enumerate(code) if _READS_REGISTERS.search(line))
-    last_wait = max(at for at, line in enumerate(code) if _WAITS.search(line))
-    labels = {line.split(":")[0]: at for at, line in enumerate(code) if line.startswith(".L")}
-    start, end = max(
-        (labels[match[1]], at)
-        for at, line in enumerate(code[: last_wait + 1])
-        if at > product and (match := _BRANCHES.search(line)) and labels.get(match[1], at) < product
-    )
-    return code[start : end + 1] * 2 + code[end + 1 : last_wait + 1]
+def _paths(code: list[str]) -> list[list[str]]:
+    """Returns each loop with products twice, and what follows to the last wait before the next."""
+    loops = product_loops(code)
+    ends = [start for start, _ in loops[1:]] + [len(code)]
+    paths = []
+    for (start, end), next_start in zip(loops, ends, strict=True):
+        last_wait = max(at for at in range(start, next_start) if _WAITS.search(code[at]))
+        paths.append(code[start : end + 1] * 2 + code[end + 1 : last_wait + 1])
+    return paths
 
 
 def _written(line: str) -> set[int]:

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 
 @gluon.jit
-def _halves_of(words):
+def halves_of(words):
     """Returns the two bfloat16 of each word, [..., 2]."""
     first = words.to(gl.int16).to(gl.bfloat16, bitcast=True)
     return gl.join(first, (words >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True))
@@ -61,7 +61,7 @@ def _floats(pair: int) -> str:
 
 
 _UNPACK_INTEGERS = gl.constexpr(_unpack(_integers))
-_UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
+UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
 
 
 @constexpr_function
@@ -114,7 +114,7 @@ def _group_values(
 
 
 @gluon.jit
-def _pair_of_bfloat16(values):
+def pair_of_bfloat16(values):
     """Returns scales as words of two equal bfloat16; those of floats are 2^64 too large.
 
     A byte is an exponent of two plus 127; loading refuses scales of 2^64 or more.
@@ -178,8 +178,8 @@ def unpacked(tile, scales, layout: gl.constexpr):
     first, second, zeros = scales
     IS_INTEGER: gl.constexpr = first.dtype == gl.bfloat16
     WIDTH: gl.constexpr = COLUMNS // first.shape[1]
-    first = _by_words(_pair_of_bfloat16(first), layout, WIDTH)
-    second = _by_words(_pair_of_bfloat16(second), layout, WIDTH)
+    first = _by_words(pair_of_bfloat16(first), layout, WIDTH)
+    second = _by_words(pair_of_bfloat16(second), layout, WIDTH)
     if IS_INTEGER:
         zeros = zeros | 0x4300
         zeros = _by_words(zeros | zeros << 16, layout, WIDTH)
@@ -189,12 +189,12 @@ def unpacked(tile, scales, layout: gl.constexpr):
         )  # fmt: skip
     else:
         pairs = gl.inline_asm_elementwise(
-            _UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, first, second],
+            UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, first, second],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
     eights = gl.join(
-        gl.join(_halves_of(pairs[0]), _halves_of(pairs[1])),
-        gl.join(_halves_of(pairs[2]), _halves_of(pairs[3])),
+        gl.join(halves_of(pairs[0]), halves_of(pairs[1])),
+        gl.join(halves_of(pairs[2]), halves_of(pairs[3])),
     )
     # From words and their pairs' elements, eights and halves of a run to columns.
     eights = eights.reshape([ROWS, COLUMNS // 32, 4, 2, 2, 2]).permute((0, 1, 5, 4, 2, 3))

@@ -50,7 +50,7 @@ def _find_rows(
 
 
 @gluon.jit
-def _gated(gate, up, alpha, limit, IS_CLAMPED: gl.constexpr):
+def gated(gate, up, alpha, limit, IS_CLAMPED: gl.constexpr):
     """Computes models.ops.moe.moe.gated of float32 gate and up."""
     if IS_CLAMPED:
         gate = gl.minimum(gate, limit)
@@ -87,7 +87,7 @@ def _results(
         if HAS_BIAS:
             gate = _add_bias(gate, bias_ptr, row, NUM_OUTPUTS)
             up = _add_bias(up, bias_ptr + NUM_OUTPUTS, row, NUM_OUTPUTS)
-        return _gated(gate, up, alpha, limit, IS_CLAMPED)
+        return gated(gate, up, alpha, limit, IS_CLAMPED)
     else:  # noqa: RET505  # one branch is compiled
         if HAS_BIAS:
             sums = _add_bias(sums, bias_ptr, row, NUM_OUTPUTS)
@@ -236,32 +236,17 @@ def _sum_tiles(
 
 
 @gluon.jit
-def expert_kernel(
-    weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr, ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNPACKED: gl.constexpr, BLOCK_E: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+def _compute_tile(
+    weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert, first_row, end,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOP_K: gl.constexpr,
+    IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
+    IS_ALONE: gl.constexpr, TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr, UNPACKED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Computes gated inner features from tokens in order of their rows, or results by pair.
-
-    The order of rows is older than the previous kernel unless IS_GATED. NUM_OUTPUTS are those of
-    gate and of up alone.
-    """
+    """Computes a tile of up to TOKENS tokens."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     OUTPUTS: gl.constexpr = ROWS // HALVES
-    if IS_GATED:
-        wait_for_previous(DEPENDENT)
-    # Only now, so that the next kernel may read the order of rows before its own wait.
-    let_next_start(DEPENDENT)
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
-    expert, first_row, end = _find_rows(
-        gl.program_id(1), pairs_ptr, starts_ptr, flat, NUM_EXPERTS, TOKENS, BLOCK_E, IS_ALONE
-    )
-    if first_row >= end:
-        return
     row = gl.program_id(0) * OUTPUTS
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     weights = gl.allocate_shared_memory(
@@ -304,3 +289,41 @@ def expert_kernel(
     )
     IS_BY_PAIR: gl.constexpr = not IS_GATED and not IS_ALONE
     _store(results, pairs_ptr, output_ptr, row, first_row, end, NUM_OUTPUTS, IS_BY_PAIR)
+
+
+@gluon.jit
+def expert_kernel(
+    weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
+    TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr,
+    LAST_TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    UNPACKED: gl.constexpr, BLOCK_E: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes gated inner features from tokens in order of their rows, or results by pair.
+
+    The order of rows is older than the previous kernel unless IS_GATED. NUM_OUTPUTS are those of
+    gate and of up alone. An expert's last tile has a height of LAST_TOKENS if its rows fit.
+    """
+    if IS_GATED:
+        wait_for_previous(DEPENDENT)
+    # Only now, so that the next kernel may read the order of rows before its own wait.
+    let_next_start(DEPENDENT)
+    flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    expert, first_row, end = _find_rows(
+        gl.program_id(1), pairs_ptr, starts_ptr, flat, NUM_EXPERTS, TOKENS, BLOCK_E, IS_ALONE
+    )
+    if first_row >= end:
+        return
+    if LAST_TOKENS < TOKENS and first_row + LAST_TOKENS >= end:
+        _compute_tile(
+            weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
+            IS_ALONE, LAST_TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
+        )  # fmt: skip
+    else:
+        _compute_tile(
+            weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
+            IS_ALONE, TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
+        )  # fmt: skip

@@ -24,6 +24,8 @@ class ExpertTiles:
     num_stages: tiles of the ring, of which one is multiplied.
     num_warps: 4 or 8.
     num_unpacked: 2 unpacks a tile while the one before is multiplied, with twice the registers.
+    last_tokens: height of an expert's last tile where its tokens fit; for the other ones `tokens`.
+    max_registers: of a thread, so that two programs fit a multiprocessor; None for no limit.
     """
 
     tokens: int
@@ -32,6 +34,8 @@ class ExpertTiles:
     num_stages: int
     num_warps: int
     num_unpacked: int
+    last_tokens: int
+    max_registers: int | None
 
 
 _Both = tuple[ExpertTiles, ExpertTiles]
@@ -43,11 +47,15 @@ def _tiles(
     return ExpertTiles(
         tokens=tokens, rows=rows, columns=columns, num_stages=num_stages, num_warps=num_warps,
         num_unpacked=2 if tokens >= _FULL_TOKENS else 1,
+        last_tokens=_LAST_TOKENS.get(tokens, tokens), max_registers=_MAX_REGISTERS.get(tokens),
     )  # fmt: skip
 
 
 _FULL_TOKENS = 256
 """One program of such tiles fills a multiprocessor, and no other keeps its cores busy."""
+_LAST_TOKENS = {64: 16, 128: 64, 256: 64}
+"""By height of the other tiles: about half of the last tiles have few tokens."""
+_MAX_REGISTERS = {128: 128}
 ALONE_TILES = _tiles(8, 64, 256, 5), _tiles(8, 64, 256, 5)
 """For pairs computed alone."""
 SORTED_TILES = {
@@ -56,7 +64,7 @@ SORTED_TILES = {
     32: (_tiles(32, 128, 128, 4, 8), _tiles(32, 64, 128, 4)),
     64: (_tiles(64, 128, 64, 4), _tiles(64, 128, 64, 4)),
     128: (_tiles(128, 128, 64, 4, 8), _tiles(128, 128, 64, 4, 8)),
-    256: (_tiles(256, 128, 64, 4, 8), _tiles(256, 128, 64, 5, 8)),
+    256: (_tiles(256, 128, 64, 4, 8), _tiles(256, 128, 64, 4, 8)),
 }
 """Of gate and up, and of down, by expert_forms.tile_rows; measured with gpt-oss-20b on an H100."""
 
@@ -141,7 +149,8 @@ def _launcher(
         NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
         HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, IS_ALONE=shape.is_alone,
         TOKENS=tiles.tokens, ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.num_stages,
-        UNPACKED=tiles.num_unpacked,
+        UNPACKED=tiles.num_unpacked, LAST_TOKENS=tiles.last_tokens,
+        **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
         BLOCK_E=triton.next_power_of_2(shape.num_experts), num_warps=tiles.num_warps,
         **launch_options(device),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -22,6 +23,7 @@ from models.ops.triton.moe.expert_forms import ON_CORES, are_few, takes_cores, t
 from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
+from models.ops.triton.moe.pair_experts import pair_products
 from models.ops.triton.moe.swiglu import gated
 
 
@@ -137,6 +139,9 @@ def _results_on_cores(
 ) -> torch.Tensor:
     """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
     num_choices, num_pairs = experts.num_choices, ids.numel()
+    # Sums of parts of the inputs have other bits.
+    if not is_batch_invariant() and are_few(num_pairs, num_choices, ids.shape[1]):
+        return pair_products(hidden, ids, experts)
     if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
         return expert_products(hidden, ids, experts, None, ALONE_TILES)
     order = sort_by_expert(ids, len(experts.down), num_choices)

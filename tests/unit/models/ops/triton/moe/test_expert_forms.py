@@ -39,7 +39,7 @@ def test_tiles_are_as_high_as_an_expert_has_rows_on_average():
     assert [tile_rows(num_pairs, 10) for num_pairs in (1, 80, 81, 160, 161, 320, 321, 10**6)] == [
         16, 16, 32, 32, 64, 64, 128, 128,
     ]  # fmt: skip
-    counts = (1, 40, 41, 80, 81, 160, 161, 640, 641, 2560, 2561, 10**6)
+    counts = (1, 40, 41, 80, 81, 160, 161, 640, 641, 1920, 1921, 10**6)
     assert [tile_rows(num_pairs, 10, ON_CORES) for num_pairs in counts] == [
         8, 8, 16, 16, 32, 32, 64, 64, 128, 128, 256, 256,
     ]  # fmt: skip

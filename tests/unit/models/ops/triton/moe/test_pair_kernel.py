@@ -1,0 +1,49 @@
+"""Machine code of the kernel of single pairs of a token and an MXFP4 expert."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from tests.support.absent_hopper import pretend
+pretend()
+from models.ops.triton.launching.launch import _launches
+from models.ops.triton.moe.pair_experts import pair_products
+from models.ops.triton.moe.pair_kernel import pair_kernel
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import machine_code
+from tests.support.moe_case import make_quantized_experts
+
+experts = make_quantized_experts("mxfp4", num_experts=2, hidden=2880, inner=2880, is_clamped=True)
+x = torch.zeros(1, 2880, dtype=torch.bfloat16)
+ids = torch.zeros(1, 2, dtype=torch.int32)
+with absent_gpu():
+    pair_products(x, ids, experts)
+builds = [
+    build for each in _launches if each._kernel is pair_kernel for build in each._builds.values()
+]
+assert len(builds) == 2
+for build in builds:
+    code = machine_code(build.asm["cubin"])
+    # No register is kept in memory.
+    assert not any(line.startswith(("STL", "LDL")) for line in code)
+    # Three steps of two rows: all weights of a lane are under way before its first product.
+    first_product = next(at for at, line in enumerate(code) if "HMMA" in line)
+    assert sum("LDG.E.128" in line for line in code[:first_product]) >= 6
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_all_weights_of_a_pair_are_under_way_before_its_first_product(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
