@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 
 @gluon.jit
-def halves_of(words):
+def _halves_of(words):
     """Returns the two bfloat16 of each word, [..., 2]."""
     first = words.to(gl.int16).to(gl.bfloat16, bitcast=True)
     return gl.join(first, (words >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True))
@@ -61,7 +61,7 @@ def _floats(pair: int) -> str:
 
 
 _UNPACK_INTEGERS = gl.constexpr(_unpack(_integers))
-UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
+_UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
 
 
 @constexpr_function
@@ -164,6 +164,31 @@ def tile_scales(
 
 
 @gluon.jit
+def _eights_of(pairs):
+    """Returns the values of words that were unpacked to four pairs, [..., 2, 2, 2].
+
+    These are the element of a pair, and the last and the first bit of the pair's number.
+    """
+    return gl.join(
+        gl.join(_halves_of(pairs[0]), _halves_of(pairs[1])),
+        gl.join(_halves_of(pairs[2]), _halves_of(pairs[3])),
+    )
+
+
+@gluon.jit
+def floats_of(words, first, second):
+    """Returns the eight floats of each word, in the dimensions of _eights_of.
+
+    first, second: scales of the word's pairs, as pair_of_bfloat16 has them.
+    """
+    pairs = gl.inline_asm_elementwise(
+        _UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, first, second],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    return _eights_of(pairs)
+
+
+@gluon.jit
 def unpacked(tile, scales, layout: gl.constexpr):
     """Returns a tile's values as the tensor cores' left factor; scales are those of tile_scales.
 
@@ -187,15 +212,9 @@ def unpacked(tile, scales, layout: gl.constexpr):
             _UNPACK_INTEGERS, "=r,=r,=r,=r,r,r,r,r", [words, first, second, zeros],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
+        eights = _eights_of(pairs)
     else:
-        pairs = gl.inline_asm_elementwise(
-            UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, first, second],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    eights = gl.join(
-        gl.join(halves_of(pairs[0]), halves_of(pairs[1])),
-        gl.join(halves_of(pairs[2]), halves_of(pairs[3])),
-    )
+        eights = floats_of(words, first, second)
     # From words and their pairs' elements, eights and halves of a run to columns.
     eights = eights.reshape([ROWS, COLUMNS // 32, 4, 2, 2, 2]).permute((0, 1, 5, 4, 2, 3))
     return gl.convert_layout(eights.reshape([ROWS, COLUMNS]), of_each, assert_trivial=True)

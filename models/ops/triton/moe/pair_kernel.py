@@ -16,12 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
-from models.ops.triton.linear.matrix_weights import (
-    UNPACK_FLOATS,
-    finished,
-    halves_of,
-    pair_of_bfloat16,
-)
+from models.ops.triton.linear.matrix_weights import finished, floats_of, pair_of_bfloat16
 from models.ops.triton.moe.expert_kernel import gated
 
 _TILE = gl.constexpr(128)
@@ -107,14 +102,7 @@ def _weights(words, scales, on_cores: gl.constexpr):
     NUM_WARPS: gl.constexpr = words.shape[0]
     ROWS: gl.constexpr = words.shape[1]
     pairs_of_scales = pair_of_bfloat16(scales)[:, :, :, None].broadcast_to(words.shape)
-    pairs = gl.inline_asm_elementwise(
-        UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, pairs_of_scales, pairs_of_scales],
-        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
-    eights = gl.join(
-        gl.join(halves_of(pairs[0]), halves_of(pairs[1])),
-        gl.join(halves_of(pairs[2]), halves_of(pairs[3])),
-    )
+    eights = floats_of(words, pairs_of_scales, pairs_of_scales)
     # From runs, words (two dimensions), their pairs' elements, eights and 16ths of a run.
     eights = eights.reshape([NUM_WARPS, ROWS, 4, 2, 2, 2, 2, 2])
     values = eights.permute((0, 1, 3, 7, 6, 4, 2, 5)).reshape([NUM_WARPS, ROWS, _TILE])

@@ -141,7 +141,7 @@ class TraceProcess:
         Returns:
             None where nothing is traced while serving, or no processor is left for it.
         """
-        if not may_trace_later(config) or _needs_graphs(config):
+        if not config.compilation.capture_while_serving or _needs_graphs(config):
             return None
         may_have_gpu = torch.version.cuda and config.worker.device != "cpu"
         level = config.compilation.level_on("cuda" if may_have_gpu else "cpu")
@@ -227,11 +227,6 @@ class _ShapesUnpickler(pickle.Unpickler):
                 nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
             )
         return self._tensors[number]
-
-
-def may_trace_later(config: EngineConfig) -> bool:
-    """Returns whether a model that no earlier start has traced is served before it is."""
-    return config.compilation.capture_while_serving
 
 
 def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:

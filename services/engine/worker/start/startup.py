@@ -41,7 +41,7 @@ from services.engine.worker.start.kv_memory import (
 )
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_compilation import ModelCompilation
-from services.engine.worker.start.model_trace import TraceProcess, may_trace_later
+from services.engine.worker.start.model_trace import TraceProcess
 from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
@@ -118,7 +118,7 @@ def start_worker(
     loaded = LoadedModel.load(
         config,
         ranks=ranks,
-        may_trace_later=may_trace_later(config),
+        may_trace_later=config.compilation.capture_while_serving,
         report_progress=report_progress,
     )
     settings = loaded.config.compilation

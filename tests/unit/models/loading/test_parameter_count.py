@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from models.config import ModelConfig
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters, count_whole
 from tests.support.mxfp4_checkpoints import pack_experts
@@ -59,3 +61,11 @@ def test_a_model_on_ranks_counts_as_whole(variant, tmp_path):
     write_checkpoint(tmp_path, variant)
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
     assert count_whole(model.config) == count_parameters(model)
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "deepseek_v3"])
+def test_counting_needs_no_memory_for_positions(variant, tmp_path):
+    write_checkpoint(tmp_path, variant)
+    config = ModelConfig.from_folder(tmp_path)
+    # Rotary tables of as many rows would not fit into any memory.
+    assert count_whole(replace(config, max_position_embeddings=10**13)) == count_whole(config)
