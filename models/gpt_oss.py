@@ -29,8 +29,9 @@ class GptOssExperts(Experts):
         ones; down_proj is [E, I, H] and its bias [E, H]. MXFP4 weights and their scales are not
         transposed.
         """
-        if loaded.dim() != param.dim():
-            needed = f"{param.dim()} dimensions"
+        shape = self.stored_shape(param, param)
+        if loaded.dim() != len(shape):
+            needed = f"{len(shape)} dimensions"
             raise ValueError(f"its shape is {tuple(loaded.shape)}; the model needs {needed}")
         if param.dtype == MXFP4:
             loaded = loaded.view(MXFP4)
@@ -40,13 +41,13 @@ class GptOssExperts(Experts):
         if any(param is each for each in down):
             super().weight_loader(param, loaded, shard_id)
             return
-        rows = param.shape[1]
+        rows = shape[1]
         expert = shard_id[0] if isinstance(shard_id, tuple) else None
         for target, stored in self.stacked(param, loaded, expert):
-            check_shape(stored, (target.shape[0], rows * self.group.size, *param.shape[2:]))
+            check_shape(stored, (target.shape[0], rows * self.group.size, *shape[2:]))
             own = stored.narrow(1, rows * self.group.rank, rows)
-            for part, half in enumerate(target.chunk(2, dim=1)):
-                self.fill(param, half, own[:, part::2])
+            for part in range(2):
+                self.fill(param, target, own[:, part::2], part)
 
 
 class GptOssForCausalLM(CausalLM):

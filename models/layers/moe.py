@@ -18,12 +18,13 @@ from models.ops.communication.gather_rows import gather_rows, reduce_scatter
 from models.ops.communication.ordered_reduce_scatter import ordered_reduce_scatter
 from models.ops.linear.linear import linear
 from models.ops.operands.packed_weights import to_kernel_order
+from models.ops.operands.run_scales import fill_tiled, tiled_shape
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
 from models.parallel.group import DATA_PARALLEL, SINGLE, ParallelGroup
 from models.parallel.slots import copy_slot, exchange
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 class Router(Replicated, nn.Module):
@@ -127,8 +128,8 @@ class Experts(nn.Module):
             (count, 2 * inner, hidden_size // 2),
             (count, hidden_size, inner // 2),
             MXFP4,
-            (count, 2 * inner, hidden_size // MXFP4_RUN),
-            (count, hidden_size, inner // MXFP4_RUN),
+            (count, *tiled_shape(2 * inner, hidden_size)),
+            (count, *tiled_shape(hidden_size, inner)),
         )
 
     def _keep(self, dtype: torch.dtype, gate_up: Shape, down: Shape, scale_dtype: torch.dtype,
@@ -151,7 +152,7 @@ class Experts(nn.Module):
         shard_id is (expert, 0 for gate or down, 1 for up); anything else means all experts.
         """
         expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
-        if expert is None or loaded.dim() == param.dim():
+        if expert is None or loaded.dim() == len(self.stored_shape(param, param)):
             for target, own in self.stacked(param, loaded, expert):
                 self._load(param, target, own, (0, 1))
             return
@@ -212,6 +213,7 @@ class Experts(nn.Module):
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
     ) -> None:
         rank, num_ranks = self.group.rank, self.group.size
+        shape = list(self.stored_shape(param, target))
         if param is self.down_proj_bias:
             check_shape(loaded, tuple(target.shape))
             # Ranks add up their outputs, so only one of them holds the bias.
@@ -220,27 +222,52 @@ class Experts(nn.Module):
             check_shape(loaded, tuple(target.shape))
             target.copy_(loaded)
         elif param is self.down_proj or param is self.down_proj_scale:
-            share = target.shape[-1]
-            check_shape(loaded, (*target.shape[:-1], share * num_ranks))
+            share = shape[-1]
+            check_shape(loaded, (*shape[:-1], share * num_ranks))
             self.fill(param, target, loaded.narrow(-1, rank * share, share))
         else:
             rows = -1 if param is self.gate_up_proj_bias else -2
-            shape = list(target.shape)
             share = shape[rows] // 2
             shape[rows] = share * num_ranks * len(parts)
             check_shape(loaded, tuple(shape))
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
-                target_part = target.narrow(rows, part * share, share)
-                self.fill(param, target_part, stored.narrow(rows, rank * share, share))
+                self.fill(param, target, stored.narrow(rows, rank * share, share), part)
 
-    def fill(self, param: nn.Parameter, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Copies into part of param; packed weights change to kernel order."""
+    def stored_shape(self, param: nn.Parameter, target: torch.Tensor) -> Shape:
+        """Returns the shape in which a checkpoint has what is in a part of param."""
+        if not self._is_tiled(param):
+            return tuple(target.shape)
+        weight = self.down_proj if param is self.down_proj_scale else self.gate_up_proj
+        return *target.shape[:-3], target.shape[-2], 2 * weight.shape[-1] // MXFP4_RUN
+
+    def fill(
+        self,
+        param: nn.Parameter,
+        target: torch.Tensor,
+        values: torch.Tensor,
+        part: int | None = None,
+    ) -> None:
+        """Copies into part of param, in the order of kernels.
+
+        part: 0 for the gate in it, 1 for up.
+        """
+        if self._is_tiled(param):
+            fill_tiled(target, values, part or 0, 1 if part is None else 2)
+            return
+        if part is not None:
+            rows = -1 if param is self.gate_up_proj_bias else -2
+            target = target.chunk(2, dim=rows)[part]
         target.copy_(values)
         is_weight = param is self.gate_up_proj or param is self.down_proj
         if is_weight and param.dtype == MXFP4:
             # One matrix at a time, whose unpacked copies take little memory.
             for matrix in target if target.dim() == param.dim() else (target,):
-                matrix[:] = to_kernel_order(matrix)
+                matrix[:] = to_kernel_order(matrix, is_float=True)
+
+    def _is_tiled(self, param: nn.Parameter) -> bool:
+        """Returns whether param has scales of MXFP4."""
+        is_scale = param is self.gate_up_proj_scale or param is self.down_proj_scale
+        return is_scale and param.dtype == MXFP4
 
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
         """Returns whether param scales rows of down, which all ranks share."""

@@ -8,6 +8,7 @@ from torch import nn
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
+from models.ops.operands.run_scales import RUNS
 
 SEED = 0
 SLICE_VALUES = 2**24
@@ -48,7 +49,7 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
         param.random_(0, 256, generator=generator)
         return
     spread = (sum(value**2 for value in E2M1_VALUES) / len(E2M1_VALUES)) ** 0.5
-    row_size = param.shape[-1] * MXFP4_RUN
+    row_size = param.shape[1] * RUNS * MXFP4_RUN
     param.fill_(127 + round(math.log2(row_size**-0.5 / spread)))
 
 

@@ -84,7 +84,7 @@ def kept_floats(
     """
     num_rows = len(packed)
     params = {
-        "weight": KeptPart((packed,), to_kernel_order, tuple(packed.shape)),
+        "weight": KeptPart((packed,), partial(to_kernel_order, is_float=True), tuple(packed.shape)),
         "weight_scale": KeptPart((scale,), _float_scale, tuple(scale.shape)),
     }
     group = 2 * packed.shape[1] // scale.shape[1]

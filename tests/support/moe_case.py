@@ -5,9 +5,10 @@ from dataclasses import fields, replace
 
 import torch
 
-from models.number_formats import BLOCK, FP8
+from models.number_formats import BLOCK, FP8, MXFP4_RUN
 from models.ops.moe.expert_formats import expert_values
 from models.ops.operands.experts import ExpertWeights, Routing
+from models.ops.operands.run_scales import fill_tiled, tiled_shape
 
 ROUTINGS = {
     "softmax": Routing(
@@ -80,9 +81,9 @@ def make_quantized_experts(
     weights = {}
     for name, rows, size, num_parts in (("gate_up", inner, hidden, 2), ("down", hidden, inner, 1)):
         matrices = [draw(num_experts, rows, size, generator) for _ in range(num_parts)]
-        weights[name], weights[f"{name}_scale"] = (
-            torch.cat(parts, dim=1) for parts in zip(*matrices, strict=True)
-        )
+        values, scales = zip(*matrices, strict=True)
+        weights[name] = torch.cat(values, dim=1)
+        weights[f"{name}_scale"] = torch.cat(scales, dim=1) if kind != "mxfp4" else tiled(scales)
     if is_clamped:
         sizes = {"gate_up_bias": 2 * inner, "down_bias": hidden}
         for name, size in sizes.items():
@@ -90,6 +91,16 @@ def make_quantized_experts(
             weights[name] = (bias * size**-0.5).to(dtype)
         weights |= {"alpha": 1.702, "limit": 0.5}
     return ExpertWeights(**weights)
+
+
+def tiled(scales):
+    """Returns MXFP4 scales of stacked matrices, [..., N, K / 32] each, in tile order."""
+    *experts, num_rows, num_runs = scales[0].shape
+    shape = *experts, *tiled_shape(len(scales) * num_rows, num_runs * MXFP4_RUN)
+    result = scales[0].new_empty(shape)
+    for part, scale in enumerate(scales):
+        fill_tiled(result, scale, part, len(scales))
+    return result
 
 
 def _draw_fp8(num_experts, rows, size, generator):

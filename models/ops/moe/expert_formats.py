@@ -4,8 +4,9 @@ Both formats keep a matrix [N, K] in fewer bytes, with scales. gate_up stacks ga
 scales of its own.
 
 - FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)] by block or [N, 1] by row.
-- MXFP4: [N, K / 2] uint8, in the kernel order of models.ops.operands.packed_weights; scales
-  [N, K / 32] uint8, exponents of two plus 127, one per run of 32 elements of a row.
+- MXFP4: [N, K / 2] uint8, in the kernel order of models.ops.operands.packed_weights; scales uint8,
+  exponents of two plus 127, one per run of 32 elements of a row, in the tile order of
+  models.ops.operands.run_scales, [2 * ceil(K / 256), N, 4].
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
@@ -16,6 +17,7 @@ import torch
 from models.number_formats import E2M1_VALUES, E8M0, FP8, MXFP4_RUN
 from models.ops.linear.fp8_linear import by_element
 from models.ops.operands.packed_weights import to_stored_order
+from models.ops.operands.run_scales import by_row
 
 
 def expert_values(
@@ -31,6 +33,7 @@ def expert_values(
     if weight.dtype == FP8:
         parts = zip(weight.chunk(num_parts), scale.chunk(num_parts), strict=True)
         return torch.cat([_fp8_values(*part, exact) for part in parts]).to(dtype)
+    scale = by_row(scale, 2 * weight.shape[1], num_parts)
     return _mxfp4_values(weight, scale, exact).to(dtype)
 
 
@@ -41,7 +44,7 @@ def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
 
 
 def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    values = e2m1_values(to_stored_order(weight), dtype)
+    values = e2m1_values(to_stored_order(weight, is_float=True), dtype)
     scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
     return values * scales
 

@@ -12,7 +12,8 @@ The dtype of the scales names the format. Stored order has column 2 i in the low
 Kernel order is that of Hopper's tensor cores, four bytes of which have eight columns of a run of
 32: byte 4 q + b of a run's 16 has column c + 2 q + 8 h + 16 j for c = b // 2, j = b % 2, with h = 0
 in its lower half and 1 in its upper half. So one word has, for each j and h, two neighbours, 16
-bits apart.
+bits apart. Integers of 4 bits stay whole. The bits of floats move within each half of a word, to
+where few instructions make pairs of bfloat16 of them; FLOAT_BITS says where.
 
 Sources: Frantar et al. 2022, "GPTQ"; Lin et al. 2023, "AWQ"; Open Compute Project 2023, "OCP
 Microscaling Formats (MX) Specification", section 5; NVIDIA 2025, "Pretraining Large Language Models
@@ -25,21 +26,26 @@ from models.number_formats import E2M1_VALUES, E8M0, FP8
 
 RUN = 32
 """Columns whose order changes together."""
+FLOAT_BITS = ((15, 6), (12, 3), (14, 0), (13, 9))
+"""Bit of the sign and lowest bit of the magnitude in half a word, of floats 2 * j + h."""
 
 
-def to_kernel_order(packed: torch.Tensor) -> torch.Tensor:
+def to_kernel_order(packed: torch.Tensor, *, is_float: bool) -> torch.Tensor:
     """Returns a weight of stored order, or stacked ones, in kernel order."""
     runs = _unpacked(packed).view(*packed.shape[:-1], -1, 2, 2, 4, 2)
-    return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
+    ordered = _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
+    return _with_moved_bits(ordered) if is_float else ordered
 
 
-def pack(q: torch.Tensor) -> torch.Tensor:
-    """Returns integers of 4 bits, [N, K] uint8, as a weight in kernel order."""
-    return to_kernel_order(_packed(q))
+def pack(q: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
+    """Returns numbers of 4 bits, [N, K] uint8, as a weight in kernel order."""
+    return to_kernel_order(_packed(q), is_float=is_float)
 
 
-def to_stored_order(packed: torch.Tensor) -> torch.Tensor:
+def to_stored_order(packed: torch.Tensor, *, is_float: bool) -> torch.Tensor:
     """Returns a weight of kernel order, or stacked ones, in stored order."""
+    if is_float:
+        packed = _with_bits_back(packed)
     runs = _unpacked(packed).view(*packed.shape[:-1], -1, 4, 2, 2, 2)
     return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
 
@@ -52,8 +58,9 @@ def packed_values(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Returns the values of a weight in kernel order, [N, K], computed in float32, rounded once."""
-    q = _unpacked(to_stored_order(weight)).int()
-    if scale.dtype == torch.bfloat16:
+    is_float = scale.dtype != torch.bfloat16
+    q = _unpacked(to_stored_order(weight, is_float=is_float)).int()
+    if not is_float:
         values = q - (8 if zero is None else _by_column(zero, q).int())
     else:
         values = torch.tensor(E2M1_VALUES, device=q.device)[q]
@@ -95,11 +102,31 @@ def quantize_packed(
     else:
         scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
         q = (groups / scale.float().unsqueeze(-1)).round() + 8
-    return pack(q.clamp(0, 15).to(torch.uint8).flatten(1)), scale, zero, row_scale
+    q = q.clamp(0, 15).to(torch.uint8).flatten(1)
+    return pack(q, is_float=is_float), scale, zero, row_scale
 
 
 def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return of_groups.repeat_interleave(q.shape[1] // of_groups.shape[1], 1)
+
+
+def _with_moved_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Moves the bits of floats within halves of words to FLOAT_BITS."""
+    halves = packed.view(torch.int16)
+    moved = torch.zeros_like(halves)
+    for number, (sign, lowest) in enumerate(FLOAT_BITS):
+        q = halves >> 4 * number
+        moved |= (q >> 3 & 1) << sign | (q & 7) << lowest
+    return moved.view(torch.uint8)
+
+
+def _with_bits_back(packed: torch.Tensor) -> torch.Tensor:
+    """Undoes _with_moved_bits."""
+    halves = packed.contiguous().view(torch.int16)
+    back = torch.zeros_like(halves)
+    for number, (sign, lowest) in enumerate(FLOAT_BITS):
+        back |= ((halves >> sign & 1) << 3 | halves >> lowest & 7) << 4 * number
+    return back.view(torch.uint8)
 
 
 def _unpacked(packed: torch.Tensor) -> torch.Tensor:

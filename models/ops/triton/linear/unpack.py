@@ -12,6 +12,7 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.packed_floats import float_of
 
 _COLUMNS = 256
 _ROWS = 8
@@ -31,18 +32,16 @@ def _unpack_kernel(
     is_inside = (rows < NUM_ROWS) & (columns < NUM_COLUMNS)
     at_word = rows * (NUM_COLUMNS // 8) + columns // 32 * 4 + columns % 8 // 2
     words = tl.load(word_ptr + at_word, mask=is_inside, other=0)
-    shift = columns % 2 * 16 + columns % 32 // 16 * 8 + columns % 16 // 8 * 4
-    q = (words >> shift) & 0xF
+    halves = words >> columns % 2 * 16
+    number = columns % 32 // 16 * 2 + columns % 16 // 8
     at_group = rows * (NUM_COLUMNS // GROUP) + columns // GROUP
     if IS_INTEGER:
         zero = 8
         if zero_ptr is not None:
             zero = tl.load(zero_ptr + at_group, mask=is_inside, other=0).to(tl.int32)
-        values = (q - zero).to(tl.float32)
+        values = ((halves >> number * 4 & 0xF) - zero).to(tl.float32)
     else:
-        # The bits of e2m1 in those of float16, 2^14 too small: no value needs a special case.
-        bits = ((q & 8) << 12) | ((q & 7) << 9)
-        values = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+        values = float_of(halves, number) * 16384.0
     scale = tl.load(scale_ptr + at_group, mask=is_inside, other=0.0)
     if scale_ptr.dtype.element_ty == tl.uint8:
         scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)

@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
-from models.ops.triton.linear.matrix_weights import finished, group_layout, unpacked
+from models.ops.triton.linear.matrix_weights import finished, unpacked
+from models.ops.triton.moe.word_scales import scales_of, word_layout
 
 _OCTET = gl.constexpr(8)
 """Rows of a tensor core's left factor that one register of a warp belongs to."""
@@ -115,21 +116,32 @@ def _store(
 
 
 @gluon.jit
-def _scales(
-    scale_ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
-    NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+def _scale_rows(
+    scale_ptr, expert, row, ROWS: gl.constexpr, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr,
+    NUM_INPUTS: gl.constexpr,
 ):  # fmt: skip
-    """Loads the scales of a tile's runs; models.ops.triton.linear.matrix_weights takes them."""
-    RUNS: gl.constexpr = COLUMNS // 32
-    PER_ROW: gl.constexpr = NUM_INPUTS // 32
-    full: gl.constexpr = group_layout(ROWS, RUNS, 1, gl.num_warps())
-    layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    outputs = row + rows // (_OCTET * HALVES) * _OCTET + rows % _OCTET
-    runs = gl.arange(0, RUNS, gl.SliceLayout(0, layout)) + column // 32
-    at = (rows // _OCTET % HALVES * NUM_OUTPUTS + outputs)[:, None] * PER_ROW + runs[None, :]
-    is_inside = (outputs < NUM_OUTPUTS)[:, None] & (runs < PER_ROW)[None, :]
-    return gl.load(scale_ptr + at, mask=is_inside, other=0)
+    """Returns where a tile's first words of scales are, [ROWS, words].
+
+    row: of the matrix, gate and up in turns; rows past the end have the scales of the last one.
+    """
+    TILE_WORDS: gl.constexpr = max(1, COLUMNS // 128)
+    layout: gl.constexpr = word_layout(ROWS, TILE_WORDS, gl.num_warps(), min(4, COLUMNS // 32))
+    rows = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), NUM_ROWS - 1)
+    words = gl.arange(0, TILE_WORDS, gl.SliceLayout(0, layout))
+    scale_ptr += expert.to(gl.int64) * ((NUM_INPUTS + 255) // 256 * 2 * NUM_ROWS)
+    return scale_ptr + rows[:, None] + words[None, :] * NUM_ROWS
+
+
+@gluon.jit
+def _load_scales(
+    scale_rows, step, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr
+):
+    """Loads the words of scales that a step has bytes of; word_scales takes them."""
+    NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
+    TILE_WORDS: gl.constexpr = scale_rows.shape[1]
+    # Steps past the end have any scales: their weights are zero.
+    word = gl.minimum(step * COLUMNS // 128, NUM_WORDS - TILE_WORDS)
+    return gl.load(scale_rows + word * NUM_ROWS)
 
 
 @gluon.jit
@@ -153,9 +165,9 @@ def _fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.c
 
 @gluon.jit
 def _multiply(
-    step, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr, ring, row,
-    x_layout: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr,
-    HALVES: gl.constexpr, UNPACKED: gl.constexpr,
+    step, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_rows, ring,
+    x_layout: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr,
+    UNPACKED: gl.constexpr,
 ):  # fmt: skip
     """Begins a tile's product, ends the one before and fills its slot again.
 
@@ -176,11 +188,10 @@ def _multiply(
     async_copy.wait_group(AHEAD - 1)
     fence_async_shared()
     # The scales of the next step load during this one's product.
-    next_scales = _scales(
-        scale_ptr, row, (step + 1) * COLUMNS, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
-    )
+    next_scales = _load_scales(scale_rows, step + 1, COLUMNS, NUM_ROWS, NUM_INPUTS)
+    pairs = scales_of(scales, step, COLUMNS)
     tile = weights.index(stage).reshape([ROWS, COLUMNS // 2])
-    left = unpacked(tile, (scales, scales, None), layout)
+    left = unpacked(tile, (pairs, pairs, None), layout)
     sums = warpgroup_mma(left, inputs.index(stage).permute((1, 0)), sums, is_async=True)
     sums = warpgroup_mma_wait(UNPACKED - 1, deps=[sums])
     # The step before has ended its product in all warps, so its slot is free.
@@ -198,19 +209,18 @@ def _multiply(
 
 @gluon.jit
 def _sum_tiles(
-    weight, place, x_rows, is_row, scale_ptr, scales, ring, row, x_layout: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
-    UNPACKED: gl.constexpr,
+    weight, place, x_rows, is_row, scale_rows, scales, ring, x_layout: gl.constexpr,
+    NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr, UNPACKED: gl.constexpr,
 ):  # fmt: skip
     """Returns a tile's sums [rows, tokens]; loads of all stages but the last have begun.
 
-    scales: of the first tile.
+    scale_rows: where words of scales are; scales: those of the first tile.
     """
     weights, inputs, _ready = ring
     TOKENS: gl.constexpr = inputs.shape[1]
     COLUMNS: gl.constexpr = inputs.shape[2]
     STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
-    ROWS: gl.constexpr = weights.shape[2] * HALVES * _OCTET
+    ROWS: gl.constexpr = weights.shape[2] * weights.shape[3] * _OCTET
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, TOKENS, 16]
     )
@@ -220,19 +230,19 @@ def _sum_tiles(
     for first in range(0, STEPS // UNPACKED * UNPACKED, UNPACKED):
         for each in gl.static_range(UNPACKED):
             sums, scales, stage, phase = _multiply(
-                first + each, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr,
-                ring, row, x_layout, NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
+                first + each, sums, scales, stage, phase, weight, place, x_rows, is_row,
+                scale_rows, ring, x_layout, NUM_ROWS, NUM_INPUTS, UNPACKED,
             )  # fmt: skip
     if STEPS % UNPACKED != 0:
         sums = warpgroup_mma_wait(0, deps=[sums])
         sums, scales, stage, phase = _multiply(
-            STEPS - 1, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_ptr, ring,
-            row, x_layout, NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
+            STEPS - 1, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_rows, ring,
+            x_layout, NUM_ROWS, NUM_INPUTS, UNPACKED,
         )  # fmt: skip
     sums = warpgroup_mma_wait(0, deps=[sums])
     # Copies of zeros past the end are under way, and the results may pass through the same memory.
     async_copy.wait_group(0)
-    return finished(sums, scale_ptr)
+    return finished(sums, scale_rows)
 
 
 @gluon.jit
@@ -263,8 +273,9 @@ def _compute_tile(
             weight, place, weights.index(stage), ready.index(stage), stage * COLUMNS,
             ROWS * COLUMNS // 2, stage * COLUMNS < NUM_INPUTS,
         )  # fmt: skip
-    scale_ptr += expert.to(gl.int64) * (HALVES * NUM_OUTPUTS * (NUM_INPUTS // 32))
-    scales = _scales(scale_ptr, row, 0, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES)
+    NUM_ROWS: gl.constexpr = HALVES * NUM_OUTPUTS
+    scale_rows = _scale_rows(scale_ptr, expert, row * HALVES, ROWS, COLUMNS, NUM_ROWS, NUM_INPUTS)
+    scales = _load_scales(scale_rows, 0, COLUMNS, NUM_ROWS, NUM_INPUTS)
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // COLUMNS, COLUMNS // 8], [NUM_WARPS, 1], [1, 0]
     )
@@ -280,8 +291,8 @@ def _compute_tile(
     for stage in gl.static_range(STAGES - 1):
         _fetch_inputs(x_rows, is_row, inputs.index(stage), stage * COLUMNS, x_layout, NUM_INPUTS)
     sums = _sum_tiles(
-        weight, place, x_rows, is_row, scale_ptr, scales, (weights, inputs, ready), row, x_layout,
-        NUM_OUTPUTS, NUM_INPUTS, HALVES, UNPACKED,
+        weight, place, x_rows, is_row, scale_rows, scales, (weights, inputs, ready), x_layout,
+        NUM_ROWS, NUM_INPUTS, UNPACKED,
     )  # fmt: skip
     bias_ptr += expert.to(gl.int64) * (HALVES * NUM_OUTPUTS)
     results = _results(

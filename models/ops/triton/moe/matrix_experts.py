@@ -42,12 +42,18 @@ _Both = tuple[ExpertTiles, ExpertTiles]
 
 
 def _tiles(
-    tokens: int, rows: int, columns: int, num_stages: int, num_warps: int = 4
+    tokens: int,
+    rows: int,
+    columns: int,
+    num_stages: int,
+    num_warps: int = 4,
+    *,
+    max_registers: int | None = None,
 ) -> ExpertTiles:
     return ExpertTiles(
         tokens=tokens, rows=rows, columns=columns, num_stages=num_stages, num_warps=num_warps,
         num_unpacked=2 if tokens >= _FULL_TOKENS else 1,
-        last_tokens=_LAST_TOKENS.get(tokens, tokens), max_registers=_MAX_REGISTERS.get(tokens),
+        last_tokens=_LAST_TOKENS.get(tokens, tokens), max_registers=max_registers,
     )  # fmt: skip
 
 
@@ -55,18 +61,23 @@ _FULL_TOKENS = 256
 """One program of such tiles fills a multiprocessor, and no other keeps its cores busy."""
 _LAST_TOKENS = {64: 16, 128: 64, 256: 64}
 """By height of the other tiles: about half of the last tiles have few tokens."""
-_MAX_REGISTERS = {128: 128}
+_HIGH = _tiles(128, 128, 64, 4, 8, max_registers=128)
 ALONE_TILES = _tiles(8, 64, 256, 5), _tiles(8, 64, 256, 5)
 """For pairs computed alone."""
 SORTED_TILES = {
     8: (_tiles(8, 64, 256, 3), _tiles(8, 64, 256, 3)),
     16: (_tiles(16, 64, 128, 4), _tiles(16, 64, 256, 3)),
-    32: (_tiles(32, 128, 128, 4, 8), _tiles(32, 64, 128, 4)),
-    64: (_tiles(64, 128, 64, 4), _tiles(64, 128, 64, 4)),
-    128: (_tiles(128, 128, 64, 4, 8), _tiles(128, 128, 64, 4, 8)),
-    256: (_tiles(256, 128, 64, 4, 8), _tiles(256, 128, 64, 4, 8)),
+    32: (_tiles(32, 128, 128, 4, 8), _tiles(32, 128, 128, 4, 8)),
+    64: (_tiles(64, 128, 128, 3, 8, max_registers=128), _tiles(64, 128, 64, 4)),
+    128: (_HIGH, _HIGH),
+    256: (_HIGH, _tiles(256, 128, 64, 4, 8)),
 }
-"""Of gate and up, and of down, by expert_forms.tile_rows; measured with gpt-oss-20b on an H100."""
+"""Of gate and up, and of down, by expert_forms.tile_rows.
+
+Measured with gpt-oss-20b (H200, 2026-11-26; us of gate and up, and of down). 128 tokens: 120 and 66
+in these tiles, down 74 in tiles of 64 rows. 256 tokens: 158 and 83, gate and up 179 in the tiles of
+down. 2048 tokens: 592 and 307, the other way round 605 and 325.
+"""
 
 
 def expert_products(
@@ -104,7 +115,8 @@ def expert_products(
         launch = _launcher(num_outputs, x.shape[1], shape, each, is_gated, hidden.device)
         launch(
             (-(-num_outputs // (each.rows // (2 if is_gated else 1))), num_tiles, 1),
-            _described(weight, num_outputs, each), x, scale, bias, pairs, starts, output,
+            _described(weight, num_outputs, each), x, scale.view(torch.int32), bias, pairs, starts,
+            output,
             experts.alpha, experts.limit or 0.0,
         )  # fmt: skip
     return results

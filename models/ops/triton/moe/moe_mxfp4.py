@@ -77,8 +77,9 @@ def _gate_up_kernel(
     weight_rows = slots % 2 * INNER + features
     is_feature = features < INNER
     acc = mxfp4_product(
-        x_ptr + tokens * HIDDEN, is_row, weight_ptr, scale_ptr, expert * 2 * INNER + weight_rows,
-        is_feature, HIDDEN, ROWS, WEIGHT_ROWS, DEPTH,
+        x_ptr + tokens * HIDDEN, is_row, weight_ptr, scale_ptr, expert.to(tl.int64), weight_rows,
+        (features // 8 * 2 + slots % 2) * 8 + features % 8, is_feature, 2 * INNER, HIDDEN, ROWS,
+        WEIGHT_ROWS, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * 2 * INNER + weight_rows, mask=is_feature, other=0.0)
@@ -108,8 +109,8 @@ def _down_kernel(
     is_column = columns < HIDDEN
     wait_for_previous(DEPENDENT)
     acc = mxfp4_product(
-        x_ptr + rows * INNER, is_row, weight_ptr, scale_ptr, expert * HIDDEN + columns,
-        is_column, INNER, ROWS, WEIGHT_ROWS, DEPTH,
+        x_ptr + rows * INNER, is_row, weight_ptr, scale_ptr, expert.to(tl.int64), columns, columns,
+        is_column, HIDDEN, INNER, ROWS, WEIGHT_ROWS, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
@@ -176,11 +177,19 @@ def _results(
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
     _gate_up_kernel[(triton.cdiv(2 * inner, tiles.weight_rows), num_tiles)](
-        hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs, starts, between,
+        hidden, experts.gate_up.view(torch.int16), experts.gate_up_scale, gate_up_bias, pairs,
+        starts, between,
         experts.alpha, experts.limit or 0.0,
         TOP_K=top_k, IS_CLAMPED=experts.limit is not None, **shape,
     )  # fmt: skip
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
-        between, experts.down, experts.down_scale, down_bias, pairs, starts, results, **shape
+        between,
+        experts.down.view(torch.int16),
+        experts.down_scale,
+        down_bias,
+        pairs,
+        starts,
+        results,
+        **shape,
     )
     return results

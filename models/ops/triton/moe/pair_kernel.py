@@ -52,24 +52,33 @@ def input_layout(num_warps):
 
 
 @gluon.jit
-def _fetch(weight_ptr, scale_ptr, rows, step: gl.constexpr, NUM_INPUTS: gl.constexpr):
+def _fetch(
+    weight_ptr, scale_ptr, rows, scale_rows, step: gl.constexpr, NUM_ROWS: gl.constexpr,
+    NUM_INPUTS: gl.constexpr,
+):  # fmt: skip
     """Loads words [warps, rows, runs, 4] and scales [warps, rows, runs] of a step.
 
     rows: [rows] int64, of the stacked matrices.
+    scale_rows: [rows], of a matrix, gate and up in turns, to which scale_ptr points; see
+        models.ops.operands.run_scales. It has NUM_ROWS rows.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = word_layout(rows.shape[0], NUM_WARPS)
     of_scales: gl.constexpr = gl.SliceLayout(3, layout)
     warps = gl.arange(0, NUM_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, of_scales)))
     runs = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, of_scales)))
-    run = ((step * NUM_WARPS + warps) * 4)[:, None, None] + runs[None, None, :]
+    tile = step * NUM_WARPS + warps
+    run = (tile * 4)[:, None, None] + runs[None, None, :]
     if (step + 1) * NUM_WARPS * _TILE > NUM_INPUTS:
         # Past the end inputs are zero, and a weight that exists needs no mask.
         run = gl.minimum(run, NUM_INPUTS // 32 - 1)
+        tile = gl.minimum(tile, (NUM_INPUTS - 1) // _TILE)
     at = rows[None, :, None] * (NUM_INPUTS // 32) + run
     words = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout))))
     at_word = at[:, :, :, None] * 4 + words[None, None, None, :]
-    return gl.load(weight_ptr + at_word), gl.load(scale_ptr + at)
+    at_scale = (tile * NUM_ROWS)[:, None, None] + scale_rows[None, :, None]
+    at_scale = at_scale * 4 + runs[None, None, :]
+    return gl.load(weight_ptr + at_word), gl.load(scale_ptr + at_scale)
 
 
 @gluon.jit
@@ -138,17 +147,20 @@ def pair_kernel(
     row_of: gl.constexpr = gl.SliceLayout(
         0, gl.SliceLayout(2, gl.SliceLayout(3, word_layout(ROWS, NUM_WARPS)))
     )
+    NUM_ROWS: gl.constexpr = HALVES * NUM_OUTPUTS
+    NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
     rows = gl.arange(0, ROWS, row_of)
+    scale_rows = gl.minimum(gl.program_id(1) * ROWS + rows, NUM_ROWS - 1)
+    scale_ptr += expert.to(gl.int64) * (NUM_WORDS * NUM_ROWS * 4)
     outputs = gl.program_id(1) * (ROWS // HALVES) + rows // (_OCTET * HALVES) * _OCTET
     outputs += rows % _OCTET
     # Rows past the end read the last one again, which needs no mask.
     outputs = gl.minimum(outputs, NUM_OUTPUTS - 1)
-    rows = expert.to(gl.int64) * (HALVES * NUM_OUTPUTS) + (
-        rows // _OCTET % HALVES * NUM_OUTPUTS + outputs
-    )
+    rows = rows // _OCTET % HALVES * NUM_OUTPUTS + outputs
+    rows = expert.to(gl.int64) * NUM_ROWS + rows
     loaded = ()
     for step in gl.static_range(STEPS):
-        step_loaded = _fetch(weight_ptr, scale_ptr, rows, step, NUM_INPUTS)
+        step_loaded = _fetch(weight_ptr, scale_ptr, rows, scale_rows, step, NUM_ROWS, NUM_INPUTS)
         # Triton knows tuples of any length, but unpacks none.
         loaded = loaded + (step_loaded,)  # type: ignore[assignment]  # noqa: RUF005
     # The compiler would delay reads to save registers; it moves none across these two.

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
+from models.ops.operands.run_scales import by_row
 from models.parallel.group import SINGLE, ParallelGroup
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.paged_runner import PagedRunner
@@ -103,10 +104,19 @@ def test_ranks_together_hold_all_numbers(tmp_path):
         load(tmp_path, keep_quantized=True, group=group).model.layers[1].mlp.experts
         for group in (SINGLE, *GROUPS)
     )
-    for name in ("down_proj", "down_proj_scale"):
-        together = torch.cat([getattr(share, name) for share in shares], dim=-1)
-        assert torch.equal(together, getattr(whole, name))
-    for name in ("gate_up_proj", "gate_up_proj_scale"):
-        parts = [getattr(share, name).chunk(2, dim=1) for share in shares]
+    for both in zip(*map(down_of, shares), down_of(whole), strict=True):
+        assert torch.equal(torch.cat(both[:-1], dim=-1), both[-1])
+    for *own, all_rows in zip(*map(gate_up_of, shares), gate_up_of(whole), strict=True):
+        parts = [each.chunk(2, dim=1) for each in own]
         together = torch.cat([part[i] for i in range(2) for part in parts], dim=1)
-        assert torch.equal(together, getattr(whole, name))
+        assert torch.equal(together, all_rows)
+
+
+def down_of(experts):
+    num_inputs = 2 * experts.down_proj.shape[-1]
+    return experts.down_proj, by_row(experts.down_proj_scale, num_inputs, 1)
+
+
+def gate_up_of(experts):
+    num_inputs = 2 * experts.gate_up_proj.shape[-1]
+    return experts.gate_up_proj, by_row(experts.gate_up_proj_scale, num_inputs, 2)

@@ -32,11 +32,14 @@ def random(*shape):
 def value_at(weight, scale, zero, row_scale, row, column):
     """Reads one value the way a warp does: its word, then its half and its four bits."""
     word = int(weight.view(torch.int32)[row, column // 32 * 4 + column % 8 // 2])
-    q = word >> (16 * (column % 2) + 8 * (column % 32 // 16) + 4 * (column % 16 // 8)) & 0xF
+    half, number = word >> 16 * (column % 2), column % 32 // 16 * 2 + column % 16 // 8
     group = column // (2 * weight.shape[1] // scale.shape[1])
     if scale.dtype == torch.bfloat16:
+        q = half >> 4 * number & 0xF
         return (q - (8 if zero is None else int(zero[row, group]))) * float(scale[row, group])
     scale = scale.view(E8M0) if scale.dtype == torch.uint8 else scale
+    sign, lowest = ((15, 6), (12, 3), (14, 0), (13, 9))[number]
+    q = (half >> sign & 1) * 8 + (half >> lowest & 7)
     outer = 1.0 if row_scale is None else float(row_scale[row])
     return E2M1_VALUES[q] * float(scale[row, group].float()) * outer
 
@@ -51,15 +54,17 @@ def test_a_warp_reads_the_values_that_were_stored(group, options):
     assert float((exact - values).norm() / values.norm()) < 0.13
 
 
-def test_kernel_order_is_undone():
+@pytest.mark.parametrize("is_float", [False, True])
+def test_kernel_order_is_undone(is_float):
     packed = torch.randint(0, 256, (5, 64), generator=generator, dtype=torch.uint8)
-    ordered = to_kernel_order(packed)
+    ordered = to_kernel_order(packed, is_float=is_float)
     assert not torch.equal(ordered, packed)
-    assert torch.equal(to_stored_order(ordered), packed)
+    assert torch.equal(to_stored_order(ordered, is_float=is_float), packed)
     # A run changes within its 16 bytes.
-    assert torch.equal(to_kernel_order(packed[:, 16:32]), ordered[:, 16:32])
+    run = to_kernel_order(packed[:, 16:32], is_float=is_float)
+    assert torch.equal(run, ordered[:, 16:32])
     # Stacked matrices stay in order.
-    stacked = to_kernel_order(torch.stack((packed, packed.flip(0))))
+    stacked = to_kernel_order(torch.stack((packed, packed.flip(0))), is_float=is_float)
     assert torch.equal(stacked, torch.stack((ordered, ordered.flip(0))))
 
 

@@ -5,15 +5,16 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from models.number_formats import BLOCK, FP8
 from models.ops.moe.expert_formats import expert_values
 from models.ops.operands.packed_weights import to_kernel_order
+from tests.support.moe_case import tiled
 
 
 def test_packed_mxfp4_has_the_numbers_that_transformers_reads():
-    blocks = torch.randint(256, (3, 5, 4, 16), dtype=torch.uint8)
-    scales = torch.randint(100, 140, (3, 5, 4), dtype=torch.uint8)
+    blocks = torch.randint(256, (3, 16, 5, 16), dtype=torch.uint8)
+    scales = torch.randint(100, 140, (3, 16, 5), dtype=torch.uint8)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
     for expert in range(3):
-        packed = to_kernel_order(blocks[expert].flatten(-2))
-        actual = expert_values(packed, scales[expert], torch.float32)
+        packed = to_kernel_order(blocks[expert].flatten(-2), is_float=True)
+        actual = expert_values(packed, tiled([scales[expert]]), torch.float32)
         assert torch.equal(actual, expected[expert])
 
 

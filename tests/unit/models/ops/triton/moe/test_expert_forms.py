@@ -32,7 +32,7 @@ def test_mxfp4_experts_have_tiles_of_every_height():
 
     assert list(SORTED_TILES) == [rows for rows, _ in ON_CORES.heights]
     for rows, both in SORTED_TILES.items():
-        assert {tiles.tokens for tiles in both} == {rows}
+        assert max(tiles.tokens for tiles in both) == rows
 
 
 def test_tiles_are_as_high_as_an_expert_has_rows_on_average():

@@ -1,0 +1,70 @@
+"""Scales of MXFP4 experts for Hopper's tensor cores, from words of four bytes.
+
+models.ops.operands.run_scales has their order in memory, and
+models.ops.triton.linear.matrix_weights takes them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
+from triton.experimental.gluon import language as gl
+
+from models.ops.triton.linear.matrix_weights import group_layout
+
+_RUNS = gl.constexpr(4)
+"""Bytes of a word."""
+
+
+def _pairs(num_runs: int) -> str:
+    """Returns instructions that do what pair_of_bfloat16 does, for the first bytes of a word.
+
+    They get the word once for each byte.
+    """
+    return " ".join(
+        f"prmt.b32 ${at}, ${num_runs}, 0, 0x4{at}4{at};mad.lo.u32 ${at}, ${at}, 0x80, 0x20002000;"
+        for at in range(num_runs)
+    )
+
+
+_FOUR_PAIRS = gl.constexpr(_pairs(4))
+_TWO_PAIRS = gl.constexpr(_pairs(2))
+
+
+@constexpr_function
+def word_layout(num_rows, num_words, num_warps=4, num_runs=4):
+    """Returns the layout of words [rows, words], of which num_runs bytes count."""
+    rows = [[1 << bit, 0, 0] for bit in range(num_rows.bit_length() - 1)]
+    words = [[0, 1 << bit, 0] for bit in range(num_words.bit_length() - 1)]
+    runs = [[0, 0, 1 << bit] for bit in range(num_runs.bit_length() - 1)]
+    last_warp = 3 + num_warps.bit_length()
+    of_runs = gl.DistributedLinearLayout(
+        reg_bases=[*runs, *words, rows[3], *rows[last_warp:]],
+        lane_bases=[[0, 0, 0], [0, 0, 0], *rows[:3]],
+        warp_bases=rows[4:last_warp],
+        block_bases=[],
+        shape=[num_rows, num_words, num_runs],
+    )
+    return gl.SliceLayout(2, of_runs)
+
+
+@gluon.jit
+def scales_of(words, step, COLUMNS: gl.constexpr):
+    """Returns the scales of a step's runs, [rows, COLUMNS / 32], as pairs of bfloat16.
+
+    words: [rows, words] in word_layout, of which the step has bytes.
+    """
+    ROWS: gl.constexpr = words.shape[0]
+    RUNS: gl.constexpr = min(_RUNS, COLUMNS // 32)
+    if RUNS < _RUNS:
+        words = words >> step % 2 * 16
+    each = words[:, :, None].broadcast_to([ROWS, words.shape[1], RUNS])
+    if RUNS == _RUNS:
+        scales = gl.inline_asm_elementwise(
+            _FOUR_PAIRS, "=&r,=&r,=&r,=&r,r,r,r,r", [each], dtype=gl.int32, is_pure=True, pack=4
+        )
+    else:
+        scales = gl.inline_asm_elementwise(
+            _TWO_PAIRS, "=&r,=&r,r,r", [each], dtype=gl.int32, is_pure=True, pack=2
+        )
+    full: gl.constexpr = group_layout(ROWS, COLUMNS // 32, 1, gl.num_warps())
+    layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
+    return gl.convert_layout(scales.reshape([ROWS, COLUMNS // 32]), layout, assert_trivial=True)

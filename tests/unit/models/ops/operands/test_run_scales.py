@@ -1,0 +1,37 @@
+"""The order in memory of the scales of MXFP4 experts."""
+
+import pytest
+import torch
+
+from models.ops.operands.run_scales import by_row, fill_tiled, tiled_shape
+
+SIZES = pytest.mark.parametrize(("num_rows", "num_columns"), [(8, 32), (24, 288), (16, 512)])
+
+
+def scales(*shape):
+    return torch.randint(256, shape, dtype=torch.uint8)
+
+
+@SIZES
+def test_a_word_has_the_scales_of_128_columns(num_rows, num_columns):
+    each = scales(num_rows, num_columns // 32)
+    tiled = torch.full(tiled_shape(num_rows, num_columns), 7, dtype=torch.uint8)
+    fill_tiled(tiled, each, 0, 1)
+    for row in range(num_rows):
+        for run in range(num_columns // 32):
+            assert tiled[run // 4, row, run % 4] == each[row, run]
+    assert tiled.int().sum() == each.int().sum()
+    # Kernels read pairs of words.
+    assert len(tiled) % 2 == 0
+
+
+@SIZES
+def test_eight_rows_of_gate_and_up_take_turns(num_rows, num_columns):
+    gate, up = (scales(3, num_rows, num_columns // 32) for _ in range(2))
+    tiled = scales(3, *tiled_shape(2 * num_rows, num_columns))
+    for part, each in enumerate((gate, up)):
+        fill_tiled(tiled, each, part, 2)
+    assert torch.equal(tiled[:, 0, :8, 0], gate[:, :8, 0])
+    assert torch.equal(tiled[:, 0, 8:16, 0], up[:, :8, 0])
+    assert torch.equal(by_row(tiled, num_columns, 2), torch.cat((gate, up), dim=1))
+    assert torch.equal(by_row(tiled[1], num_columns, 2), torch.cat((gate, up), dim=1)[1])
