@@ -18,6 +18,7 @@ from tests.support.moe_case import (
     make_experts,
     make_logits,
     make_quantized_experts,
+    part_of,
 )
 from tests.support.tolerances import (
     FP8_EXPERTS_ERROR,
@@ -214,13 +215,13 @@ def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inne
     check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 64, 100, 200, 300, 1000, 2000])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 8, 32, 64, 100, 200, 300, 1000, 2000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
 
-# Each number has tiles of another height on Hopper.
-@pytest.mark.parametrize("num_tokens", [1, 7, 30, 60, 120, 250, 600])
+# Each number has tiles of another height on Hopper, but for 16: two of the height of 7.
+@pytest.mark.parametrize("num_tokens", [1, 7, 16, 30, 60, 120, 250, 600])
 def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
     from models.ops.triton.moe.moe import apply_experts
 
@@ -233,6 +234,33 @@ def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
     assert_rows_close(apply_experts(*call, experts), exact_output(experts, call))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 7, 16, 60, 600])
+def test_ranks_add_up_to_all_mxfp4_experts(num_tokens):
+    from models.ops.triton.moe.moe import apply_experts
+
+    experts, (hidden, weights, ids) = quantized_case(
+        "mxfp4", num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, hidden=352, inner=288,
+        is_clamped=True,
+    )  # fmt: skip
+    total = torch.zeros(hidden.shape, dtype=torch.float64)
+    # One rank has an expert that no token chooses, and no other.
+    ids = torch.where(ids == 3, 4, ids)
+    for own in (range(3), [3], range(4, NUM_EXPERTS)):
+        slots = torch.full((NUM_EXPERTS,), len(own), dtype=torch.int32, device="cuda")
+        slots[list(own)] = torch.arange(len(own), dtype=torch.int32, device="cuda")
+        chosen = slots[ids.long()].contiguous()
+        own_weights = weights * (chosen < len(own))
+        part = apply_experts(hidden, own_weights, chosen, part_of(experts, own))
+        total += part.double().cpu()
+    exact = exact_output(experts, (hidden, weights, ids))
+    assert ((total - exact).norm() / exact.norm()) < 1e-2
+
+
+def test_mxfp4_experts_may_be_too_wide_for_the_kernel_of_few_tokens():
+    shape = {"hidden": 3072, "inner": 64, "is_clamped": False}
+    check_mxfp4(10, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape)
+
+
 def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
     from models.ops.triton.moe.moe import apply_experts
 
@@ -242,12 +270,12 @@ def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
     whole = apply_experts(*call, experts)
     # Of up to 4 tokens, the mode alone keeps the order of sums.
     with batch_invariance():
-        for num_tokens in (1, 3, 30, 60, 100, 200, 500):
+        for num_tokens in (1, 3, 8, 30, 60, 100, 200, 500):
             part = (each[:num_tokens].contiguous() for each in call)
             assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 5, 60, 120, 250, 500, 1000, 1600])
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 32, 60, 120, 250, 500, 1000, 1600])
 def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
     from models.ops.triton.moe.moe import apply_experts
 
@@ -277,7 +305,7 @@ def test_deepseek_v3_in_fp8_is_that_of_rounded_activations(roundings, num_tokens
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("num_tokens", [1, 10, 40])
 def test_a_captured_call_follows_its_inputs(num_tokens, make):
     routing = ROUTINGS["sigmoid-groups"]
     experts = make(device="cuda", dtype=torch.bfloat16)

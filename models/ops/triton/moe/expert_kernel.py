@@ -78,7 +78,7 @@ def _add_bias(sums, bias_ptr, row, NUM_OUTPUTS: gl.constexpr):
 
 
 @gluon.jit
-def _results(
+def results_of(
     sums, bias_ptr, row, alpha, limit, NUM_OUTPUTS: gl.constexpr, HAS_BIAS: gl.constexpr,
     IS_GATED: gl.constexpr, IS_CLAMPED: gl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def _results(
 
 
 @gluon.jit
-def _store(
+def store_results(
     sums, pairs_ptr, output_ptr, row, first_row, end, NUM_OUTPUTS: gl.constexpr,
     IS_BY_PAIR: gl.constexpr,
 ):  # fmt: skip
@@ -155,7 +155,7 @@ def _fetch_weights(weight, place, tile, ready, column, NUM_BYTES: gl.constexpr, 
 
 
 @gluon.jit
-def _fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.constexpr):
+def fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.constexpr):
     """Loads columns of gathered rows, zeros past the end; the caller's group counts them."""
     columns = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
     is_inside = is_row[:, None] & (columns < SIZE)[None, :]
@@ -202,7 +202,7 @@ def _multiply(
         weight, place, weights.index(before), ready.index(before), column, ROWS * COLUMNS // 2,
         step + AHEAD < STEPS,
     )  # fmt: skip
-    _fetch_inputs(x_rows, is_row, inputs.index(before), column, x_layout, NUM_INPUTS)
+    fetch_inputs(x_rows, is_row, inputs.index(before), column, x_layout, NUM_INPUTS)
     is_last = stage == AHEAD
     return sums, next_scales, gl.where(is_last, 0, stage + 1), gl.where(is_last, phase ^ 1, phase)
 
@@ -289,17 +289,17 @@ def _compute_tile(
         wait_for_previous(DEPENDENT)
     x_rows = x_ptr + x_rows.to(gl.int64) * NUM_INPUTS
     for stage in gl.static_range(STAGES - 1):
-        _fetch_inputs(x_rows, is_row, inputs.index(stage), stage * COLUMNS, x_layout, NUM_INPUTS)
+        fetch_inputs(x_rows, is_row, inputs.index(stage), stage * COLUMNS, x_layout, NUM_INPUTS)
     sums = _sum_tiles(
         weight, place, x_rows, is_row, scale_rows, scales, (weights, inputs, ready), x_layout,
         NUM_ROWS, NUM_INPUTS, UNPACKED,
     )  # fmt: skip
     bias_ptr += expert.to(gl.int64) * (HALVES * NUM_OUTPUTS)
-    results = _results(
+    results = results_of(
         sums, bias_ptr, row, alpha, limit, NUM_OUTPUTS, HAS_BIAS, IS_GATED, IS_CLAMPED
     )
     IS_BY_PAIR: gl.constexpr = not IS_GATED and not IS_ALONE
-    _store(results, pairs_ptr, output_ptr, row, first_row, end, NUM_OUTPUTS, IS_BY_PAIR)
+    store_results(results, pairs_ptr, output_ptr, row, first_row, end, NUM_OUTPUTS, IS_BY_PAIR)
 
 
 @gluon.jit

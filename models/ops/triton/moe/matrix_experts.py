@@ -102,10 +102,7 @@ def expert_products(
     results = hidden.new_empty(num_pairs, hidden_size)
     pairs, starts = order or (ids, ids)
     gate_up_bias, down_bias = experts.biases_or(hidden)
-    shape = _Shape(
-        num_experts=num_experts, top_k=ids.shape[1], has_bias=experts.gate_up_bias is not None,
-        is_clamped=experts.limit is not None, is_alone=order is None,
-    )  # fmt: skip
+    shape = ExpertShape.of(experts, ids.shape[1], is_alone=order is None)
     for x, weight, scale, bias, output, each, is_gated in (
         (hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, between, tiles[0], True),
         (between, experts.down, experts.down_scale, down_bias, results, tiles[1], False),
@@ -115,15 +112,14 @@ def expert_products(
         launch = _launcher(num_outputs, x.shape[1], shape, each, is_gated, hidden.device)
         launch(
             (-(-num_outputs // (each.rows // (2 if is_gated else 1))), num_tiles, 1),
-            _described(weight, num_outputs, each), x, scale.view(torch.int32), bias, pairs, starts,
-            output,
-            experts.alpha, experts.limit or 0.0,
+            described(weight, num_outputs, each.rows, each.columns), x, scale.view(torch.int32),
+            bias, pairs, starts, output, experts.alpha, experts.limit or 0.0,
         )  # fmt: skip
     return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class ExpertShape:
     """Constants of both products of a layer's experts."""
 
     num_experts: int
@@ -132,17 +128,27 @@ class _Shape:
     is_clamped: bool
     is_alone: bool
 
+    @staticmethod
+    def of(experts: ExpertWeights, top_k: int, *, is_alone: bool) -> "ExpertShape":
+        """Returns the constants for some experts."""
+        return ExpertShape(
+            num_experts=len(experts.down), top_k=top_k, has_bias=experts.gate_up_bias is not None,
+            is_clamped=experts.limit is not None, is_alone=is_alone,
+        )  # fmt: skip
 
-def _described(weight: torch.Tensor, num_outputs: int, tiles: ExpertTiles) -> TensorDescriptor:
+
+def described(
+    weight: torch.Tensor, num_outputs: int, tile_rows: int, tile_columns: int
+) -> TensorDescriptor:
     """Describes stacked matrices to the copy engine, so that octets of gate and up take turns."""
     num_experts, num_rows, num_bytes = weight.shape
     halves = num_rows // num_outputs
-    columns = tiles.columns // 2
+    columns = tile_columns // 2
     return TensorDescriptor(
         weight,
         [num_experts, num_outputs // 8, halves, 8, num_bytes],
         [num_rows * num_bytes, 8 * num_bytes, num_outputs * num_bytes, num_bytes, 1],
-        [1, tiles.rows // halves // 8, halves, 8, columns],
+        [1, tile_rows // halves // 8, halves, 8, columns],
         gl.NVMMASharedLayout(swizzle_byte_width=min(128, columns), element_bitwidth=8, rank=5),
     )
 
@@ -151,7 +157,7 @@ def _described(weight: torch.Tensor, num_outputs: int, tiles: ExpertTiles) -> Te
 def _launcher(
     num_outputs: int,
     num_inputs: int,
-    shape: _Shape,
+    shape: ExpertShape,
     tiles: ExpertTiles,
     is_gated: bool,
     device: torch.device,
