@@ -256,9 +256,10 @@ def test_ranks_add_up_to_all_mxfp4_experts(num_tokens):
     assert ((total - exact).norm() / exact.norm()) < 1e-2
 
 
-def test_mxfp4_experts_may_be_too_wide_for_the_kernel_of_few_tokens():
+@pytest.mark.parametrize("num_tokens", [10, 60])
+def test_mxfp4_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens):
     shape = {"hidden": 3072, "inner": 64, "is_clamped": False}
-    check_mxfp4(10, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape)
+    check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape)
 
 
 def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():

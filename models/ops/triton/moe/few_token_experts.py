@@ -1,5 +1,6 @@
 """Products of MXFP4 experts of few tokens each on Hopper; few_token_kernel describes how."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -10,29 +11,57 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
-from models.ops.triton.moe.few_token_kernel import COLUMNS, ROWS, few_token_kernel
+from models.ops.triton.moe.few_token_kernel import GROUP_ROWS, few_token_kernel
 from models.ops.triton.moe.matrix_experts import ExpertShape, described
 
-FEW_TOKENS = 8
-"""Height of a tile of tokens."""
-MOST_INPUTS = 23 * int(COLUMNS.value)
-"""Of both products; their tokens and the ring leave room for two programs."""
-_SLOTS = 7
-_PROGRAMS = 2
-"""Of a multiprocessor.
 
-Measured with gpt-oss-20b (H200, 2026-11-26; us of gate and up, and of down): 8 tokens 62.1 and
-30.5, in tiles of expert_kernel 68.4 and 35.0; 32 tokens 92.1 and 45.9, there 96.0 and 51.2. One
-program with 256 rows: 62.8 and 32.5, 93.3 and 48.1. Two with steps of 256 inputs, 64 rows: 65.3 and
-32.6, 90.6 and 48.8.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewTokenTiles:
+    """Shape of one program.
+
+    groups: of four warps that multiply 64 rows each, gate and up together; 2 or 4.
+    columns: inputs of a step, 64 or 128.
+    slots: steps of the ring.
+    programs: of a multiprocessor.
+    most_inputs: of an expert, whose tokens fit the shared memory beside the ring.
+    registers: of a thread at first, then in a group that multiplies and in the warp that fetches.
+    """
+
+    groups: int
+    columns: int
+    slots: int
+    programs: int
+    most_inputs: int
+    registers: tuple[int, int, int]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix, of all groups."""
+        return int(GROUP_ROWS.value) * self.groups
+
+
+FEW_TOKEN_TILES = {
+    8: FewTokenTiles(
+        groups=2, columns=128, slots=7, programs=2, most_inputs=2944, registers=(80, 88, 64)
+    ),
+    32: FewTokenTiles(
+        groups=4, columns=64, slots=4, programs=1, most_inputs=2880, registers=(96, 104, 64)
+    ),
+}
+"""By expert_forms.tile_rows, the height of a tile of tokens.
+
+Measured with gpt-oss-20b (H200, 2026-11-26; us of gate and up, and of down). 8 tokens: 62.1 and
+30.5, in tiles of expert_kernel 68.4 and 35.0, in one program with 4 groups 62.8 and 32.5, in two
+with 64 rows and 256 inputs 65.3 and 32.6. 32 tokens: 92.1 and 45.9, there 96.0 and 51.2, 93.3 and
+48.1, 90.6 and 48.8. 128 tokens: 119.6 and 61.0, in tiles of expert_kernel 119.7 and 66.3, with 2
+groups and 128 inputs 120.4 and 72.3.
 """
-_REGISTERS = {"maxnreg": 80, "GROUP_REGISTERS": 96, "LOAD_REGISTERS": 48}
-"""Of a thread, at first, then in a group that multiplies and in the warp that fetches."""
 
 
-def has_room(hidden_size: int, inner_size: int) -> bool:
-    """Returns whether the kernel takes experts of this size."""
-    return max(hidden_size, inner_size) <= MOST_INPUTS
+def has_room(height: int, hidden_size: int, inner_size: int) -> bool:
+    """Returns whether the kernel takes tiles of a height for experts of this size."""
+    tiles = FEW_TOKEN_TILES.get(height)
+    return tiles is not None and max(hidden_size, inner_size) <= tiles.most_inputs
 
 
 def few_token_products(
@@ -40,8 +69,13 @@ def few_token_products(
     ids: torch.Tensor,
     experts: ExpertWeights,
     order: tuple[torch.Tensor, torch.Tensor],
+    height: int,
 ) -> torch.Tensor:
-    """Does what models.ops.triton.moe.matrix_experts.expert_products does, for sorted pairs."""
+    """Does what models.ops.triton.moe.matrix_experts.expert_products does, for sorted pairs.
+
+    height: of a tile of tokens; one of FEW_TOKEN_TILES.
+    """
+    tiles = FEW_TOKEN_TILES[height]
     num_pairs = ids.numel()
     assert experts.gate_up_scale is not None, "the weights are MXFP4"
     assert experts.down_scale is not None, "the weights are MXFP4"
@@ -57,34 +91,43 @@ def few_token_products(
     ):
         num_outputs = output.shape[1]
         words = scale.view(torch.int32)
-        _launcher(num_outputs, x.shape[1], shape, is_gated, hidden.device)(
-            (_PROGRAMS * properties.multi_processor_count, 1, 1),
-            described(weight, num_outputs, ROWS.value, COLUMNS.value), _described_scales(words), x,
-            words, bias, pairs, starts, output, experts.alpha, experts.limit or 0.0,
+        _launcher(num_outputs, x.shape[1], shape, height, is_gated, hidden.device)(
+            (tiles.programs * properties.multi_processor_count, 1, 1),
+            described(weight, num_outputs, tiles.rows, tiles.columns),
+            _described_scales(words, tiles.rows), x, words, bias, pairs, starts, output,
+            experts.alpha, experts.limit or 0.0,
         )  # fmt: skip
     return results
 
 
-def _described_scales(words: torch.Tensor) -> TensorDescriptor:
+def _described_scales(words: torch.Tensor, tile_rows: int) -> TensorDescriptor:
     """Describes words of scales, [E, words of a row, rows, 1], to the copy engine."""
     num_experts, num_words, num_rows, _ = words.shape
     return TensorDescriptor(
         words,
         [num_experts * num_words, num_rows],
         [num_rows, 1],
-        [1, ROWS.value],
+        [1, tile_rows],
         gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2),
     )
 
 
 @lru_cache
 def _launcher(
-    num_outputs: int, num_inputs: int, shape: ExpertShape, is_gated: bool, device: torch.device
+    num_outputs: int,
+    num_inputs: int,
+    shape: ExpertShape,
+    height: int,
+    is_gated: bool,
+    device: torch.device,
 ) -> Launch:
+    tiles = FEW_TOKEN_TILES[height]
+    first, group, fetching = tiles.registers
     return Launch(
         few_token_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs,
         NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
-        HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, TOKENS=FEW_TOKENS, SLOTS=_SLOTS,
-        BLOCK_E=max(32, triton.next_power_of_2(shape.num_experts)), num_warps=4, **_REGISTERS,
-        **launch_options(device),
+        HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, TOKENS=height, GROUPS=tiles.groups,
+        COLUMNS=tiles.columns, SLOTS=tiles.slots,
+        BLOCK_E=max(32, triton.next_power_of_2(shape.num_experts)), num_warps=4, maxnreg=first,
+        GROUP_REGISTERS=group, LOAD_REGISTERS=fetching, **launch_options(device),
     )  # fmt: skip

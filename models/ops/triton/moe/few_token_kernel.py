@@ -1,4 +1,4 @@
-"""MXFP4 experts of few tokens each on Hopper: one warp fetches and two groups of warps multiply.
+"""MXFP4 experts of few tokens each on Hopper: one warp fetches and groups of warps multiply.
 
 With few tokens, expert_kernel issues more instructions around a product than memory gives it time
 for. Here the copy engine fetches scales like weights, into a ring that goes on from tile to tile;
@@ -23,12 +23,8 @@ from models.ops.triton.linear.matrix_weights import finished, unpacked
 from models.ops.triton.moe.expert_kernel import fetch_inputs, results_of, store_results
 from models.ops.triton.moe.word_scales import scales_of, word_layout
 
-GROUPS = gl.constexpr(2)
-"""Groups of four warps that multiply."""
 GROUP_ROWS = gl.constexpr(64)
-COLUMNS = gl.constexpr(128)
-"""Inputs of a step, whose scales in a row are one word."""
-ROWS = gl.constexpr(GROUPS.value * GROUP_ROWS.value)
+"""Of a tile, for each group of four warps."""
 _OCTET = gl.constexpr(8)
 
 
@@ -84,11 +80,14 @@ def _multiply_step(sums, step, ring, inputs, slot, phase, GROUP: gl.constexpr):
     """Adds a step's product to a group's sums and frees the slot."""
     weights, scales, ready, empty = ring
     on_cores: gl.constexpr = sums.type.layout
+    ROWS: gl.constexpr = scales.shape[2]
+    COLUMNS: gl.constexpr = inputs.shape[2]
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    of_words: gl.constexpr = word_layout(GROUP_ROWS, 1, 4, COLUMNS // 32)
     mbarrier.wait(ready.index(slot), phase)
     words = scales.index(slot)._reinterpret(gl.int32, [ROWS, 1], plain)
-    words = words.slice(GROUP * GROUP_ROWS, GROUP_ROWS).load(word_layout(GROUP_ROWS, 1))
-    pairs = scales_of(words, 0, COLUMNS)
+    words = words.slice(GROUP * GROUP_ROWS, GROUP_ROWS).load(of_words)
+    pairs = scales_of(words, step, COLUMNS)
     tile = weights.index(slot).reshape([ROWS, COLUMNS // 2])
     left = unpacked(tile, (pairs, pairs, None), on_cores, GROUP * GROUP_ROWS)
     right = inputs.index(step).permute((1, 0))
@@ -99,18 +98,18 @@ def _multiply_step(sums, step, ring, inputs, slot, phase, GROUP: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit,
-    GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
+    operands, GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
     IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
     BLOCK_E: gl.constexpr,
 ):  # fmt: skip
     """Computes a group's rows of the program's tiles."""
+    ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit = operands
     xs, xs_ready, xs_empty = inputs
     STEPS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
     SLOTS: gl.constexpr = ring[0].shape[0]
     HALVES: gl.constexpr = 2 if IS_GATED else 1
-    OUTPUTS: gl.constexpr = ROWS // HALVES
+    OUTPUTS: gl.constexpr = ring[1].shape[2] // HALVES
     ROW_TILES: gl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TOKENS, 16]
@@ -148,6 +147,8 @@ def _fetch_steps(
     """Fetches steps of an expert's tiles, counted from the first step of `tile`."""
     weights, scales, ready, empty = ring
     SLOTS: gl.constexpr = weights.shape[0]
+    ROWS: gl.constexpr = scales.shape[2]
+    COLUMNS: gl.constexpr = 2 * weights.shape[5]
     for at in range(first, end):
         step = at % STEPS
         row_tile = tile % ROW_TILES + at // STEPS
@@ -159,7 +160,10 @@ def _fetch_steps(
             weight, [expert, octet, 0, 0, step * (COLUMNS // 2)], bar, weights.index(slot)
         )
         tma.async_copy_global_to_shared(
-            scale, [expert * NUM_WORDS + step, row_tile * ROWS], bar, scales.index(slot)
+            scale,
+            [expert * NUM_WORDS + step * COLUMNS // 128, row_tile * ROWS],
+            bar,
+            scales.index(slot),
         )
         slot, phase = _after(slot, phase, SLOTS)
     return slot, phase
@@ -177,6 +181,7 @@ def _fetch(
     SLOTS: gl.constexpr = weights.shape[0]
     STEPS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
+    COLUMNS: gl.constexpr = xs.shape[2]
     NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
     OUTPUTS: gl.constexpr = weights.shape[2] * _OCTET
     ROW_TILES: gl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
@@ -223,8 +228,9 @@ def few_token_kernel(
     weight, scale, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
     TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    IS_CLAMPED: gl.constexpr, TOKENS: gl.constexpr, SLOTS: gl.constexpr, BLOCK_E: gl.constexpr,
-    GROUP_REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
+    IS_CLAMPED: gl.constexpr, TOKENS: gl.constexpr, GROUPS: gl.constexpr, COLUMNS: gl.constexpr,
+    SLOTS: gl.constexpr, BLOCK_E: gl.constexpr, GROUP_REGISTERS: gl.constexpr,
+    LOAD_REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Does what expert_kernel does, for sorted rows.
 
@@ -232,6 +238,7 @@ def few_token_kernel(
     scale: [E * words, rows] int32 of tiles [1, ROWS]; scale_ptr: its type says its format.
     """
     HALVES: gl.constexpr = 2 if IS_GATED else 1
+    ROWS: gl.constexpr = GROUPS * GROUP_ROWS
     STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     octets: gl.constexpr = [SLOTS, 1, ROWS // HALVES // _OCTET, HALVES, _OCTET, COLUMNS // 2]
@@ -254,21 +261,46 @@ def few_token_kernel(
     let_next_start(DEPENDENT)
     ring = (weights, scales, ready, empty)
     inputs = (xs, xs_ready, xs_empty)
-    gl.warp_specialize(
-        [
-            (_multiply, (
-                ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit,
-                0, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
-            )),
-            (_multiply, (
-                ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit,
-                1, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
-            )),
-            (_fetch, (
-                weight, scale, x_ptr, ring, inputs, starts_ptr, pairs_ptr, NUM_OUTPUTS, NUM_INPUTS,
-                NUM_EXPERTS, TOP_K, IS_GATED, BLOCK_E, DEPENDENT,
-            )),
-        ],
-        [4, 1],
-        [GROUP_REGISTERS, LOAD_REGISTERS],
+    operands = (
+        ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit,
     )  # fmt: skip
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    operands, 0, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_multiply, (
+                    operands, 1, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_fetch, (
+                    weight, scale, x_ptr, ring, inputs, starts_ptr, pairs_ptr, NUM_OUTPUTS,
+                    NUM_INPUTS, NUM_EXPERTS, TOP_K, IS_GATED, BLOCK_E, DEPENDENT,
+                )),
+            ],
+            [4, 1],
+            [GROUP_REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    operands, 0, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_multiply, (
+                    operands, 1, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_multiply, (
+                    operands, 2, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_multiply, (
+                    operands, 3, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                )),
+                (_fetch, (
+                    weight, scale, x_ptr, ring, inputs, starts_ptr, pairs_ptr, NUM_OUTPUTS,
+                    NUM_INPUTS, NUM_EXPERTS, TOP_K, IS_GATED, BLOCK_E, DEPENDENT,
+                )),
+            ],
+            [4, 4, 4, 1],
+            [GROUP_REGISTERS, GROUP_REGISTERS, GROUP_REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip

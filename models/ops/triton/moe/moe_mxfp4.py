@@ -20,7 +20,7 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
 from models.ops.triton.moe.expert_forms import ON_CORES, are_few, takes_cores, tile_rows
-from models.ops.triton.moe.few_token_experts import FEW_TOKENS, few_token_products, has_room
+from models.ops.triton.moe.few_token_experts import few_token_products, has_room
 from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
@@ -148,8 +148,8 @@ def _results_on_cores(
         return expert_products(hidden, ids, experts, None, ALONE_TILES)
     order = sort_by_expert(ids, len(experts.down), num_choices)
     height = tile_rows(num_pairs, num_choices, ON_CORES)
-    if height == FEW_TOKENS and has_room(hidden.shape[1], experts.inner_size):
-        return few_token_products(hidden, ids, experts, order)
+    if has_room(height, hidden.shape[1], experts.inner_size):
+        return few_token_products(hidden, ids, experts, order, height)
     tiles = SORTED_TILES[height]
     return expert_products(hidden, ids, experts, order, tiles)
 

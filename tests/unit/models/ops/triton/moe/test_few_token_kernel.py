@@ -9,16 +9,19 @@ import pytest
 from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
+from itertools import product
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.moe.few_token_experts import MOST_INPUTS, few_token_products, has_room
+from models.ops.triton.moe.few_token_experts import (
+    FEW_TOKEN_TILES, few_token_products, has_room,
+)
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
 
-def built(size, num_experts, is_clamped):
+def built(height, size, num_experts, is_clamped):
     experts = make_quantized_experts(
         "mxfp4", num_experts=num_experts, hidden=size, inner=size, is_clamped=is_clamped
     )
@@ -27,26 +30,28 @@ def built(size, num_experts, is_clamped):
     order = torch.zeros(4, dtype=torch.int32), torch.zeros(num_experts + 1, dtype=torch.int32)
     before = {id(build) for each in _launches for build in each._builds.values()}
     with absent_gpu():
-        few_token_products(x, ids, experts, order)
+        few_token_products(x, ids, experts, order, height)
     after = [build for each in _launches for build in each._builds.values()]
     return [build for build in after if id(build) not in before]
 
-assert has_room(MOST_INPUTS, 2880) and not has_room(2880, MOST_INPUTS + 32)
-for case in ((2880, 2, True), (MOST_INPUTS, 2, False), (160, 40, False)):
-    builds = built(*case)
+assert has_room(8, 2944, 2880) and not has_room(8, 2880, 2976) and not has_room(256, 64, 64)
+cases = (None, 2, True), (2880, 40, False), (160, 2, False)
+for (height, tiles), case in product(FEW_TOKEN_TILES.items(), cases):
+    size, *others = case
+    builds = built(height, size or tiles.most_inputs, *others)
     assert len(builds) == 2
     for build in builds:
-        # Two programs fit the 228 KiB of a multiprocessor, of which each takes one more.
-        assert 2 * (build.metadata.shared + 1024) <= 228 * 1024
+        # Programs fit the 228 KiB of a multiprocessor, of which each takes one more.
+        assert tiles.programs * (build.metadata.shared + 1024) <= 228 * 1024
         code = machine_code(build.asm["cubin"])
         early = early_writes(code)
         assert not early, early
-        # No register is kept in memory.
-        assert not any(line.startswith(("STL", "LDL")) for line in code)
         for start, end in product_loops(code):
             lines = code[start:end]
+            # No register is kept in memory.
+            assert not any(line.startswith(("STL", "LDL")) for line in lines)
             # Products of a step are begun together.
-            assert sum("HGMMA" in line for line in lines) == 8
+            assert sum("HGMMA" in line for line in lines) == tiles.columns / 16
             assert sum("HGMMA" in line and "gsb0" in line for line in lines) == 1
             # The compiler knows that slots are the same in all lanes.
             assert not any("R2UR" in line for line in lines)
