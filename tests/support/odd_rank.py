@@ -7,7 +7,6 @@ here. A test puts this module in place of the worker's by `use_odd_ranks`.
 import os
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 MODULE = "tests.support.odd_rank"
@@ -57,11 +56,10 @@ def compiles_when_let():
 
     run, gate = ModelCompilation.run, Path(os.environ["ODD_GATE"])
 
-    def wait_and_run(self, pause=nullcontext):
-        with pause():
-            while not gate.exists():
-                time.sleep(0.01)
-        run(self, pause)
+    def wait_and_run(self, turns=None):
+        while not gate.exists():
+            time.sleep(0.01)
+        run(self, turns)
 
     ModelCompilation.run = wait_and_run
 

@@ -25,7 +25,7 @@ class BackgroundCapture:
     An idle worker captures continuously, each graph while the device tests the last. Under load,
     graphs that steps have missed take at most a fifth of the time, others a sixtieth, and a step
     waits for at most one slice. While the model is compiled, only decodes that steps have missed
-    are captured, and only while the compilation waits for other processes.
+    are captured, and only in the compilation's pauses; it gives way to them.
 
     A single rank does what is `due` at once. Several ranks `obey` an order that all get when each
     has something due.
@@ -64,8 +64,11 @@ class BackgroundCapture:
         compilation, graphs = self._compilation, self._graphs
         if compilation is not None and compilation.is_done:
             return True
-        if compilation is not None and not (graphs.is_early and compilation.waits):
-            return False
+        if compilation is not None:
+            turns = compilation.turns
+            turns.is_wanted = graphs.is_early and graphs.has_next
+            if not (graphs.is_early and turns.compilation_waits):
+                return False
         # The clock is the cheapest to ask, and every step asks.
         if not is_idle and self._clock() < self._next_s:
             return False
@@ -85,7 +88,7 @@ class BackgroundCapture:
         """
         compilation, key = self._compilation, self._graphs.next_pending
         is_compiled = compilation is not None and compilation.is_done
-        if compilation is not None and not is_compiled and not compilation.hold_up():
+        if compilation is not None and not is_compiled and not compilation.turns.hold_up():
             return None
         wired = None if key is None else wire_key(key)
         return GraphOrder(key=wired, is_idle=is_idle, is_compiled=is_compiled)
@@ -112,7 +115,7 @@ class BackgroundCapture:
         try:
             return self._graphs.capture_slice()
         finally:
-            compilation.let_go()
+            compilation.turns.let_go()
 
     def _capture(self, *, is_idle: bool) -> GraphOutcome | None:
         started_s = self._clock()

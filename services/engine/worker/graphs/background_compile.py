@@ -1,14 +1,13 @@
 """Traces and compiles a model and builds its kernels in a thread while a worker serves."""
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
+from services.engine.worker.graphs.turns import Turns
 
 log = structlog.get_logger()
 
@@ -16,20 +15,12 @@ SWITCH_INTERVAL_S = 500e-6
 """Longest time the compiler holds Python's lock while a step waits for it."""
 
 
-Pause = Callable[[], AbstractContextManager[None]]
-"""Surrounds a wait in which a compilation uses neither Python nor the device."""
-
-
 class BackgroundCompile:
-    """A running compilation, whose result replaces the model between two steps.
-
-    Graphs can be captured while it waits for other processes, and only then: a capture changes how
-    torch treats all threads (waits for the device are errors, the random generator is captured).
-    """
+    """A running compilation, whose result replaces the model between two steps."""
 
     def __init__(
         self,
-        compile_model: Callable[[Pause], None],
+        compile_model: Callable[[Turns], None],
         install: Callable[[], None],
         *,
         agree: Callable[[str], str] = str,
@@ -37,40 +28,23 @@ class BackgroundCompile:
         """Starts to compile.
 
         Args:
-            compile_model: compiles without changing the model; takes what surrounds its waits.
+            compile_model: compiles without changing the model; leaves turns to captures.
             install: makes later steps run the result.
             agree: maps this rank's failure, or "", to the one that holds for all ranks.
         """
         self._install = install
         self._agree = agree
-        self._works = threading.Lock()
-        self._is_held_up = False
+        self.turns = Turns()
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
-        self._result = thread.submit(self._run, compile_model)
+        self._result = thread.submit(compile_model, self.turns)
         thread.shutdown(wait=False)
 
     @property
     def is_done(self) -> bool:
         """Whether `install` can be called."""
         return self._result.done()
-
-    @property
-    def waits(self) -> bool:
-        """Whether the compilation waits for other processes now."""
-        return not self._works.locked()
-
-    def hold_up(self) -> bool:
-        """Keeps a compilation that waits from going on until `let_go`; returns whether it waits."""
-        self._is_held_up = self._works.acquire(blocking=False)
-        return self._is_held_up
-
-    def let_go(self) -> None:
-        """Lets a compilation go on, if it was held up."""
-        if self._is_held_up:
-            self._is_held_up = False
-            self._works.release()
 
     def install(self) -> None:
         """Makes later steps run the compiled model, unless that failed on any rank.
@@ -89,15 +63,3 @@ class BackgroundCompile:
             log.error("compilation_failed", error=fault, exc_info=error)
             return
         self._install()
-
-    def _run(self, compile_model: Callable[[Pause], None]) -> None:
-        with self._works:
-            compile_model(self._pause)
-
-    @contextmanager
-    def _pause(self) -> Iterator[None]:
-        self._works.release()
-        try:
-            yield
-        finally:
-            self._works.acquire()

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
 from services.engine.config.worker import WorkerConfig
-from services.engine.worker.graphs.background_compile import Pause
+from services.engine.worker.graphs.turns import Turns
 from services.engine.worker.start.build_processes import (
     BACKGROUND_NICENESS,
     BuildProcesses,
@@ -92,10 +92,10 @@ class KernelBuilding:
             first()
             early()
 
-    def build_while_serving(self, warm_ups: Sequence[WarmUp], pause: Pause) -> None:
+    def build_while_serving(self, warm_ups: Sequence[WarmUp], turns: Turns) -> None:
         """Builds the kernels of further steps; other threads may launch kernels meanwhile.
 
-        pause: surrounds the wait for them.
+        turns: lets graphs be captured during the wait for them.
         """
         if self._processes is None:
             return
@@ -104,7 +104,7 @@ class KernelBuilding:
         if missing:
             builds = list(missing.values())
             ordered = self._processes.begin(builds, niceness=BACKGROUND_NICENESS)
-            with pause():
+            with turns.pause():
                 self._wait(self._processes, "kernels_built", ordered, started_s)
 
     def build_others(self) -> None:

@@ -1,7 +1,6 @@
 """Traces and compiles a loaded model, before a worker serves or while it does."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from models.parallel.collectives import without_other_ranks
 from protos.engine.v1.worker_pb2 import CompileReport
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
-from services.engine.worker.graphs.background_compile import Pause
+from services.engine.worker.graphs.turns import Turns
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.graph_setup import install_model, warm_up_first_graphs
 from services.engine.worker.start.kernel_building import KernelBuilding
@@ -58,22 +57,24 @@ class ModelCompilation:
             else:
                 tracer.finish()
 
-    def run(self, pause: Pause = nullcontext) -> None:
+    def run(self, turns: Turns | None = None) -> None:
         """Waits for the trace or makes it, builds the model's kernels, and compiles it.
 
         Any thread may call it; steps run meanwhile.
 
-        pause: surrounds waits for other processes.
+        turns: lets graphs be captured meanwhile, if any are.
         """
+        turns = turns or Turns()
         model = self._model
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)
-        if self._tracer is not None:
-            with pause():
-                self._tracer.finish()
-        traced = model.with_trace()
-        _build_other_kernels(traced, self._kernels, is_new=traced is not model, pause=pause)
-        self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)
+        with turns.work():
+            if self._tracer is not None:
+                with turns.pause():
+                    self._tracer.finish()
+            traced = model.with_trace()
+            _build_other_kernels(traced, self._kernels, is_new=traced is not model, turns=turns)
+            self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)
         self._model = traced
 
     def install(
@@ -102,7 +103,7 @@ class ModelCompilation:
 
 @without_other_ranks()
 def _build_other_kernels(
-    loaded: LoadedModel, kernels: KernelBuilding, *, is_new: bool, pause: Pause
+    loaded: LoadedModel, kernels: KernelBuilding, *, is_new: bool, turns: Turns
 ) -> None:
     """Builds the kernels of all other steps.
 
@@ -110,7 +111,7 @@ def _build_other_kernels(
         loaded: as later steps run it.
         kernels: builds them.
         is_new: no kernel of this model was looked for, those of first steps among them.
-        pause: as for `ModelCompilation.run`.
+        turns: as for `ModelCompilation.run`.
     """
     limits = loaded.limits
     steps = (all_steps if is_new else later_steps)(loaded.model.config, limits)
@@ -118,15 +119,16 @@ def _build_other_kernels(
         runner = loaded.make_runner(1)
         kernels.build_while_serving(
             [
-                lambda: run_small_steps(runner, limits, steps),
+                lambda: run_small_steps(runner, limits, steps, between=turns.give_way),
                 lambda: warm_up_first_graphs(runner, loaded.config.compilation, limits=limits),
             ],
-            pause,
+            turns,
         )
-    with pause():
+    with turns.pause():
         kernels.build_others()
     if loaded.device.type == "cuda":
         # One at a time: a step of a request waits for at most one of them.
         for pending in queue_small_steps(loaded.make_runner(1), limits, steps):
             pending.message()
+            turns.give_way()
         loaded.make_runner(1).execute(small_step_of_everything(limits)).message()

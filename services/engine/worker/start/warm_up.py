@@ -4,7 +4,7 @@ Their rows have no blocks: all keys and values go to the null block.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -131,11 +131,18 @@ def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
 
 
 def run_small_steps(
-    runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
+    runner: ModelRunner,
+    limits: StepLimits,
+    kinds: Iterable[Sequence[int]],
+    *,
+    between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Queues small steps with these prompt lengths; skips steps over the limits."""
+    """Queues small steps with these prompt lengths; skips steps over the limits.
+
+    between: is called after each.
+    """
     for _ in queue_small_steps(runner, limits, kinds):
-        pass
+        between()
 
 
 def queue_small_steps(

@@ -91,23 +91,32 @@ class Graphs:
         return self._begun is None and (is_last or len(self._under_test) > max_under_test)
 
 
-class Compilation:
-    """Stands in for BackgroundCompile."""
+class OneTurn:
+    """Stands in for Turns."""
 
-    is_done = False
-    waits = True
+    compilation_waits = True
+    is_wanted = False
     is_held_up = False
-    is_installed = False
 
     def hold_up(self):
-        self.is_held_up = self.waits
-        return self.waits
+        self.is_held_up = self.compilation_waits
+        return self.compilation_waits
 
     def let_go(self):
         self.is_held_up = False
 
+
+class Compilation:
+    """Stands in for BackgroundCompile."""
+
+    is_done = False
+    is_installed = False
+
+    def __init__(self):
+        self.turns = OneTurn()
+
     def install(self):
-        assert not self.is_held_up
+        assert not self.turns.is_held_up
         self.is_installed = True
 
 
@@ -163,20 +172,35 @@ def test_graphs_are_captured_early_while_the_compilation_waits():
     graphs, compilation = Graphs([2, 1], clock), Compilation()
     graphs.is_early = True
     capture = BackgroundCapture(graphs, compilation=compilation, clock=clock)
-    compilation.waits = False
+    compilation.turns.compilation_waits = False
     assert not capture.is_due(is_idle=False)
-    compilation.waits = True
+    compilation.turns.compilation_waits = True
     # Eager steps cost more than a slice, so none has to be waited for.
     outcomes = []
     while graphs.num_pending > 1:
         assert capture.is_due(is_idle=False)
         outcomes.append(go_on(capture, is_idle=False))
     assert [each.key.graph_bs for each in outcomes if each] == [2]
+    assert compilation.turns.is_wanted
     compilation.is_done = True
     assert capture.is_due(is_idle=False)
     assert go_on(capture, is_idle=False) is None
     assert compilation.is_installed
     assert not graphs.is_early
+
+
+def test_a_compilation_gives_way_while_steps_miss_graphs():
+    graphs, compilation = Graphs([1], Clock()), Compilation()
+    graphs.is_early = True
+    capture = BackgroundCapture(graphs, compilation=compilation)
+    compilation.turns.compilation_waits = False
+    assert not capture.is_due(is_idle=False)
+    assert compilation.turns.is_wanted
+    compilation.turns.compilation_waits = True
+    while graphs.has_next:
+        go_on(capture, is_idle=False)
+    assert not capture.is_due(is_idle=False)
+    assert not compilation.turns.is_wanted
 
 
 def test_captures_wait_for_the_compilation_where_none_is_early():
@@ -185,40 +209,9 @@ def test_captures_wait_for_the_compilation_where_none_is_early():
     assert not capture.is_due(is_idle=True)
 
 
-def test_a_compilation_is_held_up_only_where_it_waits():
-    waits, goes_on = threading.Event(), threading.Event()
-    held_up, worked = [], []
-
-    def compile_model(pause):
-        worked.append(compilation_of())
-        with pause():
-            waits.set()
-            goes_on.wait(WAIT_S)
-        worked.append(compilation_of())
-
-    made = threading.Event()
-
-    def compilation_of():
-        made.wait(WAIT_S)
-        return compilations[0].hold_up()
-
-    compilations = [BackgroundCompile(compile_model, lambda: None)]
-    made.set()
-    waits.wait(WAIT_S)
-    held_up.append(compilations[0].hold_up())
-    goes_on.set()
-    # It goes on when it is let go alone.
-    assert not compilations[0].is_done
-    compilations[0].let_go()
-    while not compilations[0].is_done:
-        pass
-    compilations[0].install()
-    assert (held_up, worked) == ([True], [False, False])
-
-
 @pytest.mark.parametrize(("error", "is_fatal"), [(UnmatchedPassError, True), (ValueError, False)])
 def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error, is_fatal):
-    def compile_model(pause):
+    def compile_model(turns):
         raise error("planted")
 
     installed = []
@@ -238,7 +231,7 @@ def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error
 def test_no_rank_runs_the_compiled_model_where_one_could_not_compile_it():
     installed = []
     compilation = BackgroundCompile(
-        lambda pause: None, lambda: installed.append(1), agree=lambda fault: fault or "rank 1: no"
+        lambda turns: None, lambda: installed.append(1), agree=lambda fault: fault or "rank 1: no"
     )
     capture = BackgroundCapture(Graphs([], Clock()), compilation=compilation)
     while not capture.is_due(is_idle=True):
@@ -262,16 +255,16 @@ def test_a_compilation_is_held_up_until_all_ranks_capture():
     rank = Rank()
     due = rank.capture.due(is_idle=False)
     assert (due.key.num_tokens, due.is_compiled) == (2, False)
-    assert rank.compilation.is_held_up
+    assert rank.compilation.turns.is_held_up
     assert rank.capture.obey(due) is None
-    assert not rank.compilation.is_held_up
+    assert not rank.compilation.turns.is_held_up
     assert rank.graphs.next_pending == decode_key(2)
 
 
 def test_nothing_is_due_where_a_compilation_goes_on_just_now():
     rank = Rank()
     assert rank.capture.is_due(is_idle=False)
-    rank.compilation.waits = False
+    rank.compilation.turns.compilation_waits = False
     assert rank.capture.due(is_idle=False) is None
 
 
