@@ -73,6 +73,8 @@ class WorkerSupervisor:
         self._counters = counters
         self._clock = clock
         self._sleep = sleep
+        self.progress = ""
+        """The last stage of a start, or why the last worker was lost; empty while one serves."""
 
     async def run(self) -> NoReturn:
         """Supervises until it is cancelled.
@@ -87,16 +89,18 @@ class WorkerSupervisor:
             executor = self._make_executor()
             started_s = self._clock()
             try:
-                ready = await executor.start(_log_progress)
+                ready = await executor.start(self._note_progress)
                 _log_ready(executor, ready, self._clock() - started_s)
                 if has_served:
                     self._counters.num_worker_restarts += 1
                 has_served = True
                 started_s = self._clock()
+                self.progress = ""
                 await self._serve(executor, ready)
             except Exception as error:  # any error costs a worker, not the service
                 if not has_served and not _is_shortage(error):
                     raise
+                self.progress = str(error)
                 _log_lost(executor, error)
                 if isinstance(error, WorkerHungError):
                     show_stacks()
@@ -108,13 +112,13 @@ class WorkerSupervisor:
             await self._sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
+    def _note_progress(self, stage: str) -> None:
+        self.progress = stage
+        log.info("worker_progressed", stage=stage)
+
 
 def _is_shortage(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SHORTAGES
-
-
-def _log_progress(stage: str) -> None:
-    log.info("worker_progressed", stage=stage)
 
 
 def _log_ready(executor: Executor, ready: WorkerReady, start_s: float) -> None:

@@ -55,6 +55,31 @@ async def test_a_first_worker_that_fails_otherwise_ends_the_engine():
         await supervisor([BrokenPipeError(errno.EPIPE, "gone")], asyncio.Event()).run()
 
 
+async def test_the_stage_of_a_start_and_its_fault_are_known_until_a_worker_serves():
+    seen = []
+
+    class Starting(Executor):
+        async def start(self, on_progress=None):
+            seen.append(supervised.progress)
+            on_progress("rank 1: loading weights")
+            seen.append(supervised.progress)
+            return await super().start(on_progress)
+
+    async def serve(executor, ready):
+        del executor, ready
+        seen.append(supervised.progress)
+        raise asyncio.CancelledError
+
+    errors = [OSError(errno.ENOMEM, "short")]
+    supervised = WorkerSupervisor(
+        make_executor=lambda: Starting(errors), serve=serve, counters=Counters()
+    )
+    stage, fault = "rank 1: loading weights", str(errors[0])
+    with pytest.raises(asyncio.CancelledError):
+        await supervised.run()
+    assert seen == ["", stage, fault, stage, ""]
+
+
 class Clock:
     """Time that passes when workers serve and the supervisor sleeps."""
 
