@@ -44,19 +44,14 @@ _THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
 _MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
 _WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
 """Relative time of a tile on every multiprocessor."""
+_PART_WAVE_COST = {_TWO_GROUPS: 0.75, WideTiles(groups=2, tokens=256, slots=4): 1.4}
+"""The same of programs with several parts; 256 tokens' sums of earlier parts are in memory."""
 _WASTE = 1.15
 """Time over that of gapless tiles above which torch's product is faster."""
 _PART_INPUTS = 512
 """Least inputs of a part."""
 _MOST_SPLIT_TOKENS = 256
 """In batch-invariant mode, most tokens whose parts are summed by programs of their own."""
-_MANY_PART_TOKENS = 2048
-_MANY_PART_ROWS = 2048
-"""With more tokens, and at least as many rows, a program with several parts has _MOST_TOKENS.
-
-4096 x 12288 in two parts took 342 us with _TWO_GROUPS and 383 with _MOST_TOKENS for 2048 tokens,
-1,496 and 1,265 for 8192; 1024 x 3072 in four took 122 and 150 for 8192 (H100, 2026-11).
-"""
 
 
 @lru_cache(maxsize=1024)
@@ -123,12 +118,11 @@ def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTile
     summed by programs of their own; with more tokens, writing and adding float32 takes longer.
     """
     splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
-    candidates = _candidates(num_tokens)
+    costs, candidates = _WAVE_COST, _candidates(num_tokens)
     if parts > splits:
-        is_large = num_tokens > _MANY_PART_TOKENS and num_rows >= _MANY_PART_ROWS
-        candidates = (_MOST_TOKENS if is_large else _TWO_GROUPS,)
+        costs = candidates = _PART_WAVE_COST
 
     def cost(tiles: WideTiles) -> float:
-        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
+        return costs[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
 
     return replace(min(candidates, key=cost), splits=splits, parts=parts // splits)

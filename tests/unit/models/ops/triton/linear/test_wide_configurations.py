@@ -62,8 +62,8 @@ def test_batch_invariant_tiles_fill_the_multiprocessors():
     assert invariant_wide_tiles(128, 4096, 2) == WideTiles(groups=1, tokens=128, slots=7, splits=2)
     assert invariant_wide_tiles(256, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, splits=2)
     assert invariant_wide_tiles(512, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
-    assert invariant_wide_tiles(2048, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
-    assert invariant_wide_tiles(8192, 4096, 2) == WideTiles(groups=3, tokens=256, slots=3, parts=2)
+    assert invariant_wide_tiles(1100, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
+    assert invariant_wide_tiles(2048, 4096, 2) == WideTiles(groups=2, tokens=256, slots=4, parts=2)
     assert invariant_wide_tiles(2048, 6144, 1) == WideTiles(groups=3, tokens=256, slots=3)
 
 
