@@ -37,7 +37,7 @@ FIRST_STEPS = ((1,), (128,))
 _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8, 16, 32, 64, 128)))
 """Decodes with other kernels; see the tables in models.ops.triton."""
 
-_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (600,))
+_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (520,))
 """Prompt lengths of other steps with other kernels."""
 
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)

@@ -238,7 +238,7 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     deepseek = replace(config, moe=replace(config.moe, num_experts=256, num_experts_per_tok=8))
     dense = replace(config, moe=None)
     assert set(early_steps(dense, limits)) <= set(early_steps(deepseek, limits))
-    # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
+    # 1025 tokens are the first with more than 32 rows each; 520 have more than 16.
     assert later_steps(deepseek, limits) == [*later_steps(dense, limits), (1025,)]
 
 
