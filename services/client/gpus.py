@@ -20,7 +20,7 @@ class EngineNeeds:
     """GPUs that an engine's flags ask for.
 
     device: where it runs; auto takes a GPU where there is one.
-    num_gpus: GPUs that one engine uses together.
+    num_gpus: GPUs that one engine uses together, on this host.
     names_devices: whether the flags choose GPUs by number, the same for each engine.
     """
 
@@ -43,6 +43,8 @@ def engine_needs(arguments: Sequence[str], environ: Mapping[str, str] = os.envir
     parser.add_argument("--pipeline-parallel-size", type=int, default=stages)
     copies = environ.get("OCTAVO_ENGINE_DATA_PARALLEL_SIZE", "1")
     parser.add_argument("--data-parallel-size", type=int, default=copies)
+    nodes = environ.get("OCTAVO_ENGINE_NUM_NODES", "1")
+    parser.add_argument("--num-nodes", type=int, default=nodes)
     parser.add_argument("--devices", default=environ.get("OCTAVO_ENGINE_DEVICES"))
     try:
         found, _ = parser.parse_known_args(arguments)
@@ -62,7 +64,7 @@ def engine_needs(arguments: Sequence[str], environ: Mapping[str, str] = os.envir
         )
     return EngineNeeds(
         device=found.device,
-        num_gpus=math.prod(sizes.values()),
+        num_gpus=math.ceil(math.prod(sizes.values()) / max(1, found.num_nodes)),
         names_devices=found.devices is not None,
     )
 

@@ -3,6 +3,7 @@
 from models.config import ModelConfig
 from models.parallel.group import ParallelGroup, PipelineStage
 from services.engine.config.engine_config import EngineConfig
+from services.engine.config.parallel import ParallelConfig
 
 
 def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
@@ -25,20 +26,37 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
             "--enable-expert-parallel needs a model with experts that Octavo's own modules run; "
             f"{model.architecture} is not one"
         )
-    if model.transformers is None:  # its own configuration has the sizes
-        _check_heads(model, parallel.tensor_parallel_size)
-        stages = tuple(parallel.pipeline_layers or ())
-        stage = PipelineStage(size=parallel.pipeline_parallel_size, num_layers=stages)
-        stage.layers_of(model.num_hidden_layers)
+    if model.transformers is not None:
+        _check_single(model, parallel)
+        return
+    _check_shares(model, parallel)
+    stages = tuple(parallel.pipeline_layers or ())
+    stage = PipelineStage(size=parallel.pipeline_parallel_size, num_layers=stages)
+    stage.layers_of(model.num_hidden_layers)
 
 
-def _check_heads(model: ModelConfig, size: int) -> None:
+def _check_single(model: ModelConfig, parallel: ParallelConfig) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} {size} does not cover transformers' modules, which "
+                f"run {model.architecture}"
+            )
+
+
+def _check_shares(model: ModelConfig, parallel: ParallelConfig) -> None:
+    size = parallel.tensor_parallel_size
     group = ParallelGroup(size=size)
+    has_whole_experts = parallel.enable_expert_parallel or parallel.data_parallel_size > 1
     try:
         group.split(model.num_attention_heads, "attention heads")
         if model.mla is None:  # the ranks' caches of latent vectors are equal
             num_kv_heads = model.num_key_value_heads
             group.split(num_kv_heads, "kv heads", replicas=max(1, size // num_kv_heads))
+        if model.moe is None:
+            group.split(model.intermediate_size, "inner features")
+        elif not has_whole_experts:
+            group.split(model.moe.intermediate_size, "inner features of an expert")
     except ValueError as error:
         raise ValueError(f"--tensor-parallel-size is {size}: {error}") from error
 

@@ -5,11 +5,13 @@
 Clients stream greedy outputs over both services. Each output is compared with the one that the
 prompt had before the first kill: all of its tokens must come, once and in order. An outage is the
 longest time without a token of any client after a kill. Resources of both services are counted
-before the first kill and after the last, without requests.
+before the first kill and after the last, without requests, and once more when both have ended.
+Other programs may run beside it; the memory of GPUs and the names of files are theirs, too.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -20,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import grpc
 import psutil
@@ -40,6 +42,8 @@ CALL_TIMEOUT_S = 240.0
 SETTLE_S = 30.0
 RANDOM_SHARE = 0.25
 """A kill comes at a random moment of the last quarter of a period."""
+MARK = "RANK_SOAK"
+"""Variable in the environment of all processes of the services, those without a parent too."""
 SMALL: dict[str, object] = {
     "tensor_parallel_size": 2,
     "batch_invariant": True,
@@ -157,13 +161,34 @@ async def held(services: Stack, stub: EngineServiceStub) -> dict[str, float]:
         figures[f"{name}: child processes"] = len(children)
         figures[f"{name}: their descriptors"] = sum(each.num_fds() for each in children)
         figures[f"{name}: memory, MiB"] = root.memory_info().rss / 2**20
-    figures["shared memory, files"] = _num_shared_files()
+    processes = marked_processes()
+    figures["all: processes"] = len(processes)
+    figures["all: listening ports"] = sum(map(_num_listening, processes))
     figures |= {f"GPU {gpu}: MiB": used for gpu, used in enumerate(gpus_used_mib())}
     return figures
 
 
-def _num_shared_files() -> int:
-    return sum(1 for _ in Path("/dev/shm").iterdir())
+def marked_processes() -> list[psutil.Process]:
+    """Returns the live processes of the services, and of services before them in this program."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
+            if process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def _num_listening(process: psutil.Process) -> int:
+    try:
+        return sum(each.status == psutil.CONN_LISTEN for each in process.net_connections("inet"))
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def shared_files() -> set[str]:
+    """Returns what outlives processes: shared memory, and sockets of ranks that exchange it."""
+    sockets = Path(gettempdir()).glob("symm_mem-*")
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *sockets)}
 
 
 async def soak(services: Stack, arguments: argparse.Namespace, vocab_size: int) -> dict:
@@ -213,10 +238,17 @@ async def run(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
     model = make_model_folder(arguments.shape, folder)
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     flags = SMALL | {"model": model, "load_format": "dummy"} | flags_of(engine_flags)
+    os.environ[MARK] = str(os.getpid())
+    files = shared_files()
     engine = start_engine(**flags)
     services = Stack(engine, start_frontend(engine.address))
     async with services:
-        return await soak(services, arguments, vocab_size) | {"log": fault_lines(engine)}
+        result = await soak(services, arguments, vocab_size) | {"log": fault_lines(engine)}
+    left = {
+        "processes": [" ".join(each.cmdline()[:4]) for each in marked_processes()],
+        "files": sorted(shared_files() - files),
+    }
+    return result | {"left": left}
 
 
 def flags_of(arguments: list[str]) -> dict[str, str | bool]:
@@ -251,6 +283,7 @@ def show(result: dict) -> None:
     outages = result["outages_s"]
     for name in ("ends", "tokens", "kills", "restarts", "log"):
         print(f"{name}: {result[name]}")
+    print(f"left after the end: {result['left']}")
     if outages:
         print(f"outages, s: median {statistics.median(outages):.2f}, most {max(outages):.2f}: "
               f"{outages}")  # fmt: skip

@@ -144,7 +144,11 @@ def assert_few_ways_agree(folder):
 
 
 @pytest.mark.parametrize(
-    "shape", [(6144, 4096), (4096, 12288), (5120, 2048), (1024, 3072), (151936, 1024)]
+    "shape",
+    [
+        *((6144, 4096), (4096, 12288), (2048, 4096), (5120, 2048), (1024, 3072)),
+        *((8192, 1024), (151936, 1024)),
+    ],
 )
 def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
     torch.manual_seed(0)

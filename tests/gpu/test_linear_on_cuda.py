@@ -31,8 +31,8 @@ VECTOR = VectorTiles(rows=4, columns=256, num_warps=2)
 WIDE = [
     WideTiles(groups=groups, tokens=tokens, slots=slots, splits=splits)
     for groups, tokens, slots, splits in [
-        (1, 128, 7, 1), (2, 128, 6, 1), (3, 128, 5, 1), (3, 256, 3, 1), (1, 128, 7, 3),
-        (2, 128, 6, 2),
+        (1, 128, 7, 1), (2, 128, 6, 1), (3, 128, 5, 1), (2, 256, 4, 1), (3, 256, 3, 1),
+        (1, 128, 7, 3), (2, 128, 6, 2), (1, 256, 5, 2),
     ]
 ]  # fmt: skip
 

@@ -119,6 +119,9 @@ def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
         assert content["held"][name] == [0, 0]
     before, after = content["held"]["engine: child processes"]
     assert before == after == 2
+    for name, expected in (("processes", 4), ("listening ports", 6)):
+        assert content["held"][f"all: {name}"] == [expected, expected]
+    assert content["left"]["processes"] == []
     assert "outages, s: median" in printed
 
 

@@ -15,17 +15,16 @@ def write_eagle3_head(folder: Path, target: Path, *, agrees: bool = True, **over
     agrees: its layer adds next to nothing to the last state that it reads.
     """
     model = json.loads((target / "config.json").read_text())
-    hidden, heads, head_dim, inner = model["hidden_size"], 4, 8, 24
-    vocab_size = model["vocab_size"]
+    hidden, vocab_size = model["hidden_size"], model["vocab_size"]
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": hidden,
-        "intermediate_size": inner,
+        "intermediate_size": 24,
         "num_hidden_layers": 1,
-        "num_attention_heads": heads,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": head_dim,
+        "head_dim": 8,
         "vocab_size": vocab_size,
         "draft_vocab_size": DRAFT_VOCAB_SIZE,
         "max_position_embeddings": 16,
@@ -34,6 +33,9 @@ def write_eagle3_head(folder: Path, target: Path, *, agrees: bool = True, **over
         "torch_dtype": "float32",
         **overrides,
     }
+    inner = config["intermediate_size"]
+    num_queries = config["num_attention_heads"] * config["head_dim"]
+    num_keys = config["num_key_value_heads"] * config["head_dim"]
     generator = torch.Generator().manual_seed(7)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -46,10 +48,10 @@ def write_eagle3_head(folder: Path, target: Path, *, agrees: bool = True, **over
         "midlayer.input_layernorm.weight": torch.ones(hidden),
         "midlayer.hidden_norm.weight": torch.ones(hidden),
         "midlayer.post_attention_layernorm.weight": torch.ones(hidden),
-        "midlayer.self_attn.q_proj.weight": draw(heads * head_dim, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": draw(2 * head_dim, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": draw(2 * head_dim, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": draw(hidden, heads * head_dim),
+        "midlayer.self_attn.q_proj.weight": draw(num_queries, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": draw(num_keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": draw(num_keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": draw(hidden, num_queries),
         "midlayer.mlp.gate_proj.weight": draw(inner, hidden),
         "midlayer.mlp.up_proj.weight": draw(inner, hidden),
         "midlayer.mlp.down_proj.weight": draw(hidden, inner),

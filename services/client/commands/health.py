@@ -27,9 +27,10 @@ def health(
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
-    For an engine that captures graphs it also reports how many of them can be used by now; for a
-    frontend with several engines, how many of them it uses, and why not the others. A frontend with
-    API keys reports that only to keys with `may_list_engines`.
+    For an engine that captures graphs it also reports how many of them can be used by now; for one
+    that starts, the last stage and its rank; for a frontend with several engines, how many of them
+    it uses, and why not the others. A frontend with API keys reports that only to keys with
+    `may_list_engines`.
 
     Examples:
     - `octavo health 127.0.0.1:50051`
@@ -48,7 +49,7 @@ async def _details(address: str, access: Access, *, serving: bool) -> str:
     """Returns what there is to say of graphs or of engines, for the end of the line."""
     async with open_channel(address, access.tls) as channel:
         engines = await _engines(channel, access)
-        return engines or (await _graphs(channel) if serving else "")
+        return engines or await _worker(channel, serving=serving)
 
 
 async def _engines(channel: grpc.aio.Channel, access: Access) -> str:
@@ -71,12 +72,14 @@ async def _engines(channel: grpc.aio.Channel, access: Access) -> str:
     return "".join([f", engines {num_used}/{len(listing.engines)} used", *lines])
 
 
-async def _graphs(channel: grpc.aio.Channel) -> str:
-    """Returns how far an engine's captures are; nothing for one without, or a frontend."""
+async def _worker(channel: grpc.aio.Channel, *, serving: bool) -> str:
+    """Returns how far an engine's captures or its worker's start are; nothing for a frontend."""
     try:
         stats = await Engine(channel).stats()
     except OctavoError:
         return ""
+    if not serving:
+        return stats.worker_progress and f", {stats.worker_progress}"
     num_captured = sum(graph.captured for graph in stats.graphs)
     planned = stats.num_graphs_planned
     return f", graphs {num_captured}/{planned} captured" if planned else ""

@@ -102,7 +102,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     steps = max(stats.num_steps, 1)
     cached_share = stats.cached_tokens / max(stats.prompt_tokens, 1)
     rows = {
-        "state": f"{'ready' if stats.ready else 'not ready'}, up {stats.uptime_s:.0f} s",
+        "state": _state(stats),
         "requests": f"{stats.num_running} running, {stats.num_waiting} waiting, "
         f"{stats.num_sessions} sessions",
         "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "
@@ -140,6 +140,12 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _state(stats: Stats) -> str:
+    """Returns whether an engine serves, for how long it has run, and what its worker does."""
+    state = f"{'ready' if stats.ready else 'not ready'}, up {stats.uptime_s:.0f} s"
+    return f"{state}; {stats.worker_progress}" if stats.worker_progress else state
 
 
 def _describe_rank(rank: RankInfo, stats: Stats) -> str:

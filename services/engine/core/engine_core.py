@@ -262,6 +262,7 @@ class EngineCore:
             counters=self.counters,
             ranks=() if self.worker is None else tuple(self.worker.ranks),
             rank_loads=tuple(scheduler.rank_loads()) if scheduler is not None else (),
+            worker_progress=self._supervisor.progress,
         )
 
     async def expert_figures(self) -> list[ExpertFigures]:

@@ -105,6 +105,8 @@ class EngineStats:
     """The processes that run the model; empty before the first worker is ready."""
     rank_loads: tuple[RankLoad, ...] = ()
     """The loads of data-parallel ranks; empty where there is one."""
+    worker_progress: str = ""
+    """The last stage of a start, or why the last worker was lost; empty while one serves."""
 
 
 def dispatch_name(reason: int) -> str:

@@ -19,8 +19,8 @@ log = structlog.get_logger()
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 _SHORTAGES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-STABLE_AFTER_S = 60.0
-"""A worker that served this long does not count as a repeated failure."""
+STABLE_AFTER_S = 10.0
+"""A worker that served for this long, no less than the longest pause, is no repeated failure."""
 
 
 class Executor(StepChannel, Protocol):
@@ -56,6 +56,8 @@ class WorkerSupervisor:
         make_executor: Callable[[], Executor],
         serve: Callable[[Executor, WorkerReady], Awaitable[NoReturn]],
         counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Prepares to supervise.
 
@@ -63,10 +65,16 @@ class WorkerSupervisor:
             make_executor: makes the executor of the next worker.
             serve: uses a ready worker; raises when it is lost.
             counters: counts restarts.
+            clock: returns seconds.
+            sleep: waits for a number of them.
         """
         self._make_executor = make_executor
         self._serve = serve
         self._counters = counters
+        self._clock = clock
+        self._sleep = sleep
+        self.progress = ""
+        """The last stage of a start, or why the last worker was lost; empty while one serves."""
 
     async def run(self) -> NoReturn:
         """Supervises until it is cancelled.
@@ -79,36 +87,38 @@ class WorkerSupervisor:
         has_served = False
         while True:
             executor = self._make_executor()
-            started_s = time.monotonic()
+            started_s = self._clock()
             try:
-                ready = await executor.start(_log_progress)
-                _log_ready(executor, ready, time.monotonic() - started_s)
+                ready = await executor.start(self._note_progress)
+                _log_ready(executor, ready, self._clock() - started_s)
                 if has_served:
                     self._counters.num_worker_restarts += 1
                 has_served = True
-                started_s = time.monotonic()
+                started_s = self._clock()
+                self.progress = ""
                 await self._serve(executor, ready)
             except Exception as error:  # any error costs a worker, not the service
                 if not has_served and not _is_shortage(error):
                     raise
+                self.progress = str(error)
                 _log_lost(executor, error)
                 if isinstance(error, WorkerHungError):
                     show_stacks()
                     await executor.show_stacks()
             finally:
                 await executor.stop()
-            if time.monotonic() - started_s > STABLE_AFTER_S:
+            if self._clock() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
-            await asyncio.sleep(backoff_s)
+            await self._sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _note_progress(self, stage: str) -> None:
+        self.progress = stage
+        log.info("worker_progressed", stage=stage)
 
 
 def _is_shortage(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SHORTAGES
-
-
-def _log_progress(stage: str) -> None:
-    log.info("worker_progressed", stage=stage)
 
 
 def _log_ready(executor: Executor, ready: WorkerReady, start_s: float) -> None:

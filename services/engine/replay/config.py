@@ -8,6 +8,7 @@ from pydantic_settings import CliPositionalArg
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.observability import ObservabilityConfig
+from services.engine.config.parallel import ParallelConfig
 from services.engine.config.section import ConfigSection
 
 
@@ -36,9 +37,10 @@ class ReplayConfig(EngineConfig):
     result. Example: octavo replay trace.binpb --against full
 
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
-    recording cannot be replayed. Limits, drafts, block size, dtype of the cache, load format and
-    quantization are the recording's, whatever the flags say, and so is the dtype unless --dtype is
-    given. --batch-invariant is on if it was, or if the flag is given.
+    recording cannot be replayed. One process replays, on the first of --devices. Limits, drafts,
+    block size, dtype of the cache, load format and quantization are the recording's, whatever the
+    flags say, and so is the dtype unless --dtype is given. --batch-invariant is on if it was, or if
+    the flag is given.
     """
 
     program: ClassVar[str] = "octavo replay"
@@ -59,9 +61,9 @@ class ReplayConfig(EngineConfig):
             "quantization": recorded.quantization or "none",
             "batch_invariant": recorded.batch_invariant or self.worker.batch_invariant,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
-            # One process replays, with all layers.
-            "pipeline_parallel_size": 1,
-            "pipeline_layers": None,
+            # One process replays, with the whole model.
+            **ParallelConfig().model_dump(),
+            "devices": None if self.parallel.devices is None else self.parallel.devices[:1],
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }
         own = {

@@ -80,6 +80,7 @@ def stats_to_proto(
         experts=map(_experts_to_proto, experts),
         num_expert_moves=counters.num_expert_moves,
         rank_loads=[RankLoad(**asdict(each)) for each in stats.rank_loads],
+        worker_progress=stats.worker_progress,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from models.parallel.memory_socket import remove_memory_socket
 from protos.engine.v1.worker_pb2 import WorkerEvent
 from services.engine.worker.wire import WireError, framed, read_message
 from services.processes.child import child_command
@@ -161,18 +162,11 @@ class RankProcess:
                 await self._writer.wait_closed()
             self._reader = self._writer = None
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(STOP_GRACE_S):
-                await process.wait()
-        except TimeoutError:
-            log.warning("worker_killed", worker_pid=process.pid, grace_s=STOP_GRACE_S)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if process.returncode is None:
+            await _end(process)
+        remove_memory_socket(process.pid)
 
     async def _exit_report(self) -> WorkerDiedError:
         """Says how a process ended that has hung up."""
@@ -189,3 +183,17 @@ class RankProcess:
         number = signal.Signals(-code)
         kind = WorkerKilledError if number in _OUTSIDE_SIGNALS else WorkerDiedError
         return kind(f"{self.name} was killed by {number.name}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends a process, by force if it does not end in STOP_GRACE_S."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_GRACE_S):
+            await process.wait()
+    except TimeoutError:
+        log.warning("worker_killed", worker_pid=process.pid, grace_s=STOP_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

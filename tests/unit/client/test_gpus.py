@@ -86,6 +86,12 @@ def test_flags_win_over_the_environment():
     assert engine_needs(["--devices", "0,1"], {}).names_devices
 
 
+def test_an_engine_on_several_hosts_needs_its_share_of_gpus_here():
+    flags = ["--tensor-parallel-size=8", "--pipeline-parallel-size=2"]
+    assert engine_needs([*flags, "--num-nodes=2"], {}).num_gpus == 8
+    assert engine_needs(flags, {"OCTAVO_ENGINE_NUM_NODES": "4"}).num_gpus == 4
+
+
 @pytest.mark.parametrize(
     "flags", [["--tensor-parallel-size", "two"], ["--tensor-parallel-size=0"], ["--device=tpu"]]
 )

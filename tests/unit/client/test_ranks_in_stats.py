@@ -19,6 +19,11 @@ def test_several_ranks_are_listed():
     assert "ranks" not in shown(ranks[:1])
 
 
+def test_the_rank_that_starts_is_named():
+    text = shown(uptime_s=7, worker_progress="rank 1: loading weights")
+    assert "not ready, up 7 s; rank 1: loading weights" in text
+
+
 def test_ranks_of_several_stages_name_them():
     ranks = [RankInfo(rank=n, device="cpu", pipeline_parallel_rank=n) for n in range(2)]
     text = shown(ranks)

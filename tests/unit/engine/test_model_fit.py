@@ -5,15 +5,18 @@ import sys
 
 import pytest
 
-from models.config import ModelConfig
+from models.loading.model_config import read_model_config
 from services.engine.config.engine_config import EngineConfig
 from services.engine.model_fit import check_model_fit
 from tests.support.random_checkpoints import write_checkpoint
 
+ODD_SIZES = {"llama": {"intermediate_size": 57}, "qwen3_moe": {"moe_intermediate_size": 13}}
+
 
 def check(folder, variant, **flags):
-    write_checkpoint(folder, variant)
-    check_model_fit(EngineConfig.from_flags(**flags), ModelConfig.from_folder(folder))
+    write_checkpoint(folder, variant, **ODD_SIZES.get(variant, {}))
+    config = EngineConfig.from_flags(**flags)
+    check_model_fit(config, read_model_config(folder, config.checkpoint.model_impl))
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,22 @@ def check(folder, variant, **flags):
             {"tensor_parallel_size": 64},
             "is 64: .* attention heads",
         ),
+        (
+            "qwen3_moe",
+            {"tensor_parallel_size": 2},
+            "is 2: 13 inner features of an expert cannot",
+        ),
+        (
+            "qwen3",
+            {"tensor_parallel_size": 2, "model_impl": "transformers"},
+            "--tensor-parallel-size 2 does not cover transformers' modules",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel_size": 2, "model_impl": "transformers"},
+            "--pipeline-parallel-size 2 does not cover transformers' modules",
+        ),
+        ("llama", {"tensor_parallel_size": 4}, "is 4: 57 inner features cannot"),
         ("qwen3", {"data_parallel_size": 2}, "--data-parallel-size 2 needs a model with experts"),
         (
             "qwen3",

@@ -101,7 +101,6 @@ _DECODE = {
 }
 """By bytes of an element and padded head dimension, from 64."""
 
-_DEEP = Tiles(rows=16, keys=32, num_warps=1, num_stages=5)
 _WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
 _SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3)
 _WHOLE = Tiles(rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE)
@@ -119,24 +118,23 @@ up, and keys arrive while queries are computed. Then two programs share a multip
 Beyond that, single warps lose least between tiles, and small tiles let most programs run at once.
 """
 
-_DECODE_8_BITS = {
-    (2, 64): _DEEP,
-    (2, 128): _DEEP,
-    (2, 256): Tiles(rows=16, keys=32, num_warps=4, num_stages=3),
-    **{key: tiles for key, tiles in _DECODE.items() if key[0] == 4},
-}
-"""For FP8 keys and values: 128 requests of 4096 tokens took 285 us instead of 465 with _WIDE."""
-
-_SINGLE_TOKENS_8_BITS = (
-    (MOST_WHOLE, Tiles(rows=16, keys=64, num_warps=2, num_stages=3)),
-    (256, Tiles(rows=16, keys=32, num_warps=1, num_stages=3, starts_next_late=False)),
-    (inf, _DEEP),
+_FLAT = (
+    (8, Tiles(rows=8, keys=64, num_warps=1, num_stages=2)),
+    (16, Tiles(rows=16, keys=32, num_warps=1, num_stages=5)),
+    (inf, Tiles(rows=32, keys=32, num_warps=4, num_stages=3)),
 )
-"""The same as _SINGLE_TOKENS for FP8 keys and values.
+"""For FP8 keys and 2-byte queries in heads of up to 128, by the largest group of query heads.
 
-280 tokens of 1, 8, 16 and 32 requests took 8.8, 11.1, 13.1 and 15.5 us; with _DEEP 9.9, 11.7, 13.6
-and 16.0. Keys held as in _WHOLE and _HALF are faster up to 128 tokens only (H200, 32 heads, 8 kv
-heads of 128, 2026-11).
+Keys are the rows of both products: see keys_of_8_bits. Larger groups take more registers.
+"""
+
+_FLAT_PAIRS = 32
+_FLAT_FEW = Tiles(rows=8, keys=64, num_warps=2, num_stages=3)
+"""The same for single tokens of up to _FLAT_PAIRS requests times kv heads, in groups of up to 16.
+
+303 tokens of 1, 8, 32, 128 and 256 requests took 8.1, 11.0, 15.4, 29.6 and 54.4 us, 4096 tokens of
+1, 8, 32 and 128 took 16.0, 30.0, 78 and 264. With _FLAT_FEW, 8 and 32 requests of 303 tokens took
+10.3 and 14.9 us, of 4096 tokens 37 and 101 (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
 _FIRST_CHUNK = {
@@ -216,7 +214,8 @@ _HOPPER_PARTS = {
 Small weights lose bits in float16, so there each row must meet its highest scores as late as in
 _INVARIANT: the keys of its tiles. A prompt of 2048 tokens, one of 8192 and 2048 tokens after 6144
 took 77.4, 900 and 455 us, in tiles of 64 keys 76.9, 980 and 496, and with _HOPPER 66.8, 803 and 396
-(H100, 32 heads, 8 kv heads of 128, 2026-11).
+(H100, 32 heads, 8 kv heads of 128, 2026-11). 16 prompts of 512 tokens took 202 us, in tiles of 64
+keys 187: too little for one more kernel (H200).
 """
 
 _LEAST_HOPPER_BLOCK = 8
@@ -232,7 +231,7 @@ def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     Warm-up runs these: each set of tiles is a kernel to build, as are splitting or not, which ends
     with a set of tiles, and when the next kernel starts.
     """
-    last_pairs = [int(most) for most, _ in _SINGLE_TOKENS if most != inf]
+    last_pairs = [_FLAT_PAIRS, *(int(most) for most, _ in _SINGLE_TOKENS if most != inf)]
     return sorted({1, EARLY_REQUESTS + 1, *(most // num_kv_heads + 1 for most in last_pairs)})
 
 
@@ -252,14 +251,20 @@ def decode_tiles(
     Raises:
         ValueError: no kernel takes such heads.
     """
-    is_8_bits = cache_dtype.itemsize == 1
-    if num_requests is not None and dtype.itemsize == 2 and padded_head_dim <= 128:
-        if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE and not is_8_bits:
-            return _WIDE
-        table = _SINGLE_TOKENS_8_BITS if is_8_bits else _SINGLE_TOKENS
-        num_pairs = num_requests * num_kv_heads
-        return next(tiles for most, tiles in table if num_pairs <= most)
-    return _look_up(_DECODE_8_BITS if is_8_bits else _DECODE, dtype, padded_head_dim)
+    if dtype.itemsize != 2 or padded_head_dim > 128:
+        return _look_up(_DECODE, dtype, padded_head_dim)
+    if cache_dtype.itemsize == 1:
+        group = num_heads // num_kv_heads
+        is_few = num_requests is not None and num_requests * num_kv_heads <= _FLAT_PAIRS
+        if is_few and group <= 16:
+            return _FLAT_FEW
+        return next(tiles for most, tiles in _FLAT if group <= most)
+    if num_requests is None:
+        return _look_up(_DECODE, dtype, padded_head_dim)
+    if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE:
+        return _WIDE
+    num_pairs = num_requests * num_kv_heads
+    return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
 
 
 def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:

@@ -78,12 +78,13 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
     HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, READS_WORDS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
     HAS_NEW: transforms the queries and the newest key. The program of the last part stores that key
         and its value; no other program needs them.
+    READS_WORDS: takes the loop of keys_of_8_bits.
     """
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
@@ -148,7 +149,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     q = repeated(q, ROWS)
     highest = repeated(highest, ROWS)
     total = repeated(total, ROWS)
-    if HAS_SCALES and HEAD_DIM % 4 == 0 and BLOCK_D >= 64:
+    if READS_WORDS:
         acc, highest, total = attend_keys_of_8_bits(
             q, acc, highest, total, start, end, table_ptr, (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr),
             kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS,
@@ -293,17 +294,20 @@ def _launcher(
 ) -> Launch:
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    reads_words = has_scales and head_dim % 4 == 0 and block_d >= 64
+    # Tensor cores take rows by 16; keys_of_8_bits makes columns of them, which they take by 8.
+    rows = max(tiles.rows if reads_words else 16, padded_group)
     return Launch(
         _decode_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, ONLY_SINGLE_TOKENS=only_single_tokens, HAS_NEW=has_new,
         HAS_NORM=has_norm, MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group,
-        ROWS=max(tiles.rows, padded_group), KEYS=tiles.keys,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages,
+        ROWS=rows, KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
         SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
-        NUM_PROGRAMS=tiles.num_programs,
+        NUM_PROGRAMS=tiles.num_programs, READS_WORDS=reads_words,
         # With two rows per warp, a sum over a head stays within its warp.
-        HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),
+        HEAD_ROWS=max(padded_group, min(rows, 2 * tiles.num_warps)),
         **launch_options(device),
     )  # fmt: skip

@@ -1,8 +1,10 @@
 """Decode attention's tiles of FP8 keys and values, and the loop over them.
 
-Values are read four at a time: tensor cores take pairs of values of two keys, which are far apart
-in memory, and byte by byte that is one load each. Both factors of either product are float16, to
-which FP8 converts in one instruction, unless queries are float32.
+Keys, and the columns of values, are the rows of either product: tensor cores take rows by 16 and
+columns by 8, and a kv head has few queries. Values are read four at a time: tensor cores take pairs
+of values of two keys, which are far apart in memory, and byte by byte that is one load each. Both
+factors of either product are float16, to which FP8 converts in one instruction, unless queries are
+float32.
 """
 
 import triton
@@ -11,12 +13,10 @@ import triton.language as tl
 from models.ops.triton.attention.online_softmax import soft_capped, widened
 
 _UNPACK = tl.constexpr(
-    "{ .reg .b32 both; .reg .b16 pair, rest;"
-    + "".join(
-        f"prmt.b32 both, $4, $5, {0x40 + 0x11 * byte:#x}; mov.b32 {{pair, rest}}, both;"
-        f"cvt.rn.f16x2.e4m3x2 ${byte}, pair;"
-        for byte in range(4)
-    )
+    "{ .reg .b32 low, high; .reg .b16 a, b, c, d;"
+    "prmt.b32 low, $4, $5, 0x5140; prmt.b32 high, $4, $5, 0x7362;"
+    "mov.b32 {a, b}, low; mov.b32 {c, d}, high;"
+    + "".join(f"cvt.rn.f16x2.e4m3x2 ${byte}, {pair};" for byte, pair in enumerate("abcd"))
     + "}"
 )
 """Converts the four bytes of two words, the same byte of both at a time."""
@@ -87,7 +87,8 @@ def _load(
 ):  # fmt: skip
     """Returns cached keys of one kv head, [KEYS, BLOCK_D], and their values in words of four.
 
-    Each is followed by its scales; what is no key is zero.
+    The words are turned, [BLOCK_D / 4, KEYS]. Keys and values are each followed by their scales;
+    what is no key is zero.
     """
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = pointers
     quarters = tl.arange(0, BLOCK_D // 4)
@@ -95,8 +96,8 @@ def _load(
     slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
     in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(k_ptr + slot[:, None] * HEAD_DIM + dims[None, :], mask=in_keys, other=0.0)
-    in_values = is_key[:, None] & (quarters < HEAD_DIM // 4)[None, :]
-    at_values = slot[:, None] * (HEAD_DIM // 4) + quarters[None, :]
+    in_values = is_key[None, :] & (quarters < HEAD_DIM // 4)[:, None]
+    at_values = slot[None, :] * (HEAD_DIM // 4) + quarters[:, None]
     words_ptr = v_ptr.to(tl.pointer_type(tl.uint32))
     words = tl.load(words_ptr + at_values, mask=in_values, other=0)
     k_scale = tl.load(k_scale_ptr + slot, mask=is_key, other=0.0)
@@ -109,33 +110,33 @@ def _fold(
     q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2,
     SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Folds a tile into a running softmax: online_softmax.fold_tile.
+    """Folds a tile into a running softmax: online_softmax.fold_tile, with all matrices turned.
 
-    sums: the quarters of the weighted values so far, divided by `unit`, the largest scale of the
-        last tile's values: so weights times scales fit into float16. Scales of dummy requests' keys
-        may be negative.
+    q: [BLOCK_D, ROWS]. sums: the quarters of the weighted values so far, [BLOCK_D / 4, ROWS],
+        divided by `unit`, the largest scale of the last tile's values: so weights times scales fit
+        into float16. Scales of dummy requests' keys may be negative.
     """
     k, k_scale, words, v_scale = tile
-    scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * k_scale[None, :]
+    scores = tl.dot(widened(k, q.dtype), q, input_precision="ieee") * k_scale[:, None]
     factor = q_scale * scale_log2
     if SOFT_CAP > 0.0:
-        scores = soft_capped(scores * q_scale[:, None], scale_log2, SOFT_CAP)
+        scores = soft_capped(scores * q_scale[None, :], scale_log2, SOFT_CAP)
         factor = tl.full(q_scale.shape, 1.0, tl.float32)
-    scores = tl.where(is_key[None, :], scores, float("-inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
-    weights = tl.exp2(scores * factor[:, None] - new_highest[:, None])
+    scores = tl.where(is_key[:, None], scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 0) * factor)
+    weights = tl.exp2(scores * factor[None, :] - new_highest[None, :])
     kept = tl.exp2(highest - new_highest)
-    total = total * kept + tl.sum(weights, 1)
+    total = total * kept + tl.sum(weights, 0)
     new_unit = tl.maximum(tl.max(tl.abs(v_scale), 0), _LEAST_UNIT)
     per_unit = 1.0 / new_unit
-    weights = (weights * (v_scale * per_unit)[None, :]).to(q.dtype)
-    kept = (kept * (unit * per_unit))[:, None]
+    weights = (weights * (v_scale * per_unit)[:, None]).to(q.dtype)
+    kept = (kept * (unit * per_unit))[None, :]
     a, b, c, d = sums
     e, f, g, h = _bytes(words, q.dtype, HAS_ASSEMBLY)
-    a = tl.dot(weights, e, a * kept, input_precision="ieee")
-    b = tl.dot(weights, f, b * kept, input_precision="ieee")
-    c = tl.dot(weights, g, c * kept, input_precision="ieee")
-    d = tl.dot(weights, h, d * kept, input_precision="ieee")
+    a = tl.dot(e, weights, a * kept, input_precision="ieee")
+    b = tl.dot(f, weights, b * kept, input_precision="ieee")
+    c = tl.dot(g, weights, c * kept, input_precision="ieee")
+    d = tl.dot(h, weights, d * kept, input_precision="ieee")
     return (a, b, c, d), new_unit, new_highest, total
 
 
@@ -152,7 +153,9 @@ def attend_keys_of_8_bits(
     GPU runs the kernel, not Triton's interpreter.
     """
     q, q_scale = in_float16(q, ROWS)
-    sums = split_quarters(acc, ROWS, BLOCK_D)
+    q = tl.trans(q)
+    a, b, c, d = split_quarters(acc, ROWS, BLOCK_D)
+    sums = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
     unit = 1.0
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
@@ -165,4 +168,5 @@ def attend_keys_of_8_bits(
             q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2, SOFT_CAP, HAS_ASSEMBLY
         )
     a, b, c, d = sums
-    return join_quarters(a, b, c, d, ROWS, BLOCK_D) * unit, highest, total
+    acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), ROWS, BLOCK_D)
+    return acc * unit, highest, total

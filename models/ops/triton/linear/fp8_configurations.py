@@ -61,12 +61,16 @@ class NarrowFP8Tiles:
 
 
 _TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
-_WAVE_COST = {
-    WideFP8Tiles(rows=64, products=1, slots=8): 0.37,
-    WideFP8Tiles(rows=128, products=1, slots=6): 0.53,
-}
+_MOST_ROWS = WideFP8Tiles(rows=128, products=1, slots=6)
+_WAVE_COST = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, _MOST_ROWS: 0.53}
 """Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
 more with those by block, whose sums leave too few registers."""
+_HALVES = replace(_MOST_ROWS, splits=2)
+_ADDING_COST = 5e-4
+"""Relative time of a second part's sums: times tokens and outputs, over inputs."""
+BUILT_TOKENS = (128, 256, 512, 520)
+"""Tokens of steps whose kernels are built before serving; parts that none of them has are not used.
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -89,21 +93,51 @@ def fp8_tiles(
     if num_tokens <= _MOST_NARROW_TOKENS:
         splits = _narrow_splits(num_outputs, num_inputs) if may_split else 1
         return _narrow(num_tokens, num_outputs, num_inputs, splits)
-    num_token_tiles = -(-num_tokens // FP8_TOKENS)
-
-    def count(tiles: WideFP8Tiles) -> int:
-        return num_token_tiles * -(-num_outputs // (tiles.rows * tiles.products))
-
-    def cost(tiles: WideFP8Tiles) -> float:
-        return _WAVE_COST[tiles] * -(-count(tiles) // MULTIPROCESSORS)
-
-    best = min(_WAVE_COST, key=cost)
-    if not is_blocked and -(-count(_TWO_PRODUCTS) // MULTIPROCESSORS) < cost(best):
-        return _TWO_PRODUCTS
+    size = (num_outputs, num_inputs)
+    whole = _whole(num_tokens, num_outputs, is_blocked=is_blocked)
     if not may_split:
+        return whole
+    split = _split(whole, num_tokens, *size)
+    is_built = any(
+        split == _split(_whole(each, num_outputs, is_blocked=is_blocked), each, *size)
+        for each in BUILT_TOKENS
+        if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
+    )
+    return split if is_built else whole
+
+
+def _num_token_tiles(num_tokens: int) -> int:
+    return -(-num_tokens // FP8_TOKENS)
+
+
+def _whole(num_tokens: int, num_outputs: int, *, is_blocked: bool) -> WideFP8Tiles:
+    best = min(_WAVE_COST, key=lambda tiles: _cost(tiles, num_tokens, num_outputs))
+    if is_blocked:
         return best
-    splits = min(4, MULTIPROCESSORS // count(best), num_inputs // _PART_INPUTS)
-    return replace(best, splits=splits) if splits > 1 else best
+    num_waves = -(-_count(_TWO_PRODUCTS, num_tokens, num_outputs) // MULTIPROCESSORS)
+    return _TWO_PRODUCTS if num_waves < _cost(best, num_tokens, num_outputs) else best
+
+
+def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: int) -> WideFP8Tiles:
+    """Returns tiles of parts of the inputs, if they fill multiprocessors better than the whole."""
+    if whole is _TWO_PRODUCTS:
+        return whole
+    fitting = MULTIPROCESSORS // _count(whole, num_tokens, num_outputs)
+    splits = min(4, fitting, num_inputs // _PART_INPUTS)
+    if splits > 1:
+        return replace(whole, splits=splits)
+    num_waves = -(-_count(_HALVES, num_tokens, num_outputs) // (MULTIPROCESSORS // 2))
+    adding = _ADDING_COST * num_tokens * num_outputs / num_inputs
+    cost = _WAVE_COST[_MOST_ROWS] * num_waves / 2 + adding
+    return _HALVES if cost < _cost(whole, num_tokens, num_outputs) else whole
+
+
+def _count(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
+    return _num_token_tiles(num_tokens) * -(-num_outputs // (tiles.rows * tiles.products))
+
+
+def _cost(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> float:
+    return _WAVE_COST[tiles] * -(-_count(tiles, num_tokens, num_outputs) // MULTIPROCESSORS)
 
 
 @lru_cache(maxsize=1024)

@@ -44,19 +44,36 @@ _THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
 _MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
 _WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
 """Relative time of a tile on every multiprocessor."""
+
+_ONE_GROUP_OF_MANY = WideTiles(groups=1, tokens=256, slots=5)
+_TWO_GROUPS_OF_MANY = WideTiles(groups=2, tokens=256, slots=4)
+_MANY_TOKENS_COST = {_TWO_GROUPS_OF_MANY: 1.27, _MOST_TOKENS: 1.85}
+_HALF_TILE_COST = {_THREE_GROUPS: 1.0}
+_FEW_TOKENS_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.78, **_HALF_TILE_COST, **_MANY_TOKENS_COST}
+"""The same in batch-invariant mode, of products in one part.
+
+This mode's costs are fitted to 53 products of 256 to 8192 tokens on an H200: one takes 4 % longer
+than in the fastest tiles, the others at most 2 % (2026-11).
+"""
+_SPLIT_WAVE_COST = {_ONE_GROUP: 0.55, _ONE_GROUP_OF_MANY: 0.7}
+"""The same where programs of their own sum the parts."""
+_PART_WAVE_COST = {
+    2: {_TWO_GROUPS: 0.75, _TWO_GROUPS_OF_MANY: 1.4},
+    4: {_TWO_GROUPS: 0.75},
+}
+"""The same by the parts of a program.
+
+256 tokens' sums of earlier parts are in memory. With four parts that costs 1.65, more than two
+waves of tiles of 128.
+"""
 _WASTE = 1.15
 """Time over that of gapless tiles above which torch's product is faster."""
 _PART_INPUTS = 512
 """Least inputs of a part."""
+_FEW_TOKENS = 512
+"""Most tokens for which narrow tiles are worth their kernels."""
 _MOST_SPLIT_TOKENS = 256
 """In batch-invariant mode, most tokens whose parts are summed by programs of their own."""
-_MANY_PART_TOKENS = 2048
-_MANY_PART_ROWS = 2048
-"""With more tokens, and at least as many rows, a program with several parts has _MOST_TOKENS.
-
-4096 x 12288 in two parts took 342 us with _TWO_GROUPS and 383 with _MOST_TOKENS for 2048 tokens,
-1,496 and 1,265 for 8192; 1024 x 3072 in four took 122 and 150 for 8192 (H100, 2026-11).
-"""
 
 
 @lru_cache(maxsize=1024)
@@ -94,11 +111,14 @@ def _gated_tiles(num_tokens: int, num_rows: int) -> WideTiles | None:
 
 def _candidates(num_tokens: int) -> Iterable[WideTiles]:
     """Returns the tiles to choose from: few, so that their kernels are built before serving."""
-    if num_tokens <= 512:
+    if num_tokens <= _FEW_TOKENS:
         return _WAVE_COST
-    # The last tile of 256 would be mostly empty.
-    is_half = num_tokens < 1024 and 0 < num_tokens % 256 <= 128
-    return (_THREE_GROUPS if is_half else _MOST_TOKENS,)
+    return (_THREE_GROUPS if _leaves_half_a_tile(num_tokens) else _MOST_TOKENS,)
+
+
+def _leaves_half_a_tile(num_tokens: int) -> bool:
+    """Returns whether the last tile of 256 of few would be mostly empty."""
+    return num_tokens < 1024 and 0 < num_tokens % 256 <= 128
 
 
 def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTiles | None:
@@ -123,12 +143,20 @@ def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTile
     summed by programs of their own; with more tokens, writing and adding float32 takes longer.
     """
     splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
-    candidates = _candidates(num_tokens)
-    if parts > splits:
-        is_large = num_tokens > _MANY_PART_TOKENS and num_rows >= _MANY_PART_ROWS
-        candidates = (_MOST_TOKENS if is_large else _TWO_GROUPS,)
+    costs = _invariant_costs(num_tokens, splits, parts // splits)
 
     def cost(tiles: WideTiles) -> float:
-        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
+        return costs[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
 
-    return replace(min(candidates, key=cost), splits=splits, parts=parts // splits)
+    return replace(min(costs, key=cost), splits=splits, parts=parts // splits)
+
+
+def _invariant_costs(num_tokens: int, splits: int, parts: int) -> dict[WideTiles, float]:
+    """Returns the tiles to choose from, few as in _candidates, and their relative times."""
+    if splits > 1:
+        return _SPLIT_WAVE_COST
+    if parts > 1:
+        return _PART_WAVE_COST[parts]
+    if num_tokens <= _FEW_TOKENS:
+        return _FEW_TOKENS_COST
+    return _HALF_TILE_COST if _leaves_half_a_tile(num_tokens) else _MANY_TOKENS_COST

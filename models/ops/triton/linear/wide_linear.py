@@ -31,6 +31,8 @@ from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCES
 
 _DEPTH = gl.constexpr(64)
 """Inputs of a tile: 128 bytes, the widest pattern that tensor cores read without conflicts."""
+_MOST_TOKENS_OF_TWO = gl.constexpr(128)
+"""Tokens of a tile up to which a thread has registers for the sums of two parts."""
 _REGISTERS = {1: 0, 2: 248, 3: 168}
 """Registers of a thread by warp groups of a program; one group is not specialised."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -187,12 +189,46 @@ def _sum_part(
 
 
 @gluon.jit
+def _sum_parts(
+    work, layout: gl.constexpr, slot, phase, next_tile, next_step,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """Returns _sum_part of all parts, each summed apart and added in order."""
+    sums, slot, phase, next_tile, next_step = _sum_part(
+        work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
+    )
+    if sums.shape[1] <= _MOST_TOKENS_OF_TWO:
+        # Unrolled, four parts would not fit into the registers.
+        for _part in range(1, PARTS):
+            earlier = sums
+            sums, slot, phase, next_tile, next_step = _sum_part(
+                work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
+            )
+            sums += earlier
+    elif PARTS > 1:
+        GROUPS: gl.constexpr = work[2][0].shape[0] // work[2][1].shape[0]
+        my_kept_ptr = work[7] + (gl.program_id(0) * GROUPS + GROUP) * 64 * sums.shape[1]
+        for part in gl.static_range(1, PARTS):
+            flat = _by_thread(sums)
+            kept_ptrs = _earlier_sums(flat, my_kept_ptr)
+            if part > 1:
+                flat += gl.load(kept_ptrs)
+            gl.store(kept_ptrs, flat)
+            sums, slot, phase, next_tile, next_step = _sum_part(
+                work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
+            )
+        flat = _by_thread(sums)
+        sums = _by_row(flat + gl.load(_earlier_sums(flat, my_kept_ptr)), layout)
+    return sums, slot, phase, next_tile, next_step
+
+
+@gluon.jit
 def _multiply(
     work, GROUP: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
     PARTS: gl.constexpr, ROUNDS: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
 ):  # fmt: skip
     """Computes one group's rows of all of the program's tiles, in PARTS sums that it adds up."""
-    _, _, ring, output_ptr, num_tokens, counts, _, kept_ptr = work
+    _, _, ring, output_ptr, num_tokens, counts, _, _ = work
     weights, xs, _, _ = ring
     SLOTS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
@@ -206,25 +242,10 @@ def _multiply(
     if SLOTS == STEPS:
         next_tile += gl.num_programs(0)
         next_step = 0
-    if PARTS > 1:
-        my_kept_ptr = kept_ptr + (gl.program_id(0) * GROUPS + GROUP) * 64 * TOKENS
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
-        sums, slot, phase, next_tile, next_step = _sum_part(
+        sums, slot, phase, next_tile, next_step = _sum_parts(
             work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
         )
-        for part in gl.static_range(1, PARTS):
-            # Tensor cores need the registers.
-            flat = _by_thread(sums)
-            kept_ptrs = _earlier_sums(flat, my_kept_ptr)
-            if part > 1:
-                flat += gl.load(kept_ptrs)
-            gl.store(kept_ptrs, flat)
-            sums, slot, phase, next_tile, next_step = _sum_part(
-                work, layout, slot, phase, next_tile, next_step, GROUP, STEPS, PARTS
-            )
-        if PARTS > 1:
-            flat = _by_thread(sums)
-            sums = _by_row(flat + gl.load(_earlier_sums(flat, my_kept_ptr)), layout)
         row_tile, token_tile = place_of(tile, counts)
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
@@ -314,7 +335,7 @@ def wide_linear(
     launch = _launcher(num_outputs, num_inputs, is_gated, rounds, tiles, x.device)
     num_programs = min(MULTIPROCESSORS // tiles.splits, tiles.count(num_tokens, weight.shape[0]))
     kept = None
-    if tiles.parts > 1:
+    if tiles.parts > 1 and tiles.tokens > _MOST_TOKENS_OF_TWO.value:
         sizes = (num_programs, tiles.groups, GROUP_ROWS, tiles.tokens)
         kept = torch.empty(sizes, dtype=torch.float32, device=x.device)
     launch(

@@ -17,7 +17,6 @@ from models.ops.triton.attention.configurations import (
     first_requests_of_each_form,
 )
 from models.ops.triton.attention.latent_forms import steps_of_each_form
-from models.ops.triton.linear.linear_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
@@ -38,12 +37,14 @@ FIRST_STEPS = ((1,), (128,))
 _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8, 16, 32, 64, 128)))
 """Decodes with other kernels; see the tables in models.ops.triton."""
 
-_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (600,))
+_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (520,))
 """Prompt lengths of other steps with other kernels."""
 
-_UNPACKED = (MOST_PACKED_TOKENS + 1, 800, 1281)
-"""In batch-invariant mode, tokens from where weights of 4 bits take kernels that other weights take
-in steps of _PROMPTS; see wide_configurations.invariant_wide_tiles.
+_INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
+"""In batch-invariant mode, tokens of more steps with other kernels.
+
+With the largest step they run every choice of wide_configurations.invariant_wide_tiles for more
+than 256 tokens, for any weight; also for weights of 4 bits, which have other kernels up to 640.
 """
 
 _EVERYTHING = SamplingParams(
@@ -76,8 +77,9 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
     early = early_steps(config, limits)
     steps = [*_PROMPTS[1:]]
-    if is_batch_invariant() and config.quantization is not None:
-        steps += [_prompts(count, limits.max_model_len) for count in _UNPACKED]
+    if is_batch_invariant():
+        prompts = [_prompts(count, limits.max_model_len) for count in _INVARIANT_PROMPTS]
+        steps += [each for each in prompts if each not in steps]
     if config.moe is not None:
         fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
         experts = _first_tokens(config)

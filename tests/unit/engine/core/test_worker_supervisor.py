@@ -1,4 +1,4 @@
-"""A worker that cannot be started because the system is short of something is asked for again."""
+"""Which workers are started again, and after how long a pause."""
 
 import asyncio
 import errno
@@ -53,3 +53,71 @@ async def test_a_first_worker_without_process_or_memory_is_started_later(number)
 async def test_a_first_worker_that_fails_otherwise_ends_the_engine():
     with pytest.raises(BrokenPipeError):
         await supervisor([BrokenPipeError(errno.EPIPE, "gone")], asyncio.Event()).run()
+
+
+async def test_the_stage_of_a_start_and_its_fault_are_known_until_a_worker_serves():
+    seen = []
+
+    class Starting(Executor):
+        async def start(self, on_progress=None):
+            seen.append(supervised.progress)
+            on_progress("rank 1: loading weights")
+            seen.append(supervised.progress)
+            return await super().start(on_progress)
+
+    async def serve(executor, ready):
+        del executor, ready
+        seen.append(supervised.progress)
+        raise asyncio.CancelledError
+
+    errors = [OSError(errno.ENOMEM, "short")]
+    supervised = WorkerSupervisor(
+        make_executor=lambda: Starting(errors), serve=serve, counters=Counters()
+    )
+    stage, fault = "rank 1: loading weights", str(errors[0])
+    with pytest.raises(asyncio.CancelledError):
+        await supervised.run()
+    assert seen == ["", stage, fault, stage, ""]
+
+
+class Clock:
+    """Time that passes when workers serve and the supervisor sleeps."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.pauses_s = []
+
+    def __call__(self):
+        return self.now_s
+
+    async def sleep(self, seconds):
+        self.pauses_s.append(seconds)
+        self.now_s += seconds
+
+
+async def pauses_between(lives_s):
+    """Returns the pauses after workers that were lost after such times."""
+    clock, left = Clock(), list(lives_s)
+
+    async def serve(executor, ready):
+        del executor, ready
+        if not left:
+            raise asyncio.CancelledError
+        clock.now_s += left.pop(0)
+        raise ConnectionError
+
+    supervised = WorkerSupervisor(
+        make_executor=lambda: Executor([]),
+        serve=serve,
+        counters=Counters(),
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await supervised.run()
+    return clock.pauses_s
+
+
+async def test_the_pause_grows_while_workers_are_lost_at_once_and_ends_with_one_that_serves():
+    assert await pauses_between([1.0] * 10) == [0.1 * 2**number for number in range(7)] + [10.0] * 3
+    assert await pauses_between([1.0, 1.0, 25.0, 25.0, 1.0]) == [0.1, 0.2, 0.1, 0.1, 0.2]

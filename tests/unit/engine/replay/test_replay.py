@@ -317,6 +317,11 @@ def test_a_cut_recording_is_replayed_as_far_as_it_is_whole(folder, trace, tmp_pa
     assert report.startswith(f"{path} ends in the middle of a message")
 
 
+def test_one_process_replays_whatever_the_flags_of_ranks_say(folder, trace):
+    totals, _ = run(trace, folder, "eager", tensor_parallel_size=3, all_reduce="fused")
+    assert totals.is_clean
+
+
 def test_another_model_is_refused(trace, tmp_path):
     write_checkpoint(tmp_path, "llama")
     with pytest.raises(ReplayError, match=r"of model .* \(Qwen3ForCausalLM\)"):

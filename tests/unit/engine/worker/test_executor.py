@@ -77,11 +77,16 @@ async def test_steps_sent_ahead_come_back_in_order(executor, driver, checkpoint)
     assert tokens == greedy_continuation(checkpoint[1], PROMPT, 3)
 
 
-async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(executor, driver):
+async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(
+    executor, driver, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     await executor.start()
     receiving = asyncio.create_task(executor.receive())
     await asyncio.sleep(0)
     first_pid = executor.pid
+    memory_socket = tmp_path / f"symm_mem-{first_pid}"
+    memory_socket.touch()
     os.kill(first_pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -89,6 +94,7 @@ async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(e
     assert executor.pid is None
     executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
     await executor.stop()
+    assert not memory_socket.exists()
     await executor.start()
     assert executor.pid not in (None, first_pid)
 

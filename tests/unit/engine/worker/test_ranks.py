@@ -10,6 +10,7 @@ from services.engine.batch import GraphKind
 from services.engine.config.passes import PASS_NAMES
 from tests.support import odd_rank
 from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
@@ -101,10 +102,16 @@ async def test_speculation(tmp_path, graphs):
     assert 0 < drafts.num_accepted < drafts.num_verified
 
 
-@pytest.mark.parametrize("way", ["ngram", "draft model"])
+@pytest.mark.parametrize("way", ["ngram", "draft model", "eagle-3 head of 3 heads"])
 async def test_drafts_that_the_model_does_not_make(tmp_path, way):
     write_checkpoint(tmp_path, "qwen3")
-    how = {"speculative_method": "ngram"} if way == "ngram" else {"draft_model": tmp_path}
+    how = {"draft_model": tmp_path}
+    if way == "ngram":
+        how = {"speculative_method": "ngram"}
+    elif way != "draft model":
+        how = {"draft_model": tmp_path / "head"}
+        heads = {"num_attention_heads": 3, "num_key_value_heads": 3}
+        write_eagle3_head(tmp_path / "head", tmp_path, **heads)
     outputs = []
     for size, options in ((1, {}), (2, {"num_speculative_tokens": 2, **how})):
         config = ranks_config(tmp_path, tensor_parallel_size=size, **options)
@@ -209,7 +216,7 @@ async def test_ranks_that_share_rows_give_the_tokens_of_one(tmp_path, monkeypatc
 async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):
     write_checkpoint(tmp_path, "gpt_oss")
     sampling = [
-        greedy_with(max_tokens=8, temperature=0.9, seed=5, top_k=20),
+        greedy_with(max_tokens=8, temperature=0.9, seed=5, top_k=20, min_p=0.01),
         greedy_with(max_tokens=8, temperature=1.2, seed=6, top_p=0.9, logprobs=3),
         greedy_with(max_tokens=8, repetition_penalty=1.7, logprobs=2, prompt_logprobs=2),
         greedy_with(max_tokens=8, logit_bias=((96, 4.0),), presence_penalty=0.5),

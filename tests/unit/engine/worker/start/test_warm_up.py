@@ -191,55 +191,38 @@ def test_every_way_through_products_of_many_tokens_is_warmed_up(
     wide_tiles.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "parts"),
-    [(1024, 4), (2560, 2), (4096, 2), (5120, 2), (6144, 1), (24576, 1), (151936, 1)],
-)
-def test_every_way_through_batch_invariant_products_is_warmed_up(tmp_path, num_rows, parts):
-    write_checkpoint(tmp_path, "qwen3")
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=4096,
-        block_size=16,
-        vocab_size=97,
-    )
-    counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
-    warmed_up = {
-        invariant_wide_tiles(count, num_rows, parts) for count in (*counts, 8192) if count > 64
-    }
-    assert {invariant_wide_tiles(count, num_rows, parts) for count in range(65, 4097)} <= warmed_up
+def invariant_products():
+    """Returns rows and parts of weights: all multiples of 128 rows up to 16384, and larger ones."""
+    all_rows = (*range(1024, 16384, 128), *range(16384, 65536, 1024), 128256, 151936)
+    return [(rows, parts) for rows in all_rows for parts in (1, 2, 4) if parts == 1 or rows <= 4096]
 
 
-@pytest.mark.parametrize("max_model_len", [300, 8192])
-@pytest.mark.parametrize(
-    ("num_rows", "parts"),
-    [(1024, 4), (2048, 2), (2560, 2), (3072, 2), (4096, 2), (5120, 2), (6144, 1), (24576, 1)],
-)
-def test_every_way_through_batch_invariant_products_of_4_bits_is_warmed_up(
-    tmp_path, num_rows, parts, max_model_len
+@pytest.mark.parametrize("max_num_batched_tokens", [2048, 4096, 8192])
+@pytest.mark.parametrize("max_model_len", [300, 4096])
+@pytest.mark.parametrize(("least", "quantization"), [(65, None), (MOST_PACKED_TOKENS + 1, "awq")])
+def test_every_way_through_batch_invariant_products_is_warmed_up(
+    tmp_path, max_num_batched_tokens, max_model_len, least, quantization
 ):
     write_checkpoint(tmp_path / "plain", "llama", **WIDE)
-    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS["awq"])
-    config = ModelConfig.from_folder(tmp_path / "stored")
+    if quantization is not None:
+        write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[quantization])
+    stored = tmp_path / ("plain" if quantization is None else "stored")
     limits = StepLimits(
         max_num_seqs=256,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         block_size=16,
         vocab_size=97,
     )
     with batch_invariance():
-        steps = [each for each in all_steps(config, limits) if fits(each, limits)]
-    counts = [*map(sum, steps), 8192]
-    # Fewer tokens take the kernel that unpacks on its way.
-    warmed_up = {
-        invariant_wide_tiles(count, num_rows, parts)
-        for count in counts
-        if count > MOST_PACKED_TOKENS
-    }
-    needed = range(MOST_PACKED_TOKENS + 1, 8193)
-    assert {invariant_wide_tiles(count, num_rows, parts) for count in needed} <= warmed_up
+        steps = all_steps(ModelConfig.from_folder(stored), limits)
+    sums = [sum(each) for each in steps if fits(each, limits)]
+    counts = {count for count in (*sums, max_num_batched_tokens) if count >= least}
+    # Choices change only between multiples of 64.
+    needed = range(-(-least // 64) * 64, max_num_batched_tokens + 1, 64)
+    for product in invariant_products():
+        warmed_up = {invariant_wide_tiles(count, *product) for count in counts}
+        assert {invariant_wide_tiles(count, *product) for count in needed} <= warmed_up, product
 
 
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
@@ -255,7 +238,7 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     deepseek = replace(config, moe=replace(config.moe, num_experts=256, num_experts_per_tok=8))
     dense = replace(config, moe=None)
     assert set(early_steps(dense, limits)) <= set(early_steps(deepseek, limits))
-    # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
+    # 1025 tokens are the first with more than 32 rows each; 520 have more than 16.
     assert later_steps(deepseek, limits) == [*later_steps(dense, limits), (1025,)]
 
 
@@ -277,7 +260,11 @@ def test_decodes_of_all_experts_are_early_as_far_as_requests_go(tmp_path, max_nu
 
 
 def fits(q_lens, limits):
-    return max(q_lens) <= limits.max_model_len and len(q_lens) <= limits.max_num_seqs
+    return (
+        sum(q_lens) <= limits.max_num_batched_tokens
+        and max(q_lens) <= limits.max_model_len
+        and len(q_lens) <= limits.max_num_seqs
+    )
 
 
 @pytest.mark.parametrize("changes", [{"num_stages": 2}, {"num_speculative_tokens": 3}], ids=str)

@@ -21,18 +21,20 @@ from models.ops.triton.attention.configurations import (
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
     prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
-    decode = [
-        decode_tiles(
-            dtype, cache_dtype, head_dim, num_requests=num_requests, num_heads=32, num_kv_heads=8
-        )
-        for cache_dtype in (dtype, torch.float8_e4m3fn)
-        for num_requests in (None, 1, 16, 64, 10_000)
-    ]
+    decode, flat = (
+        [
+            decode_tiles(dtype, cache, head_dim, num_requests=count, num_heads=32, num_kv_heads=8)
+            for count in (None, 1, 16, 64, 10_000)
+        ]
+        for cache in (dtype, torch.float8_e4m3fn)
+    )
     invariant = [
         invariant_tiles(dtype, dtype, head_dim, num_pairs=num_pairs) for num_pairs in (1, 10_000)
     ]
     for tiles in (*decode, *prefill, *invariant):
         assert min(tiles.rows, tiles.keys) >= 16
+    # With keys as rows, queries are columns.
+    assert all(tiles.rows >= 8 and tiles.keys >= 16 for tiles in flat)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

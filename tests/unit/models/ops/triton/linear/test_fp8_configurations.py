@@ -3,6 +3,8 @@ import torch
 
 from models.number_formats import BLOCK
 from models.ops.triton.linear.fp8_configurations import (
+    BUILT_TOKENS,
+    FP8_TOKENS,
     NarrowFP8Tiles,
     WideFP8Tiles,
     fp8_tiles,
@@ -51,6 +53,29 @@ def test_parts_are_for_who_takes_them_and_leave_each_program_enough_inputs():
     assert tiles_of(8, (4096, 4096), may_split=True).splits == 2
     assert tiles_of(8, (28672, 8192), may_split=True).splits == 1
     assert tiles_of(8, (128, 512), may_split=True).splits == 1
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+@pytest.mark.parametrize("size", [*SIZES, (8192, 14336), (2560, 9728), (5120, 17408)], ids=str)
+def test_kernels_of_parts_are_built_before_serving(size, is_blocked):
+    found = {
+        count: tiles_of(count, size, may_split=True, is_blocked=is_blocked)
+        for count in range(65, 4096)
+    }
+    for count, tiles in found.items():
+        if tiles.splits > 1:
+            # Of these, no larger step than the largest is run.
+            assert tiles in [found[each] for each in BUILT_TOKENS if each < count + FP8_TOKENS]
+    assert found[4095].splits == 1
+
+
+def test_long_inputs_in_halves_fill_waves():
+    halves = [
+        tiles_of(count, (4096, 12288), may_split=True).splits for count in (96, 200, 576, 768)
+    ]
+    assert halves == [2, 2, 2, 2]
+    whole = [tiles_of(count, (4096, 12288), may_split=True).splits for count in (512, 1024, 2048)]
+    assert whole == [1, 1, 1]
 
 
 def test_more_tokens_take_wide_tiles():

@@ -52,22 +52,36 @@ def test_a_program_fits_into_a_multiprocessor():
         assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024
 
 
-def test_batch_invariant_tiles_keep_the_parts_of_a_weight():
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_batch_invariant_tiles_keep_the_parts_of_a_weight(parts):
     for num_tokens in range(65, 2049):
-        tiles = invariant_wide_tiles(num_tokens, 4096, 2)
-        assert tiles.splits * tiles.parts == 2
+        tiles = invariant_wide_tiles(num_tokens, 2048, parts)
+        assert tiles.splits * tiles.parts == parts
 
 
-def test_batch_invariant_tiles_fill_the_multiprocessors():
-    assert invariant_wide_tiles(128, 4096, 2) == WideTiles(groups=1, tokens=128, slots=7, splits=2)
-    assert invariant_wide_tiles(256, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, splits=2)
-    assert invariant_wide_tiles(512, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
-    assert invariant_wide_tiles(2048, 4096, 2) == WideTiles(groups=2, tokens=128, slots=6, parts=2)
-    assert invariant_wide_tiles(8192, 4096, 2) == WideTiles(groups=3, tokens=256, slots=3, parts=2)
-    assert invariant_wide_tiles(2048, 6144, 1) == WideTiles(groups=3, tokens=256, slots=3)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "parts", "expected"),
+    [
+        (128, 4096, 2, WideTiles(groups=1, tokens=128, slots=7, splits=2)),
+        (256, 4096, 2, WideTiles(groups=1, tokens=256, slots=5, splits=2)),
+        (256, 2048, 4, WideTiles(groups=1, tokens=256, slots=5, splits=4)),
+        (256, 6144, 1, WideTiles(groups=2, tokens=128, slots=6)),
+        (512, 4096, 2, WideTiles(groups=2, tokens=128, slots=6, parts=2)),
+        (1100, 4096, 2, WideTiles(groups=2, tokens=128, slots=6, parts=2)),
+        (2048, 4096, 2, WideTiles(groups=2, tokens=256, slots=4, parts=2)),
+        (8192, 2048, 4, WideTiles(groups=2, tokens=128, slots=6, parts=4)),
+        (600, 6144, 1, WideTiles(groups=3, tokens=128, slots=5)),
+        (1024, 8192, 1, WideTiles(groups=2, tokens=256, slots=4)),
+        (2048, 6144, 1, WideTiles(groups=3, tokens=256, slots=3)),
+    ],
+)
+def test_batch_invariant_tiles_fill_the_multiprocessors(num_tokens, num_rows, parts, expected):
+    assert invariant_wide_tiles(num_tokens, num_rows, parts) == expected
 
 
-@pytest.mark.parametrize(("num_rows", "parts"), [(6144, 1), (4096, 2), (24576, 1), (151936, 1)])
+@pytest.mark.parametrize(
+    ("num_rows", "parts"), [(6144, 1), (8192, 1), (4096, 2), (2048, 4), (24576, 1), (151936, 1)]
+)
 def test_a_batch_invariant_program_fits_into_a_multiprocessor(num_rows, parts):
     for num_tokens in range(65, 2049):
         tiles = invariant_wide_tiles(num_tokens, num_rows, parts)
