@@ -28,11 +28,14 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k, is_mxfp4):
 
 def test_mxfp4_experts_have_tiles_of_every_height():
     pytest.importorskip("triton")
+    from models.ops.triton.moe.few_token_experts import FEW_TOKEN_TILES
     from models.ops.triton.moe.matrix_experts import SORTED_TILES
 
     assert list(SORTED_TILES) == [rows for rows, _ in ON_CORES.heights]
     for rows, both in SORTED_TILES.items():
         assert max(tiles.tokens for tiles in both) == rows
+    # Experts that have no room in these have those.
+    assert FEW_TOKEN_TILES.keys() < SORTED_TILES.keys()
 
 
 def test_tiles_are_as_high_as_an_expert_has_rows_on_average():
