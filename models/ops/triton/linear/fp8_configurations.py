@@ -66,8 +66,13 @@ _WAVE_COST = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, _MOST_ROWS: 0.53
 """Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
 more with those by block, whose sums leave too few registers."""
 _HALVES = replace(_MOST_ROWS, splits=2)
-_ADDING_COST = 5e-4
-"""Relative time of a second part's sums: times tokens and outputs, over inputs."""
+_ADDING_COST = 1.1e-3
+"""Relative time of a second part's sums: times tokens and outputs, over inputs.
+
+With the norm that follows, 4096 x 12288 took 36 us in halves with 192 tokens and 87 with 576, whole
+43 and 95; 8192 x 28672 185 with 384 and 304 with 576, whole 204 and 317. With 640 and 768 tokens of
+the first both are alike, with 1152 it took 147, whole 137 (H200, 2026-11).
+"""
 BUILT_TOKENS = (128, 256, 512, 520)
 """Tokens of steps whose kernels are built before serving; parts that none of them has are not used.
 """
