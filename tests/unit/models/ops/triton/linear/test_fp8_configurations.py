@@ -70,12 +70,8 @@ def test_kernels_of_parts_are_built_before_serving(size, is_blocked):
 
 
 def test_long_inputs_in_halves_fill_waves():
-    halves = [
-        tiles_of(count, (4096, 12288), may_split=True).splits for count in (96, 200, 576, 768)
-    ]
-    assert halves == [2, 2, 2, 2]
-    whole = [tiles_of(count, (4096, 12288), may_split=True).splits for count in (512, 1024, 2048)]
-    assert whole == [1, 1, 1]
+    for num_tokens, splits in ((96, 2), (200, 2), (512, 1), (576, 2), (768, 1), (2048, 1)):
+        assert tiles_of(num_tokens, (4096, 12288), may_split=True).splits == splits
 
 
 def test_more_tokens_take_wide_tiles():
