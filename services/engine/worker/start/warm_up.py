@@ -37,8 +37,9 @@ FIRST_STEPS = ((1,), (128,))
 _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8, 16, 32, 64, 128)))
 """Decodes with other kernels; see the tables in models.ops.triton."""
 
-_PROMPTS: tuple[tuple[int, ...], ...] = ((2, 2), (33,), (256,), (512,), (520,))
-"""Prompt lengths of other steps with other kernels."""
+_SHORT_PROMPTS = (2, 2)
+_PROMPT_TOKENS = (33, 256, 512, 520)
+"""Tokens of other steps with other kernels, of as few prompts as they fit into."""
 
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
 """In batch-invariant mode, tokens of more steps with other kernels.
@@ -60,7 +61,7 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     kernels of attention depend on the numbers of requests and heads, those of experts on the
     numbers of tokens and experts.
     """
-    steps = [*_DECODES, _PROMPTS[0]]
+    steps = [*_DECODES, _SHORT_PROMPTS]
     decodes = [(1,), *_DECODES]
     firsts = [first_requests_of_each_form(config.num_key_value_heads)]
     if config.moe is not None:
@@ -76,7 +77,7 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
 def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
     """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
     early = early_steps(config, limits)
-    steps = [*_PROMPTS[1:]]
+    steps = [_prompts(count, limits.max_model_len) for count in _PROMPT_TOKENS]
     if is_batch_invariant():
         prompts = [_prompts(count, limits.max_model_len) for count in _INVARIANT_PROMPTS]
         steps += [each for each in prompts if each not in steps]

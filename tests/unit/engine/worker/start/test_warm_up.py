@@ -12,6 +12,7 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
+from models.ops.triton.linear.fp8_configurations import BUILT_TOKENS
 from models.ops.triton.linear.linear_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import COMMON, ON_CORES, are_few, tile_rows
@@ -54,7 +55,7 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, expected in [
-        (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 129, 33]),
+        (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 129, 33, 256, 512, 520]),
         (1, 4, [1]),
         (40, 40, [1, 2, 8, 16, 32, 4, 33]),
     ]:
@@ -164,6 +165,20 @@ def test_every_way_through_decode_attention_is_warmed_up(
     steps = [*FIRST_STEPS, *early_steps(config, limits)]
     warmed_up = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
     assert warmed_up == {form(count) for count in range(1, 257)}
+
+
+@pytest.mark.parametrize("max_model_len", [60, 128, 4096])
+def test_steps_run_kernels_of_parts_whatever_the_length_of_requests(tmp_path, max_model_len):
+    write_checkpoint(tmp_path, "qwen3")
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=max_model_len,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = all_steps(ModelConfig.from_folder(tmp_path), limits)
+    assert set(BUILT_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
