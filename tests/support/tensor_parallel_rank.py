@@ -6,6 +6,7 @@ python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FIL
 With `invariant` it writes the logits of several chunk sizes and of a batch, stacked.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -66,3 +67,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # as in gloo_ranks.LEAVE
