@@ -16,9 +16,14 @@ OCTET = 8
 """Rows of one matrix before those of the other."""
 
 
+def num_words(num_columns: int) -> int:
+    """Returns the words of a row in tile order."""
+    return 2 * -(-num_columns // (2 * MXFP4_RUN * RUNS))
+
+
 def tiled_shape(num_rows: int, num_columns: int) -> tuple[int, int, int]:
     """Returns the shape in tile order of the scales of a matrix, or of stacked ones."""
-    return 2 * -(-num_columns // (2 * MXFP4_RUN * RUNS)), num_rows, RUNS
+    return num_words(num_columns), num_rows, RUNS
 
 
 def fill_tiled(tiled: torch.Tensor, scale: torch.Tensor, part: int, num_parts: int) -> None:
@@ -27,16 +32,16 @@ def fill_tiled(tiled: torch.Tensor, scale: torch.Tensor, part: int, num_parts: i
     tiled: [..., 2 * ceil(K / 256), num_parts * N, 4].
     scale: [..., N, K / 32]; N is a multiple of 8.
     """
-    *stacked, num_words, num_rows, _ = tiled.shape
-    padded = functional.pad(scale, (0, num_words * RUNS - scale.shape[-1]))
-    words = padded.reshape(*stacked, num_rows // num_parts, num_words, RUNS).movedim(-2, -3)
-    octets = tiled.view(*stacked, num_words, -1, num_parts, OCTET, RUNS)
-    octets.select(-3, part).copy_(words.reshape(*stacked, num_words, -1, OCTET, RUNS))
+    *stacked, count, num_rows, _ = tiled.shape
+    padded = functional.pad(scale, (0, count * RUNS - scale.shape[-1]))
+    words = padded.reshape(*stacked, num_rows // num_parts, count, RUNS).movedim(-2, -3)
+    octets = tiled.view(*stacked, count, -1, num_parts, OCTET, RUNS)
+    octets.select(-3, part).copy_(words.reshape(*stacked, count, -1, OCTET, RUNS))
 
 
 def by_row(tiled: torch.Tensor, num_columns: int, num_parts: int) -> torch.Tensor:
     """Returns scales of tile order as rows, [..., N, K / 32]."""
-    *stacked, num_words, num_rows, _ = tiled.shape
-    octets = tiled.view(*stacked, num_words, -1, num_parts, OCTET, RUNS).transpose(-3, -4)
-    words = octets.reshape(*stacked, num_words, num_rows, RUNS).movedim(-3, -2)
+    *stacked, count, num_rows, _ = tiled.shape
+    octets = tiled.view(*stacked, count, -1, num_parts, OCTET, RUNS).transpose(-3, -4)
+    words = octets.reshape(*stacked, count, num_rows, RUNS).movedim(-3, -2)
     return words.flatten(-2)[..., : num_columns // MXFP4_RUN]

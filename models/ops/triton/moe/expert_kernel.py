@@ -20,9 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, unpacked
-from models.ops.triton.moe.word_scales import scales_of, word_layout
+from models.ops.triton.moe.word_scales import scales_of, word_layout, words_of_row
 
-_OCTET = gl.constexpr(8)
+OCTET = gl.constexpr(8)
 """Rows of a tensor core's left factor that one register of a warp belongs to."""
 
 
@@ -66,8 +66,8 @@ def _gate_and_up(sums):
     """Returns the sums of gate and up: every other eight rows of a tile, [rows / 2, tokens]."""
     PAIRS: gl.constexpr = sums.shape[0] // 16
     TOKENS: gl.constexpr = sums.shape[1]
-    gate, up = gl.split(sums.reshape([PAIRS, 2, _OCTET, TOKENS]).permute((0, 2, 3, 1)))
-    return gate.reshape([PAIRS * _OCTET, TOKENS]), up.reshape([PAIRS * _OCTET, TOKENS])
+    gate, up = gl.split(sums.reshape([PAIRS, 2, OCTET, TOKENS]).permute((0, 2, 3, 1)))
+    return gate.reshape([PAIRS * OCTET, TOKENS]), up.reshape([PAIRS * OCTET, TOKENS])
 
 
 @gluon.jit
@@ -128,7 +128,7 @@ def _scale_rows(
     layout: gl.constexpr = word_layout(ROWS, TILE_WORDS, gl.num_warps(), min(4, COLUMNS // 32))
     rows = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), NUM_ROWS - 1)
     words = gl.arange(0, TILE_WORDS, gl.SliceLayout(0, layout))
-    scale_ptr += expert.to(gl.int64) * ((NUM_INPUTS + 255) // 256 * 2 * NUM_ROWS)
+    scale_ptr += expert.to(gl.int64) * (words_of_row(NUM_INPUTS) * NUM_ROWS)
     return scale_ptr + rows[:, None] + words[None, :] * NUM_ROWS
 
 
@@ -137,7 +137,7 @@ def _load_scales(
     scale_rows, step, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr
 ):
     """Loads the words of scales that a step has bytes of; word_scales takes them."""
-    NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
+    NUM_WORDS: gl.constexpr = words_of_row(NUM_INPUTS)
     TILE_WORDS: gl.constexpr = scale_rows.shape[1]
     # Steps past the end have any scales: their weights are zero.
     word = gl.minimum(step * COLUMNS // 128, NUM_WORDS - TILE_WORDS)
@@ -220,7 +220,7 @@ def _sum_tiles(
     TOKENS: gl.constexpr = inputs.shape[1]
     COLUMNS: gl.constexpr = inputs.shape[2]
     STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
-    ROWS: gl.constexpr = weights.shape[2] * weights.shape[3] * _OCTET
+    ROWS: gl.constexpr = weights.shape[2] * weights.shape[3] * OCTET
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, TOKENS, 16]
     )
@@ -260,14 +260,14 @@ def _compute_tile(
     row = gl.program_id(0) * OUTPUTS
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     weights = gl.allocate_shared_memory(
-        weight.dtype, [STAGES, 1, OUTPUTS // _OCTET, HALVES, _OCTET, COLUMNS // 2], weight.layout
+        weight.dtype, [STAGES, 1, OUTPUTS // OCTET, HALVES, OCTET, COLUMNS // 2], weight.layout
     )
     inputs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, COLUMNS], x_shared)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
     fence_async_shared()
-    place = (expert, row // _OCTET)
+    place = (expert, row // OCTET)
     for stage in gl.static_range(STAGES - 1):
         _fetch_weights(
             weight, place, weights.index(stage), ready.index(stage), stage * COLUMNS,

@@ -20,12 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, unpacked
-from models.ops.triton.moe.expert_kernel import fetch_inputs, results_of, store_results
-from models.ops.triton.moe.word_scales import scales_of, word_layout
+from models.ops.triton.moe.expert_kernel import OCTET, fetch_inputs, results_of, store_results
+from models.ops.triton.moe.word_scales import scales_of, word_layout, words_of_row
 
 GROUP_ROWS = gl.constexpr(64)
 """Of a tile, for each group of four warps."""
-_OCTET = gl.constexpr(8)
 
 
 @gluon.jit
@@ -182,8 +181,8 @@ def _fetch(
     STEPS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
     COLUMNS: gl.constexpr = xs.shape[2]
-    NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
-    OUTPUTS: gl.constexpr = weights.shape[2] * _OCTET
+    NUM_WORDS: gl.constexpr = words_of_row(NUM_INPUTS)
+    OUTPUTS: gl.constexpr = weights.shape[2] * OCTET
     ROW_TILES: gl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // COLUMNS, COLUMNS // 8], [1, 1], [1, 0]
@@ -241,7 +240,7 @@ def few_token_kernel(
     ROWS: gl.constexpr = GROUPS * GROUP_ROWS
     STEPS: gl.constexpr = (NUM_INPUTS + COLUMNS - 1) // COLUMNS
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    octets: gl.constexpr = [SLOTS, 1, ROWS // HALVES // _OCTET, HALVES, _OCTET, COLUMNS // 2]
+    octets: gl.constexpr = [SLOTS, 1, ROWS // HALVES // OCTET, HALVES, OCTET, COLUMNS // 2]
     weights = gl.allocate_shared_memory(weight.dtype, octets, weight.layout)
     scales = gl.allocate_shared_memory(gl.int32, [SLOTS, 1, ROWS], scale.layout)
     xs = gl.allocate_shared_memory(gl.bfloat16, [STEPS, TOKENS, COLUMNS], x_shared)

@@ -17,11 +17,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, floats_of, pair_of_bfloat16
-from models.ops.triton.moe.expert_kernel import gated
+from models.ops.triton.moe.expert_kernel import OCTET, gated
+from models.ops.triton.moe.word_scales import words_of_row
 
 _TILE = gl.constexpr(128)
 """Inputs of a warp's tile: four runs of 32, one for each lane of a row."""
-_OCTET = gl.constexpr(8)
 _COLUMNS = gl.constexpr(8)
 """Of a product on tensor cores."""
 
@@ -148,15 +148,15 @@ def pair_kernel(
         0, gl.SliceLayout(2, gl.SliceLayout(3, word_layout(ROWS, NUM_WARPS)))
     )
     NUM_ROWS: gl.constexpr = HALVES * NUM_OUTPUTS
-    NUM_WORDS: gl.constexpr = (NUM_INPUTS + 255) // 256 * 2
+    NUM_WORDS: gl.constexpr = words_of_row(NUM_INPUTS)
     rows = gl.arange(0, ROWS, row_of)
     scale_rows = gl.minimum(gl.program_id(1) * ROWS + rows, NUM_ROWS - 1)
     scale_ptr += expert.to(gl.int64) * (NUM_WORDS * NUM_ROWS * 4)
-    outputs = gl.program_id(1) * (ROWS // HALVES) + rows // (_OCTET * HALVES) * _OCTET
-    outputs += rows % _OCTET
+    outputs = gl.program_id(1) * (ROWS // HALVES) + rows // (OCTET * HALVES) * OCTET
+    outputs += rows % OCTET
     # Rows past the end read the last one again, which needs no mask.
     outputs = gl.minimum(outputs, NUM_OUTPUTS - 1)
-    rows = rows // _OCTET % HALVES * NUM_OUTPUTS + outputs
+    rows = rows // OCTET % HALVES * NUM_OUTPUTS + outputs
     rows = expert.to(gl.int64) * NUM_ROWS + rows
     loaded = ()
     for step in gl.static_range(STEPS):
@@ -181,7 +181,7 @@ def pair_kernel(
         results += gl.load(bias_ptr + rows).to(gl.float32)
     if IS_GATED:
         # Gate and up of eight features take turns.
-        both = results.reshape([ROWS // 16, 2, _OCTET]).permute((0, 2, 1))
+        both = results.reshape([ROWS // 16, 2, OCTET]).permute((0, 2, 1))
         gate, up = gl.split(both)
         results = gated(gate, up, alpha, limit, IS_CLAMPED).reshape([ROWS // 2])
     columns = gl.program_id(1) * (ROWS // HALVES)

@@ -8,10 +8,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
+from models.ops.operands.run_scales import RUNS, num_words
 from models.ops.triton.linear.matrix_weights import group_layout
 
-_RUNS = gl.constexpr(4)
+_RUNS = gl.constexpr(RUNS)
 """Bytes of a word."""
+
+words_of_row = constexpr_function(num_words)
+"""Does what num_words does, in kernels."""
 
 
 def _pairs(num_runs: int) -> str:
