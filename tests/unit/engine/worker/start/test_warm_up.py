@@ -38,6 +38,11 @@ from tests.support.random_checkpoints import write_checkpoint
 CPU = torch.device("cpu")
 
 
+def limits_of(**others):
+    sizes = {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 100}
+    return StepLimits(**(sizes | {"block_size": 16, "vocab_size": 97} | others))
+
+
 class CountingRunner:
     """A runner that counts its steps."""
 
@@ -59,12 +64,10 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
         (1, 4, [1]),
         (40, 40, [1, 2, 8, 16, 32, 4, 33]),
     ]:
-        limits = StepLimits(
+        limits = limits_of(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=128,
-            block_size=16,
-            vocab_size=97,
         )
         runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
         run_small_steps(runner, limits, all_steps(model.config, limits))
@@ -75,13 +78,7 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     ("num_tokens", "expected"), [(64, (16,) * 4), (10, (10,)), (4096, (16,) * 40), (17, (16,))]
 )
 def test_tokens_of_a_graph_are_prompts_of_a_block(num_tokens, expected):
-    limits = StepLimits(
-        max_num_seqs=40,
-        max_num_batched_tokens=8192,
-        max_model_len=128,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_num_seqs=40, max_num_batched_tokens=8192, max_model_len=128)
     assert prompts_of(num_tokens, limits) == expected
 
 
@@ -101,13 +98,7 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
     write_checkpoint(tmp_path, "qwen3_moe")
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=max_model_len,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_model_len=max_model_len)
     steps = all_steps(replace(config, moe=moe), limits)
     warmed_up = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
     assert warmed_up == {form(count, num_experts, top_k) for count in range(1, 4097)}
@@ -118,13 +109,7 @@ def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top
     write_checkpoint(tmp_path, "qwen3_moe")
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=16384,
-        max_model_len=4096,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_num_batched_tokens=16384, max_model_len=4096)
     config = replace(config, moe=moe, quantization=read_quantization({"quant_method": "mxfp4"}))
     steps = [each for each in all_steps(config, limits) if fits(each, limits)]
     for forms in (COMMON, ON_CORES):
@@ -155,13 +140,7 @@ def test_every_way_through_decode_attention_is_warmed_up(
 
     write_checkpoint(tmp_path, "qwen3")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=100,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of()
     steps = [*FIRST_STEPS, *early_steps(config, limits)]
     warmed_up = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
     assert warmed_up == {form(count) for count in range(1, 257)}
@@ -170,13 +149,7 @@ def test_every_way_through_decode_attention_is_warmed_up(
 @pytest.mark.parametrize("max_model_len", [60, 128, 4096])
 def test_steps_run_kernels_of_parts_whatever_the_length_of_requests(tmp_path, max_model_len):
     write_checkpoint(tmp_path, "qwen3")
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=max_model_len,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_model_len=max_model_len)
     steps = all_steps(ModelConfig.from_folder(tmp_path), limits)
     assert set(BUILT_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
 
@@ -193,13 +166,7 @@ def test_every_way_through_products_of_many_tokens_is_warmed_up(
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     write_checkpoint(tmp_path, "qwen3")
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=4096,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_model_len=4096)
     counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
     warmed_up = {tiles(count) for count in (*counts, 8192) if count > 64}
     assert {tiles(count) for count in range(65, 4097)} <= warmed_up | {None}
@@ -222,13 +189,7 @@ def test_every_way_through_batch_invariant_products_is_warmed_up(
     if quantization is not None:
         write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[quantization])
     stored = tmp_path / ("plain" if quantization is None else "stored")
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len)
     with batch_invariance():
         steps = all_steps(ModelConfig.from_folder(stored), limits)
     sums = [sum(each) for each in steps if fits(each, limits)]
@@ -243,13 +204,7 @@ def test_every_way_through_batch_invariant_products_is_warmed_up(
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     write_checkpoint(tmp_path, "qwen3_moe")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=8)
-    limits = StepLimits(
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        max_model_len=4096,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_model_len=4096)
     deepseek = replace(config, moe=replace(config.moe, num_experts=256, num_experts_per_tok=8))
     dense = replace(config, moe=None)
     assert set(early_steps(dense, limits)) <= set(early_steps(deepseek, limits))
@@ -262,13 +217,7 @@ def test_decodes_of_all_experts_are_early_as_far_as_requests_go(tmp_path, max_nu
     write_checkpoint(tmp_path, "qwen3_moe")
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=64, num_experts_per_tok=6)
-    limits = StepLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=4096,
-        max_model_len=100,
-        block_size=16,
-        vocab_size=97,
-    )
+    limits = limits_of(max_num_seqs=max_num_seqs)
     steps = [*FIRST_STEPS, *early_steps(replace(config, moe=moe), limits)]
     decodes = {form(len(each), 64, 6) for each in steps if max(each) == 1 and fits(each, limits)}
     assert decodes == {form(count, 64, 6) for count in range(1, max_num_seqs + 1)}
