@@ -21,7 +21,11 @@ import torch
 from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheSpec
 from models.ops.operands.experts import ExpertWeights, Routing
 from models.ops.triton.attention.latent_attention import latent_attention
-from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
+from models.ops.triton.moe.expert_forms import (
+    OF_8_BITS,
+    ON_CORES,
+    first_tokens_of_each_form,
+)
 from models.ops.triton.moe.moe import apply_experts, route
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 from tests.support.latent_case import make_latent_case
@@ -38,10 +42,12 @@ def softmax(top_k: int) -> Routing:
 DEEPSEEK = Routing(
     top_k=8, is_sigmoid=True, is_normed=True, scaling=2.5, num_groups=8, top_groups=4
 )
+QWEN3_30B = {"num_experts": 128, "hidden": 2048, "inner": 768}
 GPT_OSS = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True}
 DEEPSEEK_V3 = {"num_experts": 256, "hidden": 7168, "inner": 2048}
 MODELS = {
-    "Qwen3-30B-A3B": ("bf16", {"num_experts": 128, "hidden": 2048, "inner": 768}, softmax(8)),
+    "Qwen3-30B-A3B": ("bf16", QWEN3_30B, softmax(8)),
+    "Qwen3-30B-A3B fp8": ("fp8", QWEN3_30B, softmax(8)),
     "gpt-oss-20b": ("bf16", GPT_OSS, softmax(4)),
     "gpt-oss-20b mxfp4": ("mxfp4", GPT_OSS, softmax(4)),
     "GLM-4.5-Air": ("bf16", {"num_experts": 128, "hidden": 4096, "inner": 1408}, softmax(8)),
@@ -49,6 +55,7 @@ MODELS = {
     "DeepSeek-V3": ("bf16", DEEPSEEK_V3, DEEPSEEK),
     "DeepSeek-V3 fp8": ("fp8", DEEPSEEK_V3, DEEPSEEK),
 }
+FORMS = {"fp8": OF_8_BITS, "mxfp4": ON_CORES}
 BYTES_PER_NUMBER = {"bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32}
 TOKENS = (1, 4, 8, 32, 128, 512, 2048, 8192)
 LATENT_SIZES = {
@@ -90,7 +97,7 @@ def experts(
         logits, bias, x = inputs[num_tokens]
         return apply_experts(x, *route(logits, bias, routing), layer)
 
-    forms = first_tokens_of_each_form(num_experts, routing.top_k, is_mxfp4=kind == "mxfp4")
+    forms = first_tokens_of_each_form(num_experts, routing.top_k, FORMS.get(kind))
     inputs = {
         num_tokens: (
             *make_logits(num_tokens, routing, num_experts=num_experts, device="cuda"),

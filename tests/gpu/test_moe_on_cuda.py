@@ -9,7 +9,7 @@ from models.number_formats import BLOCK, FP8
 from models.ops.kernel_choice import HOPPER
 from models.ops.moe import moe as reference
 from models.ops.operands.experts import Routing
-from models.ops.triton.moe.expert_forms import are_few
+from models.ops.triton.moe.expert_forms import COMMON, OF_8_BITS, are_few
 from tests.support.invariance import batch_invariance
 from tests.support.moe_case import (
     NUM_EXPERTS,
@@ -129,20 +129,23 @@ def check_mxfp4(num_tokens, routing, *, dtype, **shape):
     assert torch.equal(actual, apply_experts(*call, experts))
 
 
+def values(rounded, scale):
+    """Returns rounded activations [T, K] in float64 on the CPU."""
+    scale = scale.double().repeat_interleave(BLOCK, 1)
+    return (rounded.double() * scale[:, : rounded.shape[1]]).cpu()
+
+
 @pytest.fixture
 def roundings(monkeypatch):
     """Returns a list that collects the rounded inputs of both products, and the second one's kept.
 
-    The second product's input is kept in FP8, or rounded where it is read.
+    The first input is by token. The second product's input is kept in FP8, or rounded where it is
+    read.
     """
-    from models.ops.triton.moe import moe_fp8
+    from models.ops.triton.moe import fp8_experts, moe_fp8
 
     noted, quantize, down = [], moe_fp8.quantize, moe_fp8._down_kernel
-
-    def values(rounded, scale):
-        return (
-            rounded.double() * scale.double().repeat_interleave(BLOCK, 1)[:, : rounded.shape[1]]
-        ).cpu()
+    multiply = fp8_experts._multiply
 
     def note(x, group_size):
         result = quantize(x, group_size)
@@ -161,8 +164,26 @@ def roundings(monkeypatch):
 
             return launch
 
+    def note_rows(product, x, x_scale, *others):
+        pairs, starts = others[3:5]
+        rows = torch.arange(len(x), device="cuda")
+        if product.is_alone:
+            places, tokens = 4 * rows, rows
+        else:
+            # Scales of an expert begin at the next multiple of four, four more for each expert.
+            expert = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
+            first = starts.long()[expert]
+            places, tokens = rows - first + (first + 3) // 4 * 4 + 4 * expert, pairs.long()
+        kept = values(x, x_scale[places])
+        if product.is_gated:
+            noted.append(torch.empty_like(kept).index_copy(0, tokens.cpu(), kept))
+        else:
+            noted.extend((kept, (x, True)))
+        multiply(product, x, x_scale, *others)
+
     monkeypatch.setattr(moe_fp8, "quantize", note)
     monkeypatch.setattr(moe_fp8, "_down_kernel", Noting())
+    monkeypatch.setattr(fp8_experts, "_multiply", note_rows)
     return noted
 
 
@@ -171,6 +192,7 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
 
     Sums in another order would round some values between the products to their other neighbour.
     """
+    from models.ops.triton.moe.fp8_experts import takes_experts
     from models.ops.triton.moe.moe import apply_experts
 
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
@@ -178,7 +200,10 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
     assert actual.dtype == dtype
     hidden, rounded_between, (between, is_rounded) = roundings
     exact, ids = exactly(experts), call[2].long().cpu().flatten()
-    is_alone = are_few(len(ids), len(exact.down), routing.top_k)
+    forms = COMMON
+    if takes_experts(experts):
+        forms, hidden = OF_8_BITS, hidden[:: routing.top_k]
+    is_alone = are_few(len(ids), len(exact.down), routing.top_k, forms)
     order = torch.arange(len(ids)) if is_alone else ids.argsort(stable=True)
     tolerance = FP8_PRODUCT_ROW_TOLERANCE + ROW_TOLERANCE[dtype]
     gate_up = by_expert(hidden[order // routing.top_k], ids[order], exact.gate_up,
@@ -234,12 +259,13 @@ def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
     assert_rows_close(apply_experts(*call, experts), exact_output(experts, call))
 
 
+@pytest.mark.parametrize(("kind", "error"), [("mxfp4", 1e-2), ("fp8", FP8_EXPERTS_ERROR)])
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 60, 600])
-def test_ranks_add_up_to_all_mxfp4_experts(num_tokens):
+def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
     from models.ops.triton.moe.moe import apply_experts
 
     experts, (hidden, weights, ids) = quantized_case(
-        "mxfp4", num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, hidden=352, inner=288,
+        kind, num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, hidden=352, inner=288,
         is_clamped=True,
     )  # fmt: skip
     total = torch.zeros(hidden.shape, dtype=torch.float64)
@@ -253,7 +279,7 @@ def test_ranks_add_up_to_all_mxfp4_experts(num_tokens):
         part = apply_experts(hidden, own_weights, chosen, part_of(experts, own))
         total += part.double().cpu()
     exact = exact_output(experts, (hidden, weights, ids))
-    assert ((total - exact).norm() / exact.norm()) < 1e-2
+    assert ((total - exact).norm() / exact.norm()) < error
 
 
 @pytest.mark.parametrize("num_tokens", [10, 60])
@@ -276,11 +302,12 @@ def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
             assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 32, 60, 120, 250, 500, 1000, 1600])
-def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
+def test_repeats_of_quantised_experts_have_the_same_bits(num_tokens, kind):
     from models.ops.triton.moe.moe import apply_experts
 
-    experts, call = quantized_case("mxfp4", num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    experts, call = quantized_case(kind, num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
     first = apply_experts(*call, experts)
     num_others = sum((apply_experts(*call, experts) != first).any() for _ in range(50))
     assert num_others == 0
@@ -288,8 +315,9 @@ def test_repeats_of_mxfp4_experts_have_the_same_bits(num_tokens):
 
 @DTYPES
 @pytest.mark.parametrize("kind", ["fp8", "fp8-rows"])
-@pytest.mark.parametrize(("hidden", "inner"), [(256, 128), (200, 136)])
-@pytest.mark.parametrize("num_tokens", [1, 7, 50, 300])
+@pytest.mark.parametrize(("hidden", "inner"), [(256, 128), (200, 136), (400, 144)])
+# Each has tiles of another height on Hopper.
+@pytest.mark.parametrize("num_tokens", [1, 7, 25, 50, 150, 600])
 def test_fp8_experts_are_those_of_rounded_activations(
     roundings, num_tokens, hidden, inner, kind, dtype
 ):

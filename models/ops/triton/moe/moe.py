@@ -8,6 +8,7 @@ import torch
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.expert_forms import are_few
+from models.ops.triton.moe.fp8_experts import apply_fp8_on_cores, takes_experts
 from models.ops.triton.moe.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
@@ -34,8 +35,10 @@ def apply_experts(
     are added in a fixed order: equal inputs give equal bits. Chunks of tokens bound the memory.
     """
     num_tokens, top_k = ids.shape
-    if experts.is_quantized:
-        apply: Callable[..., None] = apply_fp8 if experts.is_fp8 else apply_mxfp4
+    if experts.is_fp8 and takes_experts(experts) and not is_batch_invariant():
+        apply: Callable[..., None] = apply_fp8_on_cores
+    elif experts.is_quantized:
+        apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     elif not are_few(ids.numel(), experts.num_choices, top_k):
         apply = apply_grouped
     elif not is_batch_invariant():

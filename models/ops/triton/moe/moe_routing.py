@@ -143,10 +143,13 @@ def route(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _sort_kernel(
-    experts_ptr, pairs_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    experts_ptr, pairs_ptr, starts_ptr, rows_ptr, num_pairs, NUM_EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Writes the pairs of one expert, in order, after those of the experts before it."""
+    """Writes the pairs of one expert, in order, after those of the experts before it.
+
+    rows_ptr, unless None, takes the place of each of them.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     expert = tl.program_id(0)
@@ -164,18 +167,20 @@ def _sort_kernel(
         is_own = (ids == expert).to(tl.int32)
         at = end + tl.cumsum(is_own, 0) - is_own
         tl.store(pairs_ptr + at, pairs, mask=is_own > 0)
+        if rows_ptr is not None:
+            tl.store(rows_ptr + pairs, at, mask=is_own > 0)
         end += tl.sum(is_own, 0)
     if expert == NUM_EXPERTS - 1:
         tl.store(starts_ptr + NUM_EXPERTS, end)
 
 
 def sort_by_expert(
-    ids: torch.Tensor, num_experts: int, num_choices: int
+    ids: torch.Tensor, num_experts: int, num_choices: int, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorts pairs of a token and one of its experts by expert, on the device, in a fixed order.
 
     Pairs of other experts than the first num_experts are left out. num_choices: experts that tokens
-    choose from.
+    choose from. rows: takes the place of each pair, [T * top_k] int32.
 
     Returns:
         Pairs, [T * top_k] int32, as indices into flattened `ids`, [T, top_k] int32; and
@@ -186,7 +191,7 @@ def sort_by_expert(
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     _sort_kernel[(num_experts,)](
-        ids, pairs, starts, num_pairs, NUM_EXPERTS=num_experts,
+        ids, pairs, starts, rows, num_pairs, NUM_EXPERTS=num_experts,
         BLOCK=_MANY_PAIRS_AT_ONCE if is_many else _PAIRS_AT_ONCE,
         num_warps=16 if is_many else 4, **launch_options(ids.device),
     )  # fmt: skip

@@ -36,8 +36,9 @@ def token_chunks(
 def scratch_bytes(num_tokens: int, *, top_k: int, itemsize: int, experts: ExpertWeights) -> int:
     """Returns the memory that a chunk needs besides its result."""
     hidden, inner = experts.down.shape[1], experts.inner_size
-    order = 4
+    order = 8 if experts.is_fp8 else 4
     pair = (inner + hidden) * itemsize + order
-    # A row in FP8, with its scales. The inner features in FP8 need less than in the model's dtype.
+    # A row in FP8, with its scales; on Hopper one of each pair, whose results then take its memory.
+    # The inner features in FP8 need less than in the model's dtype.
     token = hidden + 4 * -(-hidden // BLOCK) if experts.is_fp8 else 0
     return num_tokens * (top_k * pair + token)

@@ -17,7 +17,11 @@ from models.ops.triton.attention.configurations import (
     first_requests_of_each_form,
 )
 from models.ops.triton.attention.latent_forms import steps_of_each_form
-from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
+from models.ops.triton.moe.expert_forms import (
+    OF_8_BITS,
+    ON_CORES,
+    first_tokens_of_each_form,
+)
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
@@ -101,10 +105,10 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     """Returns the smallest number of tokens that takes each form of the experts."""
     moe = config.moe
     assert moe is not None, "the caller checked"
-    method = None if config.quantization is None else config.quantization.method
-    return first_tokens_of_each_form(
-        moe.num_experts, moe.num_experts_per_tok, is_mxfp4=method == STACKED_MXFP4
-    )
+    others = None
+    if config.quantization is not None:
+        others = ON_CORES if config.quantization.method == STACKED_MXFP4 else OF_8_BITS
+    return first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok, others)
 
 
 def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:

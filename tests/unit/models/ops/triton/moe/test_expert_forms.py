@@ -2,6 +2,7 @@ import pytest
 
 from models.ops.triton.moe.expert_forms import (
     COMMON,
+    OF_8_BITS,
     ON_CORES,
     are_few,
     first_tokens_of_each_form,
@@ -10,8 +11,8 @@ from models.ops.triton.moe.expert_forms import (
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])
-@pytest.mark.parametrize("is_mxfp4", [False, True])
-def test_a_form_begins_where_the_list_says(num_experts, top_k, is_mxfp4):
+@pytest.mark.parametrize("others", [None, ON_CORES, OF_8_BITS])
+def test_a_form_begins_where_the_list_says(num_experts, top_k, others):
     def form(num_tokens):
         num_pairs = num_tokens * top_k
         return [
@@ -19,11 +20,11 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k, is_mxfp4):
                 are_few(num_pairs, num_experts, top_k, forms),
                 tile_rows(num_pairs, num_experts, forms),
             )
-            for forms in ((COMMON, ON_CORES) if is_mxfp4 else (COMMON,))
+            for forms in ((COMMON,) if others is None else (COMMON, others))
         ]
 
     changes = [count for count in range(2, 10_000) if form(count) != form(count - 1)]
-    assert first_tokens_of_each_form(num_experts, top_k, is_mxfp4=is_mxfp4) == [1, *changes]
+    assert first_tokens_of_each_form(num_experts, top_k, others) == [1, *changes]
 
 
 def test_mxfp4_experts_have_tiles_of_every_height():

@@ -1,0 +1,53 @@
+"""The kernel of FP8 experts, built for a GPU without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from tests.support.absent_hopper import pretend
+pretend()
+from models.ops.triton.launching.launch import _launches
+from models.ops.triton.moe.expert_forms import OF_8_BITS
+from models.ops.triton.moe.fp8_experts import apply_fp8_on_cores
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import machine_code
+from tests.support.moe_case import make_quantized_experts
+
+NUM_EXPERTS = 16
+heights = set()
+for num_tokens in (1, 64, 100, 256, 700, 4000):
+    kind = "fp8-rows" if num_tokens == 64 else "fp8"
+    experts = make_quantized_experts(kind, num_experts=NUM_EXPERTS, hidden=512, inner=384)
+    hidden = torch.zeros(num_tokens, 512).bfloat16()
+    ids = torch.zeros(num_tokens, 1, dtype=torch.int32)
+    with absent_gpu():
+        weights, output = torch.zeros(num_tokens, 1), torch.empty_like(hidden)
+        apply_fp8_on_cores(hidden, weights, ids, experts, output)
+for launch in _launches:
+    if "GROUP_REGISTERS" not in launch._constants:
+        continue
+    heights.add(launch._constants["TOKENS"])
+    for build in launch._builds.values():
+        assert build.metadata.shared <= 232448, build.metadata.shared
+        spills = sum("STL" in line or "LDL" in line for line in machine_code(build.asm["cubin"]))
+        assert spills <= 64, spills
+assert heights == {height for height, _ in OF_8_BITS.heights}, heights
+print("built")
+"""
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+def test_every_height_fits_shared_memory_and_registers(tmp_path):
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "built" in done.stdout
