@@ -24,7 +24,8 @@ from services.engine.server import collect_garbage_rarely
 from tests.bench.program import reported
 from tests.bench.report import Report
 from tests.bench.settings import Settings, list_of_numbers, make_parser
-from tests.bench.step_trace import PROMPT_LEN, SteadyDecode
+from tests.bench.steady_decode import PROMPT_LEN, SteadyDecode
+from tests.bench.step_engine import chosen_device
 from tests.support.graph_engine import GraphEngine
 
 WARM_UP_STEPS = 8
@@ -184,9 +185,7 @@ def main() -> None:
     """Measures and prints."""
     with reported("speculation", own_parser()) as (settings, report):
         arguments, config = settings.arguments, settings.config
-        device = config.worker.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = chosen_device(settings)
         torch.set_num_threads(config.worker.num_threads)
         name = (
             settings.model.dtype if config.checkpoint.dtype == "auto" else config.checkpoint.dtype

@@ -9,40 +9,23 @@ thread here, while in the engine they are two processes: the device is idle ther
 """
 
 import argparse
-import json
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from services.engine.batch import BatchDescriptor, StepResult
-from services.engine.request import Request, SamplingParams
 from services.engine.server import collect_garbage_rarely
 from tests.bench.program import print_report, reported
 from tests.bench.report import Report
 from tests.bench.settings import Settings, list_of_numbers, make_parser
+from tests.bench.steady_decode import PROMPT_LEN, SteadyDecode
+from tests.bench.step_engine import chosen_device, make_engine, traced_events
 from tests.bench.svg import Picture
-from tests.bench.trace_intervals import (
-    PREFIX,
-    Interval,
-    Timeline,
-    device_use,
-    merged,
-    read_timeline,
-)
-from tests.bench.workload import fitted, fixed_jobs
-from tests.support.engine_harness import RecordingSink
+from tests.bench.trace_intervals import Interval, Timeline, device_use, merged, read_timeline
 from tests.support.graph_engine import GraphEngine
 
-PROMPT_LEN = 128
 WARM_UP_STEPS = 16
-STEPS_IN_FLIGHT = 2
 ROUNDS = 5
 SETTLING_STEPS = 4
 """Steps under the profiler that are left out: the first ones wait for what it sets up."""
@@ -61,107 +44,17 @@ WIDTH, LEFT, PANEL, ROW = 1100, 60, 110, 26
 """Pixels of the picture."""
 
 
-class SteadyDecode:
-    """A batch that decodes for as long as it is asked to."""
-
-    def __init__(
-        self,
-        engine: GraphEngine,
-        batch: int,
-        num_steps: int,
-        vocab_size: int,
-        *,
-        steps_in_flight: int = STEPS_IN_FLIGHT,
-    ) -> None:
-        self._engine = engine
-        self._steps_in_flight = steps_in_flight
-        self._in_flight: deque = deque()
-        self.is_profiled = False
-        self.times_us: dict[str, list[float]] = {}
-        jobs = fitted(
-            fixed_jobs(batch, PROMPT_LEN, num_steps + 64, seed=batch),
-            vocab_size=vocab_size,
-            max_model_len=1 << 20,
-        )
-        self._requests = [
-            Request(
-                request_id=f"{batch}-{index}",
-                handle=index,
-                prompt_token_ids=job.prompt,
-                sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=job.num_output),
-                sink=RecordingSink(),
-                arrival_s=0.0,
-            )
-            for index, job in enumerate(jobs)
-        ]
-        for request in self._requests:
-            engine.scheduler.add(request)
-        while not all(request.num_output_tokens for request in self._requests):
-            self.step()
-
-    def step(self) -> None:
-        """Brings one step to its end, and keeps another one running."""
-        engine = self._engine
-        while len(self._in_flight) < self._steps_in_flight:
-            with self._section("schedule"):
-                step = engine.scheduler.schedule()
-                assert step is not None
-                message = step.descriptor.SerializeToString()
-            with self._section("execute"):
-                pending = engine.runner.execute(BatchDescriptor.FromString(message))
-            self._in_flight.append((step, pending))
-        self._finish()
-
-    def drain(self) -> None:
-        """Brings all steps to their end."""
-        while self._in_flight:
-            self._finish()
-
-    def _finish(self) -> None:
-        step, pending = self._in_flight.popleft()
-        with self._section("wait"):
-            if pending.done is not None:
-                pending.done.synchronize()
-        with self._section("result"):
-            message = pending.message().SerializeToString()
-        with self._section("update"):
-            self._engine.scheduler.update(step, StepResult.FromString(message))
-
-    def end(self) -> None:
-        """Gives the batch's rows and blocks back."""
-        for request in self._requests:
-            self._engine.scheduler.abort(request)
-        for step, pending in self._in_flight:
-            self._engine.scheduler.update(step, pending.message())
-
-    @contextmanager
-    def _section(self, name: str) -> Iterator[None]:
-        started_ns = time.perf_counter_ns()
-        with record_function(PREFIX + name) if self.is_profiled else nullcontext():
-            yield
-        elapsed_us = (time.perf_counter_ns() - started_ns) / 1000
-        self.times_us.setdefault(name, []).append(elapsed_us)
-
-
-def make_engine(settings: Settings, device: str) -> GraphEngine:
+def make_batch_engine(settings: Settings, device: str) -> GraphEngine:
     """Returns scheduler and runner with room for the largest batch, all graphs captured."""
-    config, arguments = settings.config, settings.arguments
-    largest = max(arguments.batch)
-    length = PROMPT_LEN + total_steps(arguments) + 80
-    dtype = config.checkpoint.dtype if config.checkpoint.dtype != "auto" else settings.model.dtype
-    if config.checkpoint.dtype == "auto" and device == "cpu":
-        dtype = "float32"
-    engine = GraphEngine(
-        config.checkpoint.model,
-        config.compilation,
-        device=device,
-        dtype=getattr(torch, dtype),
-        load_format=config.checkpoint.load_format,
+    largest = max(settings.arguments.batch)
+    length = PROMPT_LEN + total_steps(settings.arguments) + 80
+    engine = make_engine(
+        settings,
+        device,
         max_num_seqs=largest,
         max_num_batched_tokens=max(2048, largest),
         max_model_len=min(settings.max_model_len, 8 * length),
-        num_blocks=largest * -(-length // config.cache.block_size) + 16,
-        block_size=config.cache.block_size,
+        num_blocks=largest * -(-length // settings.config.cache.block_size) + 16,
     )
     engine.capture()
     return engine
@@ -217,19 +110,10 @@ def _run(decode: SteadyDecode, num_steps: int) -> None:
 
 def _profiled(decode: SteadyDecode, num_steps: int, device: str) -> Timeline:
     """Runs steps under the profiler."""
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     decode.is_profiled = True
-    with profile(activities=activities) as profiler:
-        _run(decode, num_steps)
-        if device == "cuda":
-            torch.cuda.synchronize()
+    events = traced_events(lambda: _run(decode, num_steps), device)
     decode.is_profiled = False
-    with TemporaryDirectory(prefix="octavo-bench-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return read_timeline(json.loads(path.read_text())["traceEvents"])
+    return read_timeline(events)
 
 
 def draw(timelines: dict[str, Timeline], num_steps: int) -> Picture:
@@ -283,11 +167,9 @@ def own_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measures, draws and prints."""
     with reported("step_trace", own_parser()) as (settings, report):
-        arguments, device = settings.arguments, settings.config.worker.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        arguments, device = settings.arguments, chosen_device(settings)
         torch.set_num_threads(settings.config.worker.num_threads)
-        engine = make_engine(settings, device)
+        engine = make_batch_engine(settings, device)
         collect_garbage_rarely()
         timelines = {}
         for batch in arguments.batch:

@@ -24,6 +24,15 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel or copy on the device, with its grid and number of threads, such as 384x1x1/256."""
+
+    interval: Interval
+    name: str
+    launch: str
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """A trace in rows.
 
@@ -56,36 +65,61 @@ class DeviceUse:
 
 
 def read_timeline(events: Iterable[dict]) -> Timeline:
-    """Sorts the events of a Chrome trace into rows.
+    """Sorts the events of a Chrome trace into rows."""
+    events = list(events)
+    steps = work_of_steps(events)
+    return Timeline(_sections(events), [[work.interval for work in step] for step in steps])
 
-    Work on the device belongs to the step in whose launching section the host asked for it.
+
+def work_of_steps(events: Iterable[dict]) -> list[list[Work]]:
+    """Returns what each step ran on the device, in order of time; steps without work are left out.
+
+    Work belongs to the step in whose launching section the host asked for it.
     """
-    host: dict[str, list[Interval]] = {}
+    events = list(events)
     launched_at: dict[int, float] = {}
-    device: list[tuple[int, Interval]] = []
+    device: list[tuple[int, Work]] = []
     for event in events:
-        category = event.get("cat")
-        if event.get("ph") != "X":
+        category, arguments = event.get("cat"), event.get("args", {})
+        correlation = arguments.get("correlation")
+        if event.get("ph") != "X" or correlation is None:
             continue
-        interval = Interval(event["ts"], event["ts"] + event["dur"])
-        correlation = event.get("args", {}).get("correlation")
-        if category == "user_annotation" and event["name"].startswith(PREFIX):
-            host.setdefault(event["name"].removeprefix(PREFIX), []).append(interval)
-        elif category in _LAUNCHES and correlation is not None:
-            launched_at[correlation] = interval.start
-        elif category in _DEVICE and correlation is not None:
-            device.append((correlation, interval))
-    for intervals in host.values():
-        intervals.sort()
-    launches = host.get(LAUNCHING, [])
+        if category in _LAUNCHES:
+            launched_at[correlation] = event["ts"]
+        elif category in _DEVICE:
+            device.append((correlation, Work(_interval(event), event["name"], _launch(arguments))))
+    launches = _sections(events).get(LAUNCHING, [])
     starts = [launch.start for launch in launches]
-    steps: list[list[Interval]] = [[] for _ in launches]
-    for correlation, interval in sorted(device, key=lambda item: item[1]):
+    steps: list[list[Work]] = [[] for _ in launches]
+    for correlation, work in sorted(device, key=lambda item: item[1].interval):
         at = launched_at.get(correlation)
         step = -1 if at is None else bisect_right(starts, at) - 1
         if step >= 0 and at is not None and at <= launches[step].end:
-            steps[step].append(interval)
-    return Timeline(host, [step for step in steps if step])
+            steps[step].append(work)
+    return [step for step in steps if step]
+
+
+def _sections(events: Iterable[dict]) -> dict[str, list[Interval]]:
+    """Returns the host's sections by name, in order of time."""
+    host: dict[str, list[Interval]] = {}
+    for event in events:
+        is_section = event.get("ph") == "X" and event.get("cat") == "user_annotation"
+        if is_section and event["name"].startswith(PREFIX):
+            host.setdefault(event["name"].removeprefix(PREFIX), []).append(_interval(event))
+    for intervals in host.values():
+        intervals.sort()
+    return host
+
+
+def _interval(event: dict) -> Interval:
+    return Interval(event["ts"], event["ts"] + event["dur"])
+
+
+def _launch(arguments: dict) -> str:
+    """Returns a kernel's grid and threads; copies have none."""
+    if "grid" not in arguments:
+        return "-"
+    return f"{'x'.join(map(str, arguments['grid']))}/{arguments['block'][0]}"
 
 
 def merged(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:

@@ -227,6 +227,20 @@ def test_step_trace_draws_steady_steps(tmp_path):
     ElementTree.parse(picture)
 
 
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_layer_profile_runs_decodes_prompts_and_both(mode, tmp_path):
+    out = tmp_path / "profile.json"
+    points = ("--points", "1,4,p64,3+16", "--context", "128", "--cudagraph-mode", mode)
+    printed = run("tests.bench.layer_profile", *SMALL, *points, "--out", out)
+    content = json.loads(out.read_text())
+    assert set(content["figures"]) == {f"{point}, step" for point in ("1", "4", "p64", "3+16")}
+    assert content["problems"] == []
+    # The profiler shows no kernels of a CPU.
+    assert printed.count("nothing ran on a device that the profiler watches") == 4
+    graphs = ("graph of 4 tokens", "graph of 64 tokens", "graph of 32 tokens")
+    assert [f": {graph}\n" in printed for graph in graphs] == [mode == "full"] * 3
+
+
 def test_speculation_is_timed_with_and_without_graphs_of_drafting(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()

@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.bench.trace_intervals import Interval, device_use, merged, read_timeline
+from tests.bench.trace_intervals import (
+    Interval,
+    Work,
+    device_use,
+    merged,
+    read_timeline,
+    work_of_steps,
+)
 
 
 def launch(at: float, correlation: int) -> dict:
@@ -102,3 +109,11 @@ def test_kernels_of_one_graph_share_its_launch():
         [section("execute", 0, 10), launch(1, 7), kernel(2, 3, 7), kernel(4, 5, 7)]
     )
     assert timeline.device == [[Interval(2, 3), Interval(4, 5)]]
+
+
+def test_work_has_the_grid_and_threads_of_kernels():
+    copy = kernel(5, 6, 7) | {"cat": "gpu_memcpy", "name": "copy"}
+    shaped = kernel(2, 3, 7)
+    shaped["args"] |= {"grid": [8, 2, 1], "block": [128, 1, 1]}
+    steps = work_of_steps([section("execute", 0, 10), launch(1, 7), copy, shaped])
+    assert steps == [[Work(Interval(2, 3), "k", "8x2x1/128"), Work(Interval(5, 6), "copy", "-")]]
