@@ -25,7 +25,12 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
-from models.ops.triton.linear.gate import gated
+from models.ops.triton.linear.row_tiles import (
+    described_rows,
+    gate_rows,
+    load_rows,
+    store_rows,
+)
 from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
@@ -36,7 +41,6 @@ _MOST_TOKENS_OF_TWO = gl.constexpr(128)
 _REGISTERS = {1: 0, 2: 248, 3: 168}
 """Registers of a thread by warp groups of a program; one group is not specialised."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
-_PAIRS = gl.NVMMASharedLayout(128, 16, rank=4)
 
 
 @gluon.jit
@@ -48,12 +52,7 @@ def _load_weight(weight, ring, slot, row_tile, depth):
     for group in gl.static_range(GROUPS):
         target = weights.index(slot * GROUPS + group)
         row = (row_tile * GROUPS + group) * weights.shape[1]
-        if len(weight.block_shape) == 4:
-            turns = target._reinterpret(weight.dtype, weight.block_shape, weight.layout)
-            place = [row // 16, 0, 0, depth]
-            tma.async_copy_global_to_shared(weight, place, full.index(slot), turns)
-        else:
-            tma.async_copy_global_to_shared(weight, [row, depth], full.index(slot), target)
+        load_rows(weight, target, full.index(slot), row, depth)
 
 
 @gluon.jit
@@ -93,19 +92,6 @@ def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
 
 
 @gluon.jit
-def _store(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
-    NUM_ROWS: gl.constexpr = sums.shape[0]
-    THREADS: gl.constexpr = NUM_ROWS // 8
-    layout: gl.constexpr = gl.BlockedLayout([8, 1], [THREADS, 32 // THREADS], [1, 4], [0, 1])
-    sums = gl.convert_layout(sums.to(output_ptr.dtype.element_ty), layout)
-    rows = first_row + gl.arange(0, NUM_ROWS, gl.SliceLayout(1, layout))
-    tokens = first_token + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
-    in_output = (rows < NUM_OUTPUTS)[:, None] & (tokens < num_tokens)[None, :]
-    at = tokens.to(gl.int64)[None, :] * NUM_OUTPUTS + rows[:, None]
-    gl.store(output_ptr + at, sums, mask=in_output)
-
-
-@gluon.jit
 def _store_part(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
     """Stores float32 [rows, tokens] to an output [T, N] in register order."""
     layout: gl.constexpr = sums.type.layout
@@ -121,14 +107,6 @@ def _before(slot, phase, SLOTS: gl.constexpr):
     """Returns the slot before this one, and its phase."""
     is_first = slot == 0
     return gl.where(is_first, SLOTS - 1, slot - 1), gl.where(is_first, phase ^ 1, phase)
-
-
-@gluon.jit
-def _gate(sums, dtype: gl.constexpr, ROUNDS: gl.constexpr):
-    """Returns silu(gate) * up of rows that alternate eight of each."""
-    eights = sums.reshape([4, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
-    gate, up = eights.reshape([32, sums.shape[1], 2]).split()
-    return gated(gate, up, dtype, ROUNDS)
 
 
 @gluon.jit
@@ -250,12 +228,12 @@ def _multiply(
         row = (row_tile * GROUPS + GROUP) * 64
         token = token_tile * TOKENS
         if GATED:
-            outputs = _gate(sums, output_ptr.dtype.element_ty, ROUNDS)
-            _store(outputs, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
+            outputs = gate_rows(sums, output_ptr.dtype.element_ty, ROUNDS)
+            store_rows(outputs, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
         elif SPLITS > 1:
             _store_part(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
         else:
-            _store(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
+            store_rows(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -340,27 +318,11 @@ def wide_linear(
         kept = torch.empty(sizes, dtype=torch.float32, device=x.device)
     launch(
         (num_programs, tiles.splits, 1),
-        _described_weight(weight, is_gated=is_gated),
+        described_rows(weight, _DEPTH.value, is_gated=is_gated),
         TensorDescriptor(x, [*x.shape], [num_inputs, 1], [tiles.tokens, _DEPTH.value], _MATRIX),
         output, kept, num_tokens,
     )  # fmt: skip
     return output
-
-
-def _described_weight(weight: torch.Tensor, *, is_gated: bool) -> TensorDescriptor:
-    """Describes tiles of 64 rows; if gated, alternating eight of the gate and of up."""
-    num_rows, num_inputs = weight.shape
-    if not is_gated:
-        return TensorDescriptor(
-            weight, [num_rows, num_inputs], [num_inputs, 1], [GROUP_ROWS, _DEPTH.value], _MATRIX
-        )
-    return TensorDescriptor(
-        weight,
-        [num_rows // 16, 2, 8, num_inputs],
-        [8 * num_inputs, num_rows // 2 * num_inputs, num_inputs, 1],
-        [4, 2, 8, _DEPTH.value],
-        _PAIRS,
-    )
 
 
 @lru_cache
