@@ -8,8 +8,6 @@ from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.linear.linear import linear
 from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
 from models.ops.linear.norm_linear import gated_linear, norm_linear
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_packed
 from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.linear.wide_configurations import WideTiles
 from tests.support.linear_case import OPTIONS, make_linear_case
@@ -190,31 +188,3 @@ def test_overlapping_launches_of_a_captured_chain_wait_for_each_other(num_tokens
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(output, expected)
-
-
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(
-    ("group", "options"),
-    [
-        (32, {}), (64, {"has_zeros": True}), (128, {}), (512, {"has_zeros": True}), (None, {}),
-        (32, {"is_float": True}), (16, {"is_float": True}),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("size", [(4096, 4096), (40, 1024), (1600, 1536), (1000, 512)], ids=str)
-def test_weights_of_4_bits_are_multiplied_as_their_values(size, group, options, is_gated):
-    num_outputs, num_inputs = size
-    num_rows = num_outputs * (2 if is_gated else 1)
-    values = torch.randn(num_rows, num_inputs, device="cuda") * num_inputs**-0.5
-    packed = quantize_packed(values, group or num_inputs, **options)
-    exact = packed_values(*packed, torch.float32).double()
-    torch.cuda.synchronize()
-    for num_tokens in (1, 2, 3, 8, 9, 17, 33, 64, 65, 300):
-        x = torch.randn(num_tokens, num_inputs, device="cuda").bfloat16()
-        expected = x.double() @ exact.t()
-        if is_gated:
-            gate, up = expected.chunk(2, -1)
-            expected = gate * gate.sigmoid() * up
-        assert_rows_close(packed_linear(x, *packed, None, is_gated), expected)
-    from models.ops.triton.linear.unpack import unpack
-
-    assert torch.equal(unpack(*packed, torch.float32), packed_values(*packed, torch.float32))

@@ -9,8 +9,10 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
 from models.ops.operands.packed_weights import packed_values
-from models.ops.triton.linear.linear_configurations import (
+from models.ops.triton.linear.linear_configurations import MatrixTiles
+from models.ops.triton.linear.packed_configurations import (
     MOST_PACKED_TOKENS,
+    PackedTiles,
     invariant_packed_tiles,
     packed_tiles,
 )
@@ -27,8 +29,8 @@ def _packed_linear(
 ) -> torch.Tensor:
     """Returns x @ values^T + bias; with a gate silu_and_mul of it.
 
-    Few tokens are multiplied with what the tensor cores' warps unpack from shared memory; for more
-    the weight is unpacked first, to a tensor of x's dtype.
+    On Hopper, warps unpack the weight from shared memory on its way to the tensor cores. Elsewhere,
+    and with sizes that these kernels do not take, it is unpacked first, to a tensor of x's dtype.
 
     Args:
         x: [T, K].
@@ -42,31 +44,51 @@ def _packed_linear(
     Returns:
         [T, N].
     """
+    x, packed = x.contiguous(), (weight, weight_scale, weight_zero, row_scale)
     if is_batch_invariant():
-        packed = weight, weight_scale, weight_zero, row_scale
-        return _invariant_linear(x.contiguous(), packed, bias, is_gated=is_gated)
-    if has_kernels(x.device) and not (is_gated and bias is not None):
-        x = x.contiguous()
-        num_outputs = weight.shape[0] // (2 if is_gated else 1)
+        return _invariant_linear(x, packed, bias, is_gated=is_gated)
+    tiles, is_fused = None, is_gated and bias is None and len(weight) % 16 == 0
+    if has_kernels(x.device):
+        num_inputs = x.shape[1]
         tiles = packed_tiles(
-            *x.shape[:1], num_outputs, x.shape[1], group=x.shape[1] // weight_scale.shape[1],
-            is_gated=is_gated, dtype=x.dtype, device=x.device,
+            len(x), len(weight), num_inputs, group=num_inputs // weight_scale.shape[1],
+            is_gated=is_fused, dtype=x.dtype, device=x.device,
         )  # fmt: skip
-        if tiles is not None:
-            # Imported on first use: a CPU installation has no Triton.
-            from models.ops.triton.linear.matrix_linear import matrix_linear
-
-            return matrix_linear(
-                x, weight, bias, tiles, weight_scale=weight_scale, weight_zero=weight_zero,
-                row_scale=row_scale, is_gated=is_gated,
-            )  # fmt: skip
-    unpacked = _values(weight, weight_scale, weight_zero, row_scale, x.dtype)
-    output = functional.linear(x, unpacked, bias)
-    return silu_and_mul(output) if is_gated else output
+    if tiles is None:
+        is_fused = False
+        output = functional.linear(x, _values(*packed, x.dtype), bias)
+    else:
+        output = _kernel_linear(x, packed, bias, tiles, is_gated=is_fused)
+    return silu_and_mul(output) if is_gated and not is_fused else output
 
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """A weight, its scales, zeros and scales of rows, as in _packed_linear."""
+
+
+def _kernel_linear(
+    x: torch.Tensor,
+    packed: Packed,
+    bias: torch.Tensor | None,
+    tiles: MatrixTiles | PackedTiles,
+    *,
+    is_gated: bool,
+) -> torch.Tensor:
+    """Unpacks the weight in the product's kernel; a gated one has no bias and N % 8 == 0."""
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.matrix_linear import matrix_linear
+    from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
+
+    weight, scale, zero, row_scale = packed
+    if isinstance(tiles, PackedTiles):
+        return packed_wide_linear(
+            x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, row_scale=row_scale,
+            is_gated=is_gated,
+        )  # fmt: skip
+    return matrix_linear(
+        x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, row_scale=row_scale,
+        is_gated=is_gated,
+    )  # fmt: skip
 
 
 def _invariant_linear(

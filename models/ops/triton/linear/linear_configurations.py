@@ -50,8 +50,6 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """Products of more tokens are torch's or those of wide_configurations."""
-MOST_PACKED_TOKENS = 640
-"""With more, unpacking a weight of 4 bits and a product of 16 bits are faster."""
 _COLUMNS = 256
 """Inputs of a tile, but for gated products."""
 _SPLIT_OUTPUTS = 8448
@@ -111,68 +109,6 @@ def fp8_vector_tiles(
     if num_inputs >= 8192:
         return VectorTiles(rows=4, columns=4096, num_warps=16)
     return VectorTiles(rows=4, columns=2048, num_warps=8)
-
-
-@lru_cache(maxsize=1024)
-def packed_tiles(
-    num_tokens: int,
-    num_outputs: int,
-    num_inputs: int,
-    *,
-    group: int,
-    is_gated: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> MatrixTiles | None:
-    """Returns the tiles of a product with a 4-bit weight; None where it is unpacked first.
-
-    More than 64 tokens read the weight again for each 64, up to as many as unpacking it is worth.
-
-    group: columns that share a scale.
-    """
-    if num_tokens > MOST_PACKED_TOKENS or not _takes_packed(num_inputs, group, dtype, device):
-        return None
-    tokens = min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
-    if is_gated:
-        return _lone_packed_tiles(tokens)
-    stages, groups = {8: (4, 3), 16: (4, 2), 32: (4, 2), 64: (2, 2)}[tokens]
-    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages, groups=groups)
-
-
-@lru_cache(maxsize=1024)
-def invariant_packed_tiles(
-    num_tokens: int,
-    num_rows: int,
-    num_inputs: int,
-    *,
-    group: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> MatrixTiles | None:
-    """Returns the tiles of batch-invariant mode for a 4-bit weight of `num_rows` rows.
-
-    None, for any number of tokens, where it is unpacked first. One warp group adds up all tiles of
-    a program: several would add in another order.
-    """
-    if not _takes_packed(num_inputs, group, dtype, device):
-        return None
-    tokens = min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
-    return replace(_lone_packed_tiles(tokens), splits=invariant_splits(num_rows, num_inputs))
-
-
-def _takes_packed(num_inputs: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether the kernel of few tokens takes a weight of 4 bits."""
-    if dtype is not torch.bfloat16 or _capability(device) != HOPPER:
-        return False
-    if num_inputs % (2 * COPY_ALIGNMENT):
-        return False
-    return not _COLUMNS % group or not group % _COLUMNS or group == num_inputs
-
-
-def _lone_packed_tiles(tokens: int) -> MatrixTiles:
-    """Returns the tiles of programs with one warp group."""
-    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
-    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages)
 
 
 def _hopper_vector_tiles(

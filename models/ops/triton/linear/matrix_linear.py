@@ -32,6 +32,7 @@ from models.ops.triton.linear.matrix_weights import (
     row_scales,
     tile_scales,
 )
+from models.ops.triton.linear.tile_order import first_token_of
 
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""
@@ -218,7 +219,7 @@ def _matrix_kernel(
     # Tiles of tokens that are multiplied with the same rows run at the same time.
     num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
     row = gl.program_id(0) // num_token_tiles * OUTPUTS
-    token = gl.program_id(0) % num_token_tiles * TOKENS
+    token = first_token_of(gl.program_id(0) % num_token_tiles, TOKENS, num_tokens)
     split = gl.program_id(1)
     place = (row, token, split * STEPS * COLUMNS)
     weights = gl.allocate_shared_memory(

@@ -94,10 +94,12 @@ def group_layout(num_rows, num_groups, num_runs, num_warps=4):
 def _group_values(
     ptr, row, column, half, ROWS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+    IN_TURNS: gl.constexpr = False,
 ):  # fmt: skip
     """Loads one number for each of a tile's groups of columns, or for halves of runs.
 
-    half: which half of each run of 32, if groups are of 16.
+    half: which half of each run of 32, if groups are of 16. IN_TURNS: eight rows of the gate and
+    of up take turns, from `row` of both together on.
     """
     WIDTH: gl.constexpr = max(32, min(GROUP, COLUMNS))
     GROUPS: gl.constexpr = COLUMNS // WIDTH
@@ -107,9 +109,14 @@ def _group_values(
     full: gl.constexpr = group_layout(ROWS, GROUPS, WIDTH // 32)
     layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    outputs = row + rows % OUTPUTS
+    if IN_TURNS:
+        outputs = row // 2 + rows // 16 * 8 + rows % 8
+        weight_rows = rows // 8 % 2 * NUM_OUTPUTS + outputs
+    else:
+        outputs = row + rows % OUTPUTS
+        weight_rows = rows // OUTPUTS * NUM_OUTPUTS + outputs
     groups = gl.arange(0, GROUPS, gl.SliceLayout(0, layout)) * HALF_RUNS + column // GROUP + half
-    at = (rows // OUTPUTS * NUM_OUTPUTS + outputs)[:, None] * PER_ROW + groups[None, :]
+    at = weight_rows[:, None] * PER_ROW + groups[None, :]
     is_inside = (outputs < NUM_OUTPUTS)[:, None] & (groups < PER_ROW)[None, :]
     if ptr.dtype.element_ty.is_fp8():
         return gl.load(ptr + at, mask=is_inside, other=0.0)
@@ -152,21 +159,24 @@ def _by_words(values, layout: gl.constexpr, WIDTH: gl.constexpr):
 def tile_scales(
     scale_ptr, zero_ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+    IN_TURNS: gl.constexpr = False,
 ):  # fmt: skip
     """Returns the scales of a tile's runs, of their first and second halves, and the zeros."""
     first = _group_values(
-        scale_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
-    )
+        scale_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES, IN_TURNS
+    )  # fmt: skip
     second = first
     if GROUP == 16:
         second = _group_values(
-            scale_ptr, row, column, 1, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
-        )
+            scale_ptr, row, column, 1, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+            IN_TURNS,
+        )  # fmt: skip
     zeros = gl.full(first.shape, 8, gl.int32, first.type.layout)
     if zero_ptr is not None:
         zeros = _group_values(
-            zero_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
-        ).to(gl.int32)
+            zero_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+            IN_TURNS,
+        ).to(gl.int32)  # fmt: skip
     return first, second, zeros
 
 

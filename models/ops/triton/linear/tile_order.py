@@ -15,3 +15,13 @@ def place_of(tile, counts):
     width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
     within = tile - num_row_tiles * first
     return within // width, first + within % width
+
+
+@gluon.jit
+def first_token_of(token_tile, TOKENS: gl.constexpr, num_tokens):
+    """Returns a tile's first token; the last tile of several overlaps the one before it.
+
+    Loading tokens past the end is slow: a product of 80 tokens in tiles of 64 took 97 us instead of
+    the 73 of 128 tokens (H200, 2026-11).
+    """
+    return gl.minimum(token_tile * TOKENS, gl.maximum(num_tokens - TOKENS, 0))

@@ -17,6 +17,7 @@ from models.ops.triton.attention.configurations import (
     first_requests_of_each_form,
 )
 from models.ops.triton.attention.latent_forms import steps_of_each_form
+from models.ops.triton.linear.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
 from models.ops.triton.moe.expert_forms import (
     OF_8_BITS,
     ON_CORES,
@@ -82,9 +83,12 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
     early = early_steps(config, limits)
     steps = [_prompts(count, limits.max_model_len) for count in _PROMPT_TOKENS]
-    if is_batch_invariant():
-        prompts = [_prompts(count, limits.max_model_len) for count in _INVARIANT_PROMPTS]
-        steps += [each for each in prompts if each not in steps]
+    others = list(_INVARIANT_PROMPTS if is_batch_invariant() else ())
+    if config.quantization is not None:
+        others += PACKED_TOKENS
+    for each in (_prompts(count, limits.max_model_len) for count in others):
+        if each not in (*FIRST_STEPS, *steps):
+            steps.append(each)
     if config.moe is not None:
         fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
         experts = _first_tokens(config)

@@ -13,7 +13,8 @@ from models.ops.triton.attention.configurations import (
     num_splits,
 )
 from models.ops.triton.linear.fp8_configurations import BUILT_TOKENS
-from models.ops.triton.linear.linear_configurations import MOST_PACKED_TOKENS
+from models.ops.triton.linear.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.ops.triton.linear.packed_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import COMMON, ON_CORES, are_few, tile_rows
 from models.quantization.read import read_quantization
@@ -152,6 +153,17 @@ def test_steps_run_kernels_of_parts_whatever_the_length_of_requests(tmp_path, ma
     limits = limits_of(max_model_len=max_model_len)
     steps = all_steps(ModelConfig.from_folder(tmp_path), limits)
     assert set(BUILT_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
+
+
+@pytest.mark.parametrize("max_model_len", [60, 128, 4096])
+def test_steps_run_kernels_of_4_bits_whatever_the_length_of_requests(tmp_path, max_model_len):
+    write_checkpoint(tmp_path / "plain", "llama", **WIDE)
+    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS["awq"])
+    config = ModelConfig.from_folder(tmp_path / "stored")
+    limits = limits_of(max_model_len=max_model_len)
+    steps = all_steps(config, limits)
+    assert set(PACKED_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
+    assert len(steps) == len(set(steps))
 
 
 @pytest.mark.parametrize("is_gated", [True, False])

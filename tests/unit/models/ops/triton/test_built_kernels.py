@@ -72,7 +72,9 @@ def packed_products():
     for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
         weight = quantize_packed(torch.zeros(256, 1024), group, **options)
         for num_tokens in (1, 64, 200, 700):
-            packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
+            x = torch.zeros(num_tokens, 1024).bfloat16()
+            packed_linear(x, *weight, None, True)
+            packed_linear(x, *weight, torch.zeros(256).bfloat16(), False)
 
 def latents():
     sizes = {"num_heads": 3, "latent_dim": 64, "rope_dim": 16, "has_transform": True}

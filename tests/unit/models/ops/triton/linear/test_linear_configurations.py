@@ -7,7 +7,6 @@ from models.ops.triton.linear import linear_configurations
 from models.ops.triton.linear.linear_configurations import (
     MatrixTiles,
     VectorTiles,
-    invariant_packed_tiles,
     skinny_tiles,
 )
 
@@ -51,19 +50,3 @@ def test_what_was_not_measured_is_left_to_torch():
     assert tiles_of(8, 128, 4096) is None
     # The copy engine takes rows that are multiples of 16 bytes.
     assert tiles_of(8, 4096, 4100) is None
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_in_batch_invariant_mode_sums_of_4_bits_do_not_depend_on_the_tokens(size):
-    invariant_packed_tiles.cache_clear()
-    options = {"group": 128, "dtype": torch.bfloat16, "device": torch.device("cuda")}
-    orders = set()
-    for num_tokens in (1, 2, 9, 17, 33, 64, 65, 640, 8192):
-        tiles = invariant_packed_tiles(num_tokens, *size, **options)
-        orders.add((tiles.columns, tiles.groups, tiles.splits))
-        stage_bytes = (tiles.rows // 4 + tiles.tokens) * tiles.columns * 2 + 8
-        assert stage_bytes * tiles.num_stages <= SHARED_BYTES
-    assert len(orders) == 1
-    odd = {**options, "group": 96}
-    assert {invariant_packed_tiles(count, 4096, 1056, **odd) for count in (1, 700)} == {None}
-    invariant_packed_tiles.cache_clear()

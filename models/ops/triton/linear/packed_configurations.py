@@ -1,0 +1,178 @@
+"""Chooses the kernel and tiles of products with weights of 4 bits, from a table.
+
+Measured on an H200 with the shapes of Llama-3.1-8B in groups of 128 (2026-11).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.linear.linear_configurations import (
+    MOST_TOKENS,
+    MatrixTiles,
+    invariant_splits,
+)
+from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+
+PACKED_COLUMNS = 128
+"""Inputs of a tile of packed_wide_linear."""
+BUILT_TOKENS = (128, 256, 384, 512, 520, 1024, 2048)
+"""Tokens of steps whose kernels are built before serving; tiles that none of them has are not used.
+"""
+MOST_PACKED_TOKENS = 640
+"""In batch-invariant mode, with more, unpacking a weight first is faster."""
+_COLUMNS = 256
+"""Inputs of a tile of matrix_linear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedTiles:
+    """Tiles of packed_wide_linear.
+
+    tokens: 32 to 256, a power of two.
+    groups: warp groups of a program, 1 to 3, with 64 rows each.
+    slots: for loading inputs.
+    programs: of a multiprocessor, 1 or 2.
+    """
+
+    tokens: int
+    groups: int
+    slots: int
+    programs: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight of a tile, gate and up together."""
+        return self.groups * GROUP_ROWS
+
+
+Costs = Mapping[MatrixTiles | PackedTiles, float]
+
+_WIDE_COST: Costs = {
+    PackedTiles(tokens=128, groups=1, slots=6): 0.58,
+    PackedTiles(tokens=128, groups=2, slots=5): 0.8,
+    PackedTiles(tokens=128, groups=3, slots=5): 1.07,
+    PackedTiles(tokens=256, groups=2, slots=3): 1.4,
+}
+"""Microseconds of 128 inputs of a tile on every multiprocessor.
+
+Products of 80 to 8192 tokens take within 10 % of that, but for long ones in few programs, which are
+up to 15 % faster.
+"""
+_PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=64, columns=_COLUMNS, num_stages=2, groups=2)
+_WAVE_COST: Costs = {_PAIR: 0.3, **_WIDE_COST}
+"""The same of products without a gate; the groups of one tile share out its inputs."""
+_FEW_TOKENS_TILES = {
+    32: PackedTiles(tokens=32, groups=2, slots=6, programs=2),
+    64: PackedTiles(tokens=64, groups=2, slots=4, programs=2),
+}
+"""Of gated products with enough rows for every multiprocessor."""
+
+
+@lru_cache(maxsize=1024)
+def packed_tiles(
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    *,
+    group: int,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MatrixTiles | PackedTiles | None:
+    """Returns the tiles of a product with a 4-bit weight of `num_rows` rows.
+
+    None where it is unpacked first.
+
+    group: columns that share a scale.
+    """
+    if not _takes(group, num_inputs, dtype, device):
+        return None
+    if is_gated:
+        return _gated_tiles(num_tokens, num_rows)
+    if num_tokens > MOST_TOKENS:
+        return _fastest_built(_WAVE_COST, num_tokens, num_rows)
+    tokens = _padded(num_tokens)
+    if tokens == MOST_TOKENS:
+        return _PAIR
+    groups = 3 if tokens == 8 else 2
+    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=4, groups=groups)
+
+
+@lru_cache(maxsize=1024)
+def invariant_packed_tiles(
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    *,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MatrixTiles | None:
+    """Returns the tiles of batch-invariant mode for a 4-bit weight of `num_rows` rows.
+
+    None, for any number of tokens, where it is unpacked first. One warp group adds up all tiles of
+    a program: several would add in another order.
+    """
+    if not _takes(group, num_inputs, dtype, device):
+        return None
+    tiles = _lone_tiles(_padded(num_tokens))
+    return replace(tiles, splits=invariant_splits(num_rows, num_inputs))
+
+
+def num_tiles(tiles: MatrixTiles | PackedTiles, num_tokens: int, num_rows: int) -> int:
+    """Returns the number of tiles of a weight of `num_rows` rows."""
+    return -(-num_rows // tiles.rows) * -(-num_tokens // tiles.tokens)
+
+
+def _takes(group: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether there are kernels for such weights; groups may not straddle tiles."""
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
+        return False
+    return not _COLUMNS % group or not group % _COLUMNS or group == num_inputs
+
+
+def _padded(num_tokens: int) -> int:
+    """Returns the tokens of a tile of matrix_linear: 8, 16, 32 or 64."""
+    return min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
+
+
+def _gated_tiles(num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
+    if num_tokens > MOST_TOKENS:
+        return _fastest_built(_WIDE_COST, num_tokens, num_rows)
+    tokens = _padded(num_tokens)
+    tiles = _FEW_TOKENS_TILES.get(tokens)
+    if tiles is not None and num_tiles(tiles, num_tokens, num_rows) >= MULTIPROCESSORS:
+        return tiles
+    return _lone_tiles(tokens)
+
+
+def _lone_tiles(tokens: int) -> MatrixTiles:
+    """Returns the tiles of programs of matrix_linear with one warp group."""
+    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages)
+
+
+def _fastest_built(costs: Costs, num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
+    """Returns the fastest of the tiles of those BUILT_TOKENS that have no more tiles of tokens."""
+    built = {
+        _fastest(costs, each, num_rows)
+        for each in BUILT_TOKENS
+        if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
+    }
+    costs = {tiles: cost for tiles, cost in costs.items() if tiles in built}
+    return _fastest(costs, num_tokens, num_rows)
+
+
+def _num_token_tiles(num_tokens: int) -> int:
+    return -(-num_tokens // 128)
+
+
+def _fastest(costs: Costs, num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
+    def cost(tiles: MatrixTiles | PackedTiles) -> float:
+        return costs[tiles] * -(-num_tiles(tiles, num_tokens, num_rows) // MULTIPROCESSORS)
+
+    return min(costs, key=cost)

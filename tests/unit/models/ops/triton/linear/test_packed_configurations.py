@@ -1,0 +1,107 @@
+"""The table of products with weights of 4 bits."""
+
+import pytest
+import torch
+
+from models.ops.triton.linear.linear_configurations import MatrixTiles
+from models.ops.triton.linear.packed_configurations import (
+    BUILT_TOKENS,
+    PACKED_COLUMNS,
+    PackedTiles,
+    invariant_packed_tiles,
+    packed_tiles,
+)
+
+SHARED_BYTES = 227 * 1024
+SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (28672, 4096), (4096, 14336)]
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    packed_tiles.cache_clear()
+    yield
+    packed_tiles.cache_clear()
+    invariant_packed_tiles.cache_clear()
+
+
+def tiles_of(num_tokens, num_rows, num_inputs=4096, *, is_gated=False, group=128, **others):
+    options = {"dtype": torch.bfloat16, "device": CUDA} | others
+    return packed_tiles(num_tokens, num_rows, num_inputs, group=group, is_gated=is_gated, **options)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_programs_fit_into_a_multiprocessor(size, is_gated):
+    for num_tokens in (*range(1, 1100), 2048, 8192, 100_000):
+        tiles = tiles_of(num_tokens, *size, is_gated=is_gated)
+        if isinstance(tiles, PackedTiles):
+            slot_bytes = tiles.groups * 64 * PACKED_COLUMNS // 2 + tiles.tokens * PACKED_COLUMNS * 2
+            assert tiles.slots * (slot_bytes + 16) <= SHARED_BYTES // tiles.programs - 1024
+        else:
+            stage_bytes = tiles.rows * tiles.columns // 2 + tiles.tokens * tiles.columns * 2 + 8
+            sums_bytes = (tiles.groups - 1) * tiles.rows * tiles.tokens * 4
+            assert tiles.groups * tiles.num_stages * stage_bytes + sums_bytes <= SHARED_BYTES
+            assert tiles.tokens >= min(64, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "is_gated", "expected"),
+    [
+        (16, 28672, True, None),
+        (24, 28672, True, (32, 2)),
+        (64, 28672, True, (64, 2)),
+        (64, 6144, True, None),
+        (80, 28672, True, (128, 2)),
+        (256, 28672, True, (256, 2)),
+        (640, 28672, True, (128, 3)),
+        (8192, 28672, True, (256, 2)),
+        (64, 6144, False, None),
+        (96, 6144, False, (128, 1)),
+        (256, 6144, False, (128, 2)),
+        (512, 6144, False, (128, 3)),
+        (2048, 6144, False, (256, 2)),
+        # One program for each multiprocessor, whose warp groups share out the inputs.
+        (128, 4096, False, None),
+        (384, 4096, False, (128, 2)),
+        (512, 1024, False, None),
+    ],
+)
+def test_tiles_fill_the_multiprocessors(num_tokens, num_rows, is_gated, expected):
+    tiles = tiles_of(num_tokens, num_rows, is_gated=is_gated)
+    if expected is None:
+        assert isinstance(tiles, MatrixTiles)
+    else:
+        assert (tiles.tokens, tiles.groups) == expected
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("num_rows", [512, 1024, 2560, 4096, 6144, 9728, 28672, 151936])
+def test_tiles_are_those_of_a_step_before_serving_of_no_more_tokens(num_rows, is_gated):
+    for num_tokens in (*range(65, 2200), 4096, 8192, 16384):
+        tiles = tiles_of(num_tokens, num_rows, is_gated=is_gated)
+        # The largest step is run, too, which has as many tiles of 128 tokens or more.
+        fitting = [each for each in (64, *BUILT_TOKENS) if each < num_tokens + 128]
+        assert tiles in [tiles_of(each, num_rows, is_gated=is_gated) for each in fitting]
+
+
+def test_other_weights_are_unpacked_first():
+    assert tiles_of(100, 4096, dtype=torch.float16) is None
+    assert tiles_of(100, 4096, 1056, group=96) is None
+    assert tiles_of(100, 4096, 1056, group=1056) is not None
+    assert tiles_of(100, 4096, 4096, group=256) is not None
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_in_batch_invariant_mode_sums_do_not_depend_on_the_tokens(size):
+    options = {"group": 128, "dtype": torch.bfloat16, "device": CUDA}
+    orders = set()
+    for num_tokens in (1, 2, 9, 17, 33, 64, 65, 640, 8192):
+        tiles = invariant_packed_tiles(num_tokens, *size, **options)
+        orders.add((tiles.columns, tiles.groups, tiles.splits))
+        stage_bytes = (tiles.rows // 4 + tiles.tokens) * tiles.columns * 2 + 8
+        assert stage_bytes * tiles.num_stages <= SHARED_BYTES
+    assert len(orders) == 1
+    odd = {**options, "group": 96}
+    assert {invariant_packed_tiles(count, 4096, 1056, **odd) for count in (1, 700)} == {None}

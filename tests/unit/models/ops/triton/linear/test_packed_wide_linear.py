@@ -1,0 +1,64 @@
+"""Machine code of products with weights of 4 bits, built for a GPU without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from tests.support.absent_hopper import pretend
+pretend()
+from models.ops.operands.packed_weights import quantize_packed
+from models.ops.triton.launching.launch import _launches
+from models.ops.triton.linear.packed_configurations import _FEW_TOKENS_TILES, _WIDE_COST
+from models.ops.triton.linear.packed_wide_linear import _packed_wide_kernel, packed_wide_linear
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import early_writes, machine_code, product_loops
+
+FORMATS = ((128, {}), (32, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True}))
+x = torch.zeros(300, 1056).bfloat16()
+all_tiles = [*_WIDE_COST, *_FEW_TOKENS_TILES.values()]
+# All tiles with one format, all formats with one's tiles.
+ways = [(32, {}, tiles) for tiles in all_tiles] + [(*each, all_tiles[1]) for each in FORMATS]
+with absent_gpu():
+    for group, options, tiles in ways:
+        columns = 1056 if group == 32 else 1024
+        parts = quantize_packed(torch.zeros(272, columns), group, **options)
+        weight, scale, zero, row_scale = parts
+        packed_wide_linear(
+            x[:, :columns].contiguous(), weight, None, tiles, weight_scale=scale,
+            weight_zero=zero, row_scale=row_scale, is_gated=True,
+        )
+builds = [
+    build
+    for each in _launches
+    if each._kernel is _packed_wide_kernel
+    for build in each._builds.values()
+]
+assert len(builds) == len(ways), len(builds)
+for build in builds:
+    code = machine_code(build.asm["cubin"])
+    early = early_writes(code)
+    assert not early, early
+    # The compiler did not begin products one by one.
+    products = [line for line in code if "HGMMA" in line]
+    assert sum("gsb0" in line for line in products) < len(products)
+    # No register is kept in memory while products are under way.
+    for start, end in product_loops(code):
+        assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
