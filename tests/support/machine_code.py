@@ -27,6 +27,16 @@ def machine_code(cubin: bytes) -> list[str]:
     return [line for line in lines if re.match(r"\.L\w+:|@|[A-Z]", line)]
 
 
+def registers(cubin: bytes) -> int:
+    """Returns how many registers a thread has when its program starts."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"REG:(\d+)", text)[0])
+
+
 def early_writes(code: list[str]) -> list[str]:
     """Returns instructions that write registers while tensor cores may still read them.
 

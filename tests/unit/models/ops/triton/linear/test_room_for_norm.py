@@ -1,0 +1,77 @@
+"""FP8 products of few tokens leave room for the next norm; builds for a GPU without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+from itertools import product
+import torch
+from tests.support.absent_hopper import CPU, pretend
+pretend()
+from models.number_formats import BLOCK, FP8
+from models.ops.operands.token_scales import empty_token_scales
+from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
+from models.ops.triton.launching.launch import _launches
+from models.ops.triton.linear.fp8_configurations import NarrowFP8Tiles, fp8_tiles
+from models.ops.triton.linear.rounded_linear import rounded_linear
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import machine_code, registers
+
+REGISTERS, SHARED_BYTES, OUTPUTS = 64 * 1024, 228 * 1024, 4096
+
+def taken(launched):
+    # Returns the registers and the bytes of shared memory of a program.
+    before = {id(build) for each in _launches for build in each._builds.values()}
+    with absent_gpu():
+        launched()
+    after = [build for each in _launches for build in each._builds.values()]
+    (build,) = (build for build in after if id(build) not in before)
+    code = machine_code(build.asm["cubin"])
+    assert not any("STL" in line or "LDL" in line for line in code)
+    # A warp has whole multiples of 8 registers for each thread; a program cannot use a KiB.
+    of_thread = -(-registers(build.asm["cubin"]) // 8) * 8
+    return of_thread * build.metadata.num_warps * 32, build.metadata.shared + 1024
+
+def norm(parts, *, is_blocked):
+    addends = torch.zeros(parts, 8, OUTPUTS)
+    residual, weight = torch.zeros(8, OUTPUTS).bfloat16(), torch.zeros(OUTPUTS).bfloat16()
+    return lambda: add_rounded_rms_norm(addends, residual, weight, 1e-6, is_blocked=is_blocked)
+
+def multiplied(num_tokens, num_inputs, tiles, *, is_blocked):
+    rounded = torch.zeros(num_tokens, num_inputs).to(FP8)
+    weight = torch.zeros(OUTPUTS, num_inputs).to(FP8)
+    num_groups = num_inputs // BLOCK if is_blocked else 1
+    scale = empty_token_scales(num_tokens, num_groups, CPU)
+    shape = (OUTPUTS // BLOCK, num_groups) if is_blocked else (OUTPUTS, 1)
+    operands = rounded, scale, weight, torch.zeros(shape)
+    return lambda: rounded_linear(*operands, None, tiles, torch.bfloat16)
+
+norms = {
+    key: taken(norm(key[0], is_blocked=key[1])) for key in product((2, 4), (False, True))
+}
+cases = product((16, 32, 64, 128), (4096, 12288), (False, True))
+for num_tokens, num_inputs, is_blocked in cases:
+    options = {"is_blocked": is_blocked}
+    tiles = fp8_tiles(num_tokens, OUTPUTS, num_inputs, may_split=True, device=CPU, **options)
+    programs = tiles.programs if isinstance(tiles, NarrowFP8Tiles) else 1
+    of_product = taken(multiplied(num_tokens, num_inputs, tiles, **options))
+    of_norm = norms[tiles.splits, is_blocked]
+    sums = [programs * ours + next_one for ours, next_one in zip(of_product, of_norm, strict=True)]
+    assert sums[0] <= REGISTERS and sums[1] <= SHARED_BYTES, (tiles, of_product, of_norm)
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_next_norm_starts_beside_a_product(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
