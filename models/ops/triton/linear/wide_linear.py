@@ -40,6 +40,10 @@ _MOST_TOKENS_OF_TWO = gl.constexpr(128)
 """Tokens of a tile up to which a thread has registers for the sums of two parts."""
 _REGISTERS = {1: 0, 2: 248, 3: 168}
 """Registers of a thread by warp groups of a program; one group is not specialised."""
+_SPLIT_REGISTERS = 144
+"""The same of two groups whose sums are parts, which start with _SPLIT_MOST_REGISTERS."""
+_SPLIT_MOST_REGISTERS = 128
+"""Leaves room for a program of the next norm, which then starts before the product has ended."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
 
 
@@ -335,9 +339,12 @@ def _launcher(
     device: torch.device,
 ) -> Launch:
     num_steps = -(-num_inputs // (_DEPTH.value * tiles.splits))
+    registers, limit = _REGISTERS[tiles.groups], {}
+    if tiles.groups == 2 and tiles.splits > 1:
+        registers, limit = _SPLIT_REGISTERS, {"maxnreg": _SPLIT_MOST_REGISTERS}
     return Launch(
         _wide_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUPS=tiles.groups,
         TOKENS=tiles.tokens, SLOTS=min(tiles.slots, num_steps), GATED=is_gated, SPLITS=tiles.splits,
-        PARTS=tiles.parts, ROUNDS=rounds, REGISTERS=_REGISTERS[tiles.groups], num_warps=4,
+        PARTS=tiles.parts, ROUNDS=rounds, REGISTERS=registers, num_warps=4, **limit,
         **launch_options(device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""FP8 products of few tokens leave room for the next norm; builds for a GPU without one."""
+"""Products of few tokens leave room for the next norm; builds for a GPU without one."""
 
 import os
 import subprocess
@@ -15,10 +15,12 @@ from tests.support.absent_hopper import CPU, pretend
 pretend()
 from models.number_formats import BLOCK, FP8
 from models.ops.operands.token_scales import empty_token_scales
-from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
+from models.ops.triton.elementwise.rms_norm import add_rms_norm, add_rounded_rms_norm
 from models.ops.triton.launching.launch import _launches
 from models.ops.triton.linear.fp8_configurations import NarrowFP8Tiles, fp8_tiles
 from models.ops.triton.linear.rounded_linear import rounded_linear
+from models.ops.triton.linear.wide_configurations import wide_tiles
+from models.ops.triton.linear.wide_linear import wide_linear
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code, registers
 
@@ -37,10 +39,14 @@ def taken(launched):
     of_thread = -(-registers(build.asm["cubin"]) // 8) * 8
     return of_thread * build.metadata.num_warps * 32, build.metadata.shared + 1024
 
-def norm(parts, *, is_blocked):
+def check(programs, of_product, of_norm):
+    sums = [programs * ours + next_one for ours, next_one in zip(of_product, of_norm, strict=True)]
+    assert sums[0] <= REGISTERS and sums[1] <= SHARED_BYTES, (programs, of_product, of_norm)
+
+def norm(kernel, parts, **options):
     addends = torch.zeros(parts, 8, OUTPUTS)
     residual, weight = torch.zeros(8, OUTPUTS).bfloat16(), torch.zeros(OUTPUTS).bfloat16()
-    return lambda: add_rounded_rms_norm(addends, residual, weight, 1e-6, is_blocked=is_blocked)
+    return lambda: kernel(addends, residual, weight, 1e-6, **options)
 
 def multiplied(num_tokens, num_inputs, tiles, *, is_blocked):
     rounded = torch.zeros(num_tokens, num_inputs).to(FP8)
@@ -52,7 +58,8 @@ def multiplied(num_tokens, num_inputs, tiles, *, is_blocked):
     return lambda: rounded_linear(*operands, None, tiles, torch.bfloat16)
 
 norms = {
-    key: taken(norm(key[0], is_blocked=key[1])) for key in product((2, 4), (False, True))
+    (parts, is_blocked): taken(norm(add_rounded_rms_norm, parts, is_blocked=is_blocked))
+    for parts, is_blocked in product((2, 4), (False, True))
 }
 cases = product((16, 32, 64, 128), (4096, 12288), (False, True))
 for num_tokens, num_inputs, is_blocked in cases:
@@ -60,9 +67,12 @@ for num_tokens, num_inputs, is_blocked in cases:
     tiles = fp8_tiles(num_tokens, OUTPUTS, num_inputs, may_split=True, device=CPU, **options)
     programs = tiles.programs if isinstance(tiles, NarrowFP8Tiles) else 1
     of_product = taken(multiplied(num_tokens, num_inputs, tiles, **options))
-    of_norm = norms[tiles.splits, is_blocked]
-    sums = [programs * ours + next_one for ours, next_one in zip(of_product, of_norm, strict=True)]
-    assert sums[0] <= REGISTERS and sums[1] <= SHARED_BYTES, (tiles, of_product, of_norm)
+    check(programs, of_product, norms[tiles.splits, is_blocked])
+
+x, weight = torch.zeros(128, 12288).bfloat16(), torch.zeros(OUTPUTS, 12288).bfloat16()
+wide = wide_tiles(128, OUTPUTS, 12288, is_gated=False, dtype=x.dtype, device=CPU)
+of_product = taken(lambda: wide_linear(x, weight, wide))
+check(1, of_product, taken(norm(add_rms_norm, wide.splits, rounds=False)))
 """
 
 
