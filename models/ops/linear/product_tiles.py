@@ -12,6 +12,7 @@ from models.ops.kernel_choice import has_kernels
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.linear.linear_configurations import (
     MOST_TOKENS,
+    MOST_TOKENS_OF_FEW_OUTPUTS,
     Tiles,
     fp8_vector_tiles,
     skinny_tiles,
@@ -27,14 +28,14 @@ def tiles_of_few_tokens(
     *,
     is_gated: bool,
 ) -> Tiles | None:
-    """Returns the tiles of our kernel for up to 64 tokens; None if another one is to be used.
+    """Returns the tiles of our kernel of few tokens; None if another one is to be used.
 
     weight_scale: of an FP8 weight, by row or by block.
     is_gated: the weight is [2 * N, K], gate before up.
     """
     if not _is_ours(x, weight) or (is_gated and bias is not None):
         return None
-    if x.shape[0] > MOST_TOKENS:  # not worth an entry of the cache
+    if x.shape[0] > MOST_TOKENS_OF_FEW_OUTPUTS:  # not worth an entry of the cache
         return None
     size = _size(x, weight, is_gated=is_gated)
     if weight_scale is None:

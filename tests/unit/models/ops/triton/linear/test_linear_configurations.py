@@ -44,9 +44,23 @@ def test_tiles_fit_shared_memory_and_hold_all_tokens(size, is_gated):
             assert tiles.unsplit().splits == 1
 
 
+@pytest.mark.parametrize("num_outputs", [8, 32, 64])
+def test_few_outputs_have_one_form_that_fits_shared_memory(num_outputs):
+    forms = {tiles_of(num_tokens, num_outputs, 2880) for num_tokens in range(3, 129)}
+    (tiles,) = forms
+    stage_bytes = (tiles.rows + tiles.tokens) * tiles.columns * 2 + 8
+    sum_bytes = tiles.rows * tiles.tokens * 4
+    slots = tiles.groups * tiles.num_stages
+    assert stage_bytes * slots + sum_bytes * (tiles.groups - 1) <= SHARED_BYTES
+    assert tiles.splits == 1
+    assert num_outputs <= tiles.rows
+
+
 def test_what_was_not_measured_is_left_to_torch():
     assert tiles_of(65, 4096, 4096) is None
     assert tiles_of(8, 4096, 4096, dtype=torch.float16) is None
     assert tiles_of(8, 128, 4096) is None
+    assert tiles_of(129, 32, 2880) is None
+    assert tiles_of(8, 32, 2880, is_gated=True) is None
     # The copy engine takes rows that are multiples of 16 bytes.
     assert tiles_of(8, 4096, 4100) is None
