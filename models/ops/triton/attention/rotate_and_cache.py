@@ -28,16 +28,47 @@ _VARYING = [
 
 
 @triton.jit
+def _load_heads(ptr, tokens, stride, head, dims, in_tile, HEAD_DIM: tl.constexpr):
+    """Returns the two halves of one head of each token."""
+    ptrs = ptr + (tokens[:, None] * stride + head) * HEAD_DIM + dims[None, :]
+    first = tl.load(ptrs, mask=in_tile, other=0.0)
+    return first, tl.load(ptrs + HEAD_DIM // 2, mask=in_tile, other=0.0)
+
+
+@triton.jit
+def _load_gains(weight_ptr, dims, in_half, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Returns a norm's weights for the two halves of a head, ones without a norm."""
+    if HAS_NORM:
+        first = tl.load(weight_ptr + dims, mask=in_half, other=0.0).to(tl.float32)
+        second = tl.load(weight_ptr + HEAD_DIM // 2 + dims, mask=in_half, other=0.0)
+        return first, second.to(tl.float32)
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        ones = tl.full(dims.shape, 1.0, tl.float32)
+        return ones, ones
+
+
+@triton.jit
+def _load_rotation(cos_ptr, sin_ptr, tokens, stride, dims, in_tile, HEAD_DIM: tl.constexpr):
+    """Returns cosines and sines of the second half of each token's heads."""
+    at_rotation = tokens[:, None] * stride * HEAD_DIM + dims[None, :]
+    cos = tl.load(cos_ptr + at_rotation, mask=in_tile, other=0.0).to(tl.float32)
+    # The table's first half carries the minus sign of the first half's sine.
+    sin = tl.load(sin_ptr + at_rotation + HEAD_DIM // 2, mask=in_tile, other=0.0)
+    return cos, sin.to(tl.float32)
+
+
+@triton.jit
 def _transform(
-    first, second, weight_ptr, cos_ptr, sin_ptr, at_rotation, dims, in_half, in_tile, eps,
-    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr, DTYPE: tl.constexpr,
+    first, second, gains, rotation, eps, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the two halves of heads, normalised if HAS_NORM, then rotated.
+    """Returns the two halves of heads in float32, normalised if HAS_NORM, then rotated.
 
-    ROUNDS: they are rounded to DTYPE after each, as two operators do.
+    ROUNDS: they are rounded to their type after each, as two operators do.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
+    DTYPE: tl.constexpr = first.dtype
+    first = first.to(tl.float32)
+    second = second.to(tl.float32)
     if HAS_NORM:
         if ROUNDS:
             largest = tl.maximum(tl.max(first * first, 1), tl.max(second * second, 1))
@@ -47,16 +78,12 @@ def _transform(
         else:
             mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / HEAD_DIM
         scale = tl.rsqrt(mean + eps)[:, None]
-        weight = tl.load(weight_ptr + dims, mask=in_half, other=0.0).to(tl.float32)
-        first = first * scale * weight[None, :]
-        weight = tl.load(weight_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)
-        second = second * scale * weight[None, :]
+        first = first * scale * gains[0][None, :]
+        second = second * scale * gains[1][None, :]
         if ROUNDS:
             first = first.to(DTYPE).to(tl.float32)
             second = second.to(DTYPE).to(tl.float32)
-    cos = tl.load(cos_ptr + at_rotation, mask=in_tile, other=0.0).to(tl.float32)
-    # The table's first half carries the minus sign of the first half's sine.
-    sin = tl.load(sin_ptr + at_rotation + HALF, mask=in_tile, other=0.0).to(tl.float32)
+    cos, sin = rotation
     rotated = first * cos - second * sin
     second = second * cos + first * sin
     if ROUNDS:
@@ -67,15 +94,18 @@ def _transform(
 
 @triton.jit
 def _store(
-    cache_ptr, scale_ptr, heads, dims, first, second, in_tokens, in_tile,
-    HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
+    cache_ptr, scale_ptr, slots, head, dims, first, second, in_tile,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the two halves of heads; returns them as the cache holds them."""
+    """Stores the two halves of one head of each token; returns them as the cache holds them."""
+    is_stored = slots >= 0
+    in_tile = in_tile & is_stored[:, None]
+    heads = slots * NUM_KV_HEADS + head
     scale = 1.0
     if HAS_SCALES:
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = scale_of(largest.to(tl.float32))
-        tl.store(scale_ptr + heads, scale, mask=in_tokens)
+        tl.store(scale_ptr + heads, scale, mask=is_stored)
         scale = scale[:, None]
         first = first.to(tl.float32) / scale
         second = second.to(tl.float32) / scale
@@ -92,11 +122,11 @@ def _store(
 
 @triton.jit
 def _keep(
-    kept_ptr, first, second, tokens, stride, kv_head, dims, in_tile, HEAD_DIM: tl.constexpr
+    kept_ptr, first, second, tokens, stride, head, dims, in_tile, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Stores the two halves of heads as rows of a step's tensor, unless there is none."""
+    """Stores the two halves of one head of each token in a step's tensor, unless there is none."""
     if kept_ptr is not None:
-        ptrs = kept_ptr + tokens[:, None] * stride + kv_head * HEAD_DIM + dims[None, :]
+        ptrs = kept_ptr + (tokens[:, None] * stride + head) * HEAD_DIM + dims[None, :]
         dtype = kept_ptr.dtype.element_ty
         tl.store(ptrs, first.to(dtype), mask=in_tile)
         tl.store(ptrs + HEAD_DIM // 2, second.to(dtype), mask=in_tile)
@@ -115,61 +145,54 @@ def _rotate_and_cache_kernel(
 ):  # fmt: skip
     """Does one head of TOKENS tokens: key heads first, then value heads, then query heads.
 
-    kept_k_ptr, kept_v_ptr None: the cache alone takes the keys, or values.
+    Strides count heads: the compiler then knows that each head starts at a multiple of its size,
+    and loads 16 bytes at a time. kept_k_ptr, kept_v_ptr None: the cache alone takes the keys, or
+    values.
     """
     let_next_start(DEPENDENT)
-    wait_for_previous(DEPENDENT)
-    HALF: tl.constexpr = HEAD_DIM // 2
-    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
-    head = tl.program_id(0)
-    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     dims = tl.arange(0, BLOCK_HALF)
-    in_half = dims < HALF
-    in_tile = (tokens < num_tokens)[:, None] & in_half[None, :]
-    at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
-    if head < 2 * NUM_KV_HEADS:
-        in_tokens = tokens < num_tokens
+    in_half = dims < HEAD_DIM // 2
+    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_tokens = tokens < num_tokens
+    in_tile = in_tokens[:, None] & in_half[None, :]
+    head = tl.program_id(0)
+    if head < NUM_KV_HEADS:
+        gains = _load_gains(k_weight_ptr, dims, in_half, HEAD_DIM, HAS_NORM)
+        wait_for_previous(DEPENDENT)
         slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=-1)
-        is_stored = slots >= 0
-        in_slots = in_tile & is_stored[:, None]
-        kv_head = head % NUM_KV_HEADS
-        heads = slots * NUM_KV_HEADS + kv_head
-        if head < NUM_KV_HEADS:
-            k_ptrs = k_ptr + tokens[:, None] * k_stride + kv_head * HEAD_DIM + dims[None, :]
-            first = tl.load(k_ptrs, mask=in_tile, other=0.0).to(tl.float32)
-            second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
-            if HAS_ROTATION:
-                first, second = _transform(
-                    first, second, k_weight_ptr, cos_ptr, sin_ptr,
-                    at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM, DTYPE, ROUNDS,
-                )  # fmt: skip
-            first, second = _store(
-                k_cache_ptr, k_scale_ptr, heads, dims, first, second, is_stored, in_slots,
-                HEAD_DIM, HAS_SCALES,
-            )  # fmt: skip
-            _keep(kept_k_ptr, first, second, tokens, kept_stride, kv_head, dims, in_tile, HEAD_DIM)
-        else:
-            v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
-            first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
-            second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
-            first, second = _store(
-                v_cache_ptr, v_scale_ptr, heads, dims, first, second, is_stored, in_slots,
-                HEAD_DIM, HAS_SCALES,
-            )  # fmt: skip
-            _keep(kept_v_ptr, first, second, tokens, kept_stride, kv_head, dims, in_tile, HEAD_DIM)
-    elif HAS_ROTATION:
-        q_head = head - 2 * NUM_KV_HEADS
-        q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
-        first = tl.load(q_ptrs, mask=in_tile, other=0.0).to(tl.float32)
-        second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
-        first, second = _transform(
-            first, second, q_weight_ptr, cos_ptr, sin_ptr,
-            at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM, DTYPE, ROUNDS,
+        first, second = _load_heads(k_ptr, tokens, k_stride, head, dims, in_tile, HEAD_DIM)
+        if HAS_ROTATION:
+            rotation = _load_rotation(
+                cos_ptr, sin_ptr, tokens, rotation_stride, dims, in_tile, HEAD_DIM
+            )
+            first, second = _transform(
+                first, second, gains, rotation, eps, HEAD_DIM, HAS_NORM, ROUNDS
+            )
+        first, second = _store(
+            k_cache_ptr, k_scale_ptr, slots, head, dims, first, second, in_tile,
+            NUM_KV_HEADS, HEAD_DIM, HAS_SCALES,
         )  # fmt: skip
-        at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
-        dtype = rotated_q_ptr.dtype.element_ty
-        tl.store(rotated_q_ptr + at_rotated, first.to(dtype), mask=in_tile)
-        tl.store(rotated_q_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
+        _keep(kept_k_ptr, first, second, tokens, kept_stride, head, dims, in_tile, HEAD_DIM)
+    elif head < 2 * NUM_KV_HEADS:
+        head -= NUM_KV_HEADS
+        wait_for_previous(DEPENDENT)
+        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=-1)
+        first, second = _load_heads(v_ptr, tokens, v_stride, head, dims, in_tile, HEAD_DIM)
+        first, second = _store(
+            v_cache_ptr, v_scale_ptr, slots, head, dims, first.to(tl.float32),
+            second.to(tl.float32), in_tile, NUM_KV_HEADS, HEAD_DIM, HAS_SCALES,
+        )  # fmt: skip
+        _keep(kept_v_ptr, first, second, tokens, kept_stride, head, dims, in_tile, HEAD_DIM)
+    elif HAS_ROTATION:
+        head -= 2 * NUM_KV_HEADS
+        gains = _load_gains(q_weight_ptr, dims, in_half, HEAD_DIM, HAS_NORM)
+        wait_for_previous(DEPENDENT)
+        first, second = _load_heads(q_ptr, tokens, q_stride, head, dims, in_tile, HEAD_DIM)
+        rotation = _load_rotation(
+            cos_ptr, sin_ptr, tokens, rotation_stride, dims, in_tile, HEAD_DIM
+        )
+        first, second = _transform(first, second, gains, rotation, eps, HEAD_DIM, HAS_NORM, ROUNDS)
+        _keep(rotated_q_ptr, first, second, tokens, NUM_HEADS, head, dims, in_tile, HEAD_DIM)
 
 
 def rotate_and_cache(
@@ -210,12 +233,12 @@ def rotate_and_cache(
         num_heads, num_kv_heads, head_dim, transform is not None, has_norm, tokens,
         cache.k_scale is not None, rounds, q.device,
     )  # fmt: skip
-    kept_stride = 0 if kept_k is None else kept_k.stride(0)
+    kept = k if kept_k is None else kept_k
     launch(
         (num_programs, -(-num_tokens // tokens), 1),
         q, k, v, rotated_q, kept_k, kept_v, cache.k, cache.v, *cache_scales(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
-        num_tokens, q.stride(0), k.stride(0), v.stride(0), kept_stride, cos.stride(0), eps,
+        num_tokens, *(x.stride(0) // head_dim for x in (q, k, v, kept, cos)), eps,
     )  # fmt: skip
 
 
