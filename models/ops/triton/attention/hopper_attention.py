@@ -21,6 +21,7 @@ from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
+from models.ops.triton.launching.dependent_launch import launch_options, let_next_start
 from models.ops.triton.launching.launch import Launch
 
 SLOTS = gl.constexpr(2)
@@ -30,7 +31,7 @@ COMPUTING_REGISTERS = gl.constexpr(224)
 COPYING_REGISTERS = gl.constexpr(56)
 """Registers per thread of each part: two computing parts and one copying part use 504 of 512."""
 
-_METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles", "output_scale_stride"]
+_METADATA = ["table_stride", "num_requests", "min_queries", "output_scale_stride"]
 
 
 @gluon.jit
@@ -56,12 +57,13 @@ def _spare_layout():
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, output_scale_ptr, ticket_ptr,
     block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, table_stride,
-    num_requests, min_queries, num_tiles, output_scale_stride, scale_log2,
+    num_requests, min_queries, output_scale_stride, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr, HAS_READY: gl.constexpr,
+    PART: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
+    let_next_start(DEPENDENT)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
     HEAD_DIM: gl.constexpr = new_k.block_type.shape[1]
     HEADS: gl.constexpr = queries.block_type.shape[1]
@@ -87,17 +89,17 @@ def _hopper_attention_kernel(
         [
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
                 k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr,
-                table_stride, num_requests, min_queries, num_tiles,
-                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW, HAS_READY,
+                table_stride, num_requests, min_queries,
+                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW, HAS_READY, DEPENDENT,
             )),
         ],
         [4, 1],
@@ -135,7 +137,7 @@ def hopper_attention(
     block_size, num_kv_heads = cache.k.shape[1:3]
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
-    num_tiles = num_tokens // (tiles.rows // padded_group) + metadata.seq_lens.shape[0]
+    most_tiles = num_tokens // (tiles.rows // padded_group) + metadata.seq_lens.shape[0]
     queries = _described(q, [ROWS.value // padded_group, padded_group, head_dim])
     new_k, new_v = (_described(x.flatten(1), [tiles.keys, head_dim]) for x in (k, v))
     piece = [min(block_size, tiles.keys), CHUNK_DIMS.value]
@@ -144,13 +146,13 @@ def hopper_attention(
         num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, part,
         is_ready is not None, q.device,
     )  # fmt: skip
-    num_programs = min(_num_multiprocessors(q.device), num_tiles * num_kv_heads)
+    num_programs = min(_num_multiprocessors(q.device), most_tiles * num_kv_heads)
     launch(
         (num_programs, 1, 1),
         queries, new_k, new_v, k_cache, v_cache, output, output_scale, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.seq_lens if is_ready is None else is_ready,
-        metadata.block_tables.stride(0), metadata.seq_lens.shape[0], min_queries, num_tiles,
+        metadata.block_tables.stride(0), metadata.seq_lens.shape[0], min_queries,
         0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
     )  # fmt: skip
 
@@ -177,11 +179,10 @@ def _launcher(
     has_ready: bool,
     device: torch.device,
 ) -> Launch:
-    del device
     return Launch(
         _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
         STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
-        HAS_READY=has_ready, num_warps=tiles.num_warps,
+        HAS_READY=has_ready, num_warps=tiles.num_warps, **launch_options(device),
     )  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from models.ops.triton.launching.dependent_launch import wait_for_previous
+
 CHUNK_DIMS = gl.constexpr(64)
 """Most dimensions of a head in one copy: rows of 128 bytes (CUDA C++ Programming Guide)."""
 
@@ -13,22 +15,43 @@ NUM_NOTES = gl.constexpr(7)
 _SEEN_AT_ONCE = gl.constexpr(256)
 """Requests that the warp reads together."""
 
+_NO_TILE = gl.constexpr(2**30)
+"""A tile that follows all others."""
+
 
 @gluon.jit
-def _request_of_tile(tile, query_start_ptr, num_requests, QUERIES: gl.constexpr):
-    """Returns what request_search.request_of_tile does, with all lanes, as every piece begins so.
+def _add(first, second):
+    return first + second
 
-    Counts the requests whose first tile is not after this one.
+
+@gluon.jit
+def _request_of_tile(
+    tile, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES: gl.constexpr,
+    HAS_READY: gl.constexpr,
+):  # fmt: skip
+    """Returns a tile's request and that request's first tile; for _NO_TILE, the number of tiles.
+
+    Requests to skip have no tiles. All lanes search, as every piece begins so.
     """
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    request = -1
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [1], [0])
+    request = 0
+    first_tile = 0
+    num_before = 0
     for first in range(0, num_requests, _SEEN_AT_ONCE):
         requests = first + gl.arange(0, _SEEN_AT_ONCE, layout)
         is_request = requests < num_requests
         starts = gl.load(query_start_ptr + requests, mask=is_request, other=0)
-        is_earlier = is_request & (starts // QUERIES + requests <= tile)
+        num_queries = gl.load(query_start_ptr + requests + 1, mask=is_request, other=0) - starts
+        is_mine = is_request & (num_queries >= min_queries)
+        if HAS_READY:
+            is_mine = is_mine & (gl.load(is_ready_ptr + requests, mask=is_request, other=0) != 0)
+        counts = gl.where(is_mine, (num_queries + QUERIES - 1) // QUERIES, 0)
+        ends = num_before + gl.associative_scan(counts, 0, _add)
+        is_earlier = is_request & (ends <= tile)
         request += gl.sum(is_earlier.to(gl.int32), 0)
-    return request
+        first_tile = gl.maximum(first_tile, gl.max(gl.where(is_earlier, ends, 0), 0))
+        num_before += gl.sum(counts, 0)
+    return request, first_tile
 
 
 @gluon.jit
@@ -209,9 +232,9 @@ def _copy_piece(
 def copy_all(
     q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v, k_cache, v_cache,
     block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, table_stride, num_requests,
-    min_queries, num_tiles,
+    min_queries,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_READY: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Loads pieces of work until there are none left: hopper_attention.
 
@@ -220,6 +243,10 @@ def copy_all(
     """
     QUERIES: gl.constexpr = 2 * queries.block_type.shape[0]
     KEYS: gl.constexpr = new_k.block_type.shape[0]
+    wait_for_previous(DEPENDENT)
+    _, num_tiles = _request_of_tile(
+        _NO_TILE, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
+    )
     num_pieces = num_tiles * NUM_KV_HEADS
     work = gl.program_id(0)
     num_announced = 0
@@ -229,31 +256,29 @@ def copy_all(
         # The last tiles of a chunk have the most keys; they start first.
         tile = num_tiles - 1 - work // NUM_KV_HEADS
         kv_head = work % NUM_KV_HEADS
-        request = _request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+        request, first_tile = _request_of_tile(
+            tile, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
+        )
         query_start = gl.load(query_start_ptr + request)
         num_queries = gl.load(query_start_ptr + request + 1) - query_start
         # Dummy requests have no keys; give them as many as queries.
         seq_len = gl.maximum(gl.load(seq_lens_ptr + request), num_queries)
         num_cached = seq_len - num_queries
-        first_query = (tile - query_start // QUERIES - request) * QUERIES
-        is_mine = (first_query < num_queries) & (num_queries >= min_queries)
-        if HAS_READY:
-            is_mine = is_mine & (gl.load(is_ready_ptr + request) != 0)
-        if is_mine:
-            first = 0
-            if WINDOW > 0:
-                first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
-            end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
-            _announce(
-                q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
-                num_cached, first_query, GROUP,
-            )  # fmt: skip
-            num_announced += 1
-            num_copied, num_cleared = _copy_piece(
-                k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache,
-                v_cache, block_tables_ptr + request.to(gl.int64) * table_stride, first, end,
-                query_start, num_cached, seq_len, kv_head, BLOCK_SIZE,
-            )  # fmt: skip
+        first_query = (tile - first_tile) * QUERIES
+        first = 0
+        if WINDOW > 0:
+            first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+        end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
+        _announce(
+            q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
+            num_cached, first_query, GROUP,
+        )  # fmt: skip
+        num_announced += 1
+        num_copied, num_cleared = _copy_piece(
+            k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache,
+            v_cache, block_tables_ptr + request.to(gl.int64) * table_stride, first, end,
+            query_start, num_cached, seq_len, kv_head, BLOCK_SIZE,
+        )  # fmt: skip
         # Drawn no earlier, so that the first free program gets the longest piece left.
         ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
         if ticket == num_pieces - 1:

@@ -14,6 +14,7 @@ from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import LANES
 from models.ops.triton.attention.hopper_copies import NUM_NOTES
 from models.ops.triton.attention.online_softmax import MARGIN
+from models.ops.triton.launching.dependent_launch import wait_for_previous
 
 _LOG2_E = gl.constexpr(LOG2_E)
 _MARGIN = gl.constexpr(MARGIN)
@@ -303,13 +304,14 @@ def _write(
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr, scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
+    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
     SLOTS: gl.constexpr = q_full.shape[0]
     number = 0
     num_tiles = 0
+    wait_for_previous(DEPENDENT)
     mbarrier.wait(q_full.index(0), 0)
     first = _read(notes, 0)
     end = _read(notes, 1)

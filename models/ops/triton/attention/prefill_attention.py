@@ -18,6 +18,11 @@ from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.attention.store_heads import store_heads
 from models.ops.triton.attention.widened_cache import widen
 from models.ops.triton.launching.copy_engine import aligned_heads
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
 from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -131,13 +136,15 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the chunks after cached tokens (HAS_PREFIX), or those without, a tile a program.
 
     After another kernel it takes what that left, as few programs with all tiles: is_done_ptr is not
     0 for requests to skip, is_left_ptr whether there are others. Else both are None.
     """
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
     tile = num_tiles - 1 - tl.program_id(1)
@@ -271,7 +278,6 @@ def _launcher(
     soft_cap: float,
     device: torch.device,
 ) -> tuple[int, Launch]:
-    del device
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
     queries = max(1, tiles.rows // padded_group)
@@ -280,7 +286,7 @@ def _launcher(
         BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
         HAS_SINKS=has_sinks, HAS_SCALES=has_scales, HAS_PREFIX=has_prefix,
-        SOFT_CAP=soft_cap, num_warps=tiles.num_warps,
+        SOFT_CAP=soft_cap, num_warps=tiles.num_warps, **launch_options(device),
     )  # fmt: skip
     return queries, launch
 

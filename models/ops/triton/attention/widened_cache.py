@@ -14,7 +14,11 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.triton.attention.cache_scales import cache_scales
-from models.ops.triton.launching.dependent_launch import launch_options, wait_for_previous
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
 from models.ops.triton.launching.launch import Launch
 
 _MOST_BYTES = 2**28
@@ -100,6 +104,7 @@ def _widen_kernel(
     The copies of a request follow those of the requests before it. The number of programs does not
     depend on that of requests: those of a recorded step are mostly absent.
     """
+    let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     program = tl.program_id(0)
     NUM_ROWS: tl.constexpr = BLOCK_SIZE * NUM_KV_HEADS

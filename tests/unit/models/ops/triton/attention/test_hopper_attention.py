@@ -1,0 +1,50 @@
+"""Machine code of the kernel of chunks on Hopper GPUs, built without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from tests.support.absent_hopper import pretend
+pretend()
+from models.ops.batch_invariance import use_batch_invariance
+from models.ops.triton.launching.launch import _launches
+from tests.support.attention_case import Heads, make_case
+from tests.support.kernel_launches import absent_gpu
+from tests.support.machine_code import machine_code, product_loops
+
+heads = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
+for is_invariant in (False, True):
+    use_batch_invariance(is_on=is_invariant)
+    with absent_gpu():
+        case = make_case([300, 1, 0], [300, 1, 0], heads, dtype=torch.bfloat16)
+        case.run_into(torch.empty(case.q.shape, dtype=case.q.dtype))
+launches = [each for each in _launches if each._kernel.__name__ == "_hopper_attention_kernel"]
+builds = [build for each in launches for build in each._builds.values()]
+assert len(builds) == 2
+for build in builds:
+    assert build.metadata.launch_pdl
+    code = machine_code(build.asm["cubin"])
+    # The next kernel may start; each of the three parts waits for the kernels before.
+    assert sum("PREEXIT" in line for line in code) == 1
+    assert sum("ACQBULK" in line for line in code) == 3
+    # No register of a loop with products is kept in memory.
+    for start, end in product_loops(code):
+        assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_each_part_waits_for_earlier_kernels_and_keeps_its_registers(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
