@@ -210,13 +210,51 @@ for rank in range(placement.num_ranks):
     assert torch.equal(load, ids[is_token].flatten().bincount(minlength=NUM_EXPERTS))
 """
 
+FP8_ROWS_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.number_formats import BLOCK
+from models.ops.linear.fp8_linear import quantize
+from models.ops.triton.moe.fp8_rows import rounded_rows
+from models.ops.triton.moe.moe_routing import sort_by_expert
+from tests.support.interpreter_rounding import round_exactly
+
+torch.manual_seed(0)
+round_exactly()
+NUM_EXPERTS, TOP_K = 5, 3
+# Some pairs are of experts that are not here, and an expert has none.
+ids = torch.stack([torch.randperm(8)[:TOP_K] for _ in range(11)]).int()
+ids = torch.where(ids == 2, 7, ids).clamp(max=NUM_EXPERTS)
+hidden = torch.randn(11, 328).bfloat16()
+expected, expected_scale = quantize(hidden, BLOCK)
+rows = torch.full((ids.numel(),), -1, dtype=torch.int32)
+pairs, starts = sort_by_expert(ids, NUM_EXPERTS, 8, rows)
+num_here = int(starts[-1])
+assert torch.equal(rows.long()[pairs[:num_here].long()], torch.arange(num_here))
+x, scale = rounded_rows(hidden, ids, starts, rows, NUM_EXPERTS, is_alone=False)
+alone, alone_scale = rounded_rows(hidden, ids, ids, ids, NUM_EXPERTS, is_alone=True)
+ends = set()
+for pair, expert in enumerate(ids.flatten().tolist()):
+    if expert == NUM_EXPERTS:
+        continue
+    token, row, start = pair // TOP_K, int(rows[pair]), int(starts[expert])
+    assert torch.equal(x[row].float(), expected[token].float())
+    assert torch.equal(alone[pair].float(), expected[token].float())
+    # The copy engine takes scales from multiples of four on.
+    at = row - start + -(-start // 4) * 4 + 4 * expert
+    assert torch.equal(scale[at], expected_scale[token])
+    assert torch.equal(alone_scale[4 * pair], expected_scale[token])
+    ends.add(at)
+assert len(ends) == num_here
+"""
+
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, PARTIAL_PROGRAM],
-    ids=["plain", "mxfp4", "fp8", "partial"],
+    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, FP8_ROWS_PROGRAM, PARTIAL_PROGRAM],
+    ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "partial"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
