@@ -174,7 +174,7 @@ def roundings(monkeypatch):
             expert = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
             first = starts.long()[expert]
             places, tokens = rows - first + (first + 3) // 4 * 4 + 4 * expert, pairs.long()
-        kept = values(x, x_scale[places])
+        kept = values(x, x_scale.t()[places])
         if product.is_gated:
             noted.append(torch.empty_like(kept).index_copy(0, tokens.cpu(), kept))
         else:

@@ -139,9 +139,9 @@ def _multiply(
     num_tiles *= triton.cdiv(product.num_outputs, _OUTPUTS)
     _launcher(product, x.device)(
         (min(MULTIPROCESSORS, num_tiles), 1, 1),
-        described_tokens(x, height), described_scales(x_scale, max(LEAST_SCALES, height)),
+        described_tokens(x, height), described_scales(x_scale.t(), max(LEAST_SCALES, height)),
         _described_weight(weight, product), scale, bias, pairs, starts, output, output_scale,
-        num_rows, 0 if output_scale is None else output_scale.stride(1), alpha, limit,
+        num_rows, 0 if output_scale is None else output_scale.stride(0), alpha, limit,
     )  # fmt: skip
 
 

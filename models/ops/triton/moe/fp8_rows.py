@@ -62,14 +62,11 @@ def _round_kernel(
 
 
 def empty_row_scales(rows: torch.Tensor, num_experts: int, *, is_alone: bool) -> torch.Tensor:
-    """Returns room for scales of rows [R, size], [scale_row, blocks] float32.
-
-    Those of a block are side by side.
-    """
+    """Returns room for scales of rows [R, size], [blocks, scale_row] float32."""
     alignment = _ALIGNMENT.value
     (num_rows, size), device = rows.shape, rows.device
     most = alignment * (num_rows if is_alone else -(-num_rows // alignment) + num_experts + 1)
-    return torch.empty(triton.cdiv(size, BLOCK), most, dtype=torch.float32, device=device).t()
+    return torch.empty(triton.cdiv(size, BLOCK), most, dtype=torch.float32, device=device)
 
 
 def rounded_rows(
@@ -91,7 +88,7 @@ def rounded_rows(
     scale = empty_row_scales(x, num_experts, is_alone=is_alone)
     blocks = triton.next_power_of_2(triton.cdiv(size, BLOCK))
     _round_kernel[(num_tokens,)](
-        hidden, ids, starts, rows, x, scale, scale.stride(1), SIZE=size, TOP_K=top_k,
+        hidden, ids, starts, rows, x, scale, scale.stride(0), SIZE=size, TOP_K=top_k,
         NUM_EXPERTS=num_experts, IS_ALONE=is_alone, BLOCKS=blocks,
         num_warps=min(16, max(1, blocks // 4)), **launch_options(hidden.device),
     )  # fmt: skip

@@ -242,8 +242,8 @@ for pair, expert in enumerate(ids.flatten().tolist()):
     assert torch.equal(alone[pair].float(), expected[token].float())
     # The copy engine takes scales from multiples of four on.
     at = row - start + -(-start // 4) * 4 + 4 * expert
-    assert torch.equal(scale[at], expected_scale[token])
-    assert torch.equal(alone_scale[4 * pair], expected_scale[token])
+    assert torch.equal(scale[:, at], expected_scale[token])
+    assert torch.equal(alone_scale[:, 4 * pair], expected_scale[token])
     ends.add(at)
 assert len(ends) == num_here
 """

@@ -118,8 +118,9 @@ def weights(level):
     for kind in ("deepseek", "compressed_channel"):
         for dtype in (torch.bfloat16, torch.float16):
             serve(quantized("qwen3", kind), level, dtype=dtype, keeps_format=True)
-        experts = {"moe_intermediate_size": 192}
-        serve(quantized("qwen3_moe", kind, **experts), level, keeps_format=True)
+        for size in (192, 200):  # the copy engine takes the first
+            experts = quantized("qwen3_moe", kind, moe_intermediate_size=size)
+            serve(experts, level, keeps_format=True)
     serve(packed(intermediate_size=96), level, keeps_format=True)
 
 def drafts(level):
@@ -158,7 +159,7 @@ for kernel in sys.argv[2:]:
 LAUNCHED = {
     "families": ["_rotate_and_cache_kernel", "_latent_cache_kernel", "_score_kernel"],
     "compiled_families": ["_decode_kernel", "_hopper_attention_kernel", "_widen_kernel"],
-    "weights": ["_narrow_fp8_kernel", "_quantize_kernel", "_gate_up_kernel"],
+    "weights": ["_narrow_fp8_kernel", "_quantize_kernel", "_gate_up_kernel", "fp8_expert_kernel"],
     "drafts": ["_penalize_kernel", "_choose_kernel", "_mask_kernel", "_top_logprobs_kernel"],
     "ranks": ["_route_kernel", "_sort_kernel"],
     "invariant": ["_invariant_kernel", "_matrix_kernel", "_fixed_kernel"],
