@@ -1,6 +1,6 @@
 """Tile sizes of the attention kernels, in tables: nothing is tuned while serving."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
@@ -35,10 +35,7 @@ _HEADS_OF_WHOLE = 16
 """Most query heads with which up to EARLY_REQUESTS requests take _WHOLE.
 
 The next product's early reads delay the reads of keys, more so the larger it is. With 16 heads one
-request took 0.54 ms a step up to 256 tokens and 0.64 beyond, where parts are added up; _WIDE took
-0.70. With 32 heads it took 3.80 and 4.19 ms when the next kernel starts late, and 4.10 up to 256
-tokens when it starts early; _WIDE took 3.86 to 3.91 at 256 tokens, and without early reads of keys
-3.83 at 140 to 340 (Qwen3-0.6B and 8B, H200, 2026-11).
+request took 0.54 ms a step up to 256 tokens (Qwen3-0.6B, H200, 2026-11).
 """
 
 MOST_WHOLE = 128
@@ -77,6 +74,8 @@ class Tiles:
             ready; 0 holds none.
         num_programs: programs that share the keys of all requests in equal parts, unless parts get
             short; 0 gives each sequence as many parts as it may have.
+        least_part: fewest keys of a part that is not the last one.
+        most_partials: most partial results of one launch; 0: as _PARTIALS says.
         starts_next_late: the next kernel starts after all keys are read, not after the queries are.
     """
 
@@ -88,6 +87,8 @@ class Tiles:
     is_exact: bool = False
     held_keys: int = 0
     num_programs: int = 0
+    least_part: int = 0
+    most_partials: int = 0
     starts_next_late: bool = True
 
 
@@ -103,19 +104,37 @@ _DECODE = {
 
 _WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
 _SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3)
-_WHOLE = Tiles(rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE)
+_WHOLE = Tiles(
+    rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE,
+    least_part=256,
+)  # fmt: skip
 _HALF = Tiles(
     rows=16, keys=64, num_warps=8, num_stages=5, held_keys=64, num_programs=256,
-    starts_next_late=False,
+    least_part=256, starts_next_late=False,
 )  # fmt: skip
 
-_SINGLE_TOKENS = ((MOST_WHOLE, _WHOLE), (256, _HALF), (512, _WIDE), (inf, _SHALLOW))
+_HELD = Tiles(
+    rows=16, keys=64, num_warps=4, num_stages=3, held_keys=128, least_part=128, most_partials=256
+)
+_HELD_WINDOW = replace(_HELD, most_partials=1)
+"""For windows of at most its held keys, of up to _WINDOW_PAIRS: nothing is added up."""
+_WINDOW_PAIRS = 256
+
+_SINGLE_TOKENS = (
+    (64, _HELD), (MOST_WHOLE, _WHOLE), (256, _HALF), (512, _WIDE), (inf, _SHALLOW)
+)  # fmt: skip
 """Tiles of single-token steps with 2-byte elements and heads of up to 128, by the largest number of
 requests times kv heads.
 
-Up to one program per multiprocessor, a program holds the keys of a short sequence: nothing is added
-up, and keys arrive while queries are computed. Then two programs share a multiprocessor, then four.
-Beyond that, single warps lose least between tiles, and small tiles let most programs run at once.
+Few programs hold the first keys of their part: these arrive while queries are computed. Up to one
+program per multiprocessor, a program holds the keys of a short sequence, so that nothing is added
+up. Then two programs share a multiprocessor, then four. Beyond that, single warps lose least
+between tiles, and small tiles let most programs run at once.
+
+303, 1000 and 4096 tokens of one request took 4.7, 5.0 and 10.4 us, with _WIDE 5.4, 7.3 and 13.4; of
+8 requests 8.4, 15.7 and 41.9 us, with _WHOLE 10.1, 18.4 and 41.9, and with 512 partial results of
+_HELD 8.5, 17.7 and 49.2. With _HELD, 32 requests took 16.8, 40.1 and 136 us instead of 17.2, 37.4
+and 127 (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
 _FLAT = (
@@ -128,14 +147,22 @@ _FLAT = (
 Keys are the rows of both products: see keys_of_8_bits. Larger groups take more registers.
 """
 
-_FLAT_PAIRS = 32
-_FLAT_FEW = Tiles(rows=8, keys=64, num_warps=2, num_stages=3)
-"""The same for single tokens of up to _FLAT_PAIRS requests times kv heads, in groups of up to 16.
+_FLAT_HELD = (
+    (16, Tiles(rows=8, keys=128, num_warps=2, num_stages=1, held_keys=128, most_partials=512)),
+    (64, Tiles(rows=8, keys=64, num_warps=2, num_stages=2, held_keys=64, most_partials=512)),
+)
+"""The same for single tokens in groups of up to 8, by requests times kv heads: as _HELD.
 
-303 tokens of 1, 8, 32, 128 and 256 requests took 8.1, 11.0, 15.4, 29.6 and 54.4 us, 4096 tokens of
-1, 8, 32 and 128 took 16.0, 30.0, 78 and 264. With _FLAT_FEW, 8 and 32 requests of 303 tokens took
-10.3 and 14.9 us, of 4096 tokens 37 and 101 (H200, 32 heads, 8 kv heads of 128, 2026-11).
+Groups of more than 4 take the second: with head norms the registers of the first spill.
+
+303, 1000 and 4096 tokens of one request took 5.7, 5.9 and 11.2 us, with tiles of 64 held keys 5.6,
+7.6 and 13.9, and with _FLAT_FEW 6.3, 8.4 and 14.3. 8 requests took 8.1, 12.8 and 30.5 us, with
+tiles of 128 keys 8.2, 11.1 and 32.5 (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
+
+_FLAT_PAIRS = 32
+_FLAT_FEW = Tiles(rows=16, keys=64, num_warps=2, num_stages=3)
+"""The same in groups of 9 to 16, for up to _FLAT_PAIRS requests times kv heads."""
 
 _FIRST_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
@@ -231,7 +258,8 @@ def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     Warm-up runs these: each set of tiles is a kernel to build, as are splitting or not, which ends
     with a set of tiles, and when the next kernel starts.
     """
-    last_pairs = [_FLAT_PAIRS, *(int(most) for most, _ in _SINGLE_TOKENS if most != inf)]
+    tables = (_SINGLE_TOKENS, _FLAT_HELD, ((_FLAT_PAIRS, _FLAT_FEW), (_WINDOW_PAIRS, _HELD_WINDOW)))
+    last_pairs = [int(most) for table in tables for most, _ in table if most != inf]
     return sorted({1, EARLY_REQUESTS + 1, *(most // num_kv_heads + 1 for most in last_pairs)})
 
 
@@ -243,28 +271,38 @@ def decode_tiles(
     num_requests: int | None,
     num_heads: int,
     num_kv_heads: int,
+    window: int = 0,
 ) -> Tiles:
     """Returns the tiles of decode attention.
 
-    padded_head_dim is a power of two; num_requests is that of a single-token step, None in others.
+    padded_head_dim is a power of two; num_requests is that of a single-token step, None in others;
+    window is the most keys that a query sees, 0 for all.
 
     Raises:
         ValueError: no kernel takes such heads.
     """
     if dtype.itemsize != 2 or padded_head_dim > 128:
         return _look_up(_DECODE, dtype, padded_head_dim)
+    num_pairs = inf if num_requests is None else num_requests * num_kv_heads
     if cache_dtype.itemsize == 1:
-        group = num_heads // num_kv_heads
-        is_few = num_requests is not None and num_requests * num_kv_heads <= _FLAT_PAIRS
-        if is_few and group <= 16:
-            return _FLAT_FEW
-        return next(tiles for most, tiles in _FLAT if group <= most)
+        return _flat_tiles(num_pairs, num_heads // num_kv_heads)
     if num_requests is None:
         return _look_up(_DECODE, dtype, padded_head_dim)
-    if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE:
-        return _WIDE
-    num_pairs = num_requests * num_kv_heads
+    if 0 < window <= _HELD_WINDOW.held_keys and num_pairs <= _WINDOW_PAIRS:
+        return _HELD_WINDOW
+    if num_requests <= EARLY_REQUESTS:
+        return _WHOLE if num_heads <= _HEADS_OF_WHOLE else _HELD
     return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
+
+
+def _flat_tiles(num_pairs: float, group: int) -> Tiles:
+    if group <= 8:
+        for most, tiles in _FLAT_HELD if group <= 4 else _FLAT_HELD[1:]:
+            if num_pairs <= most:
+                return tiles
+    elif group <= 16 and num_pairs <= _FLAT_PAIRS:
+        return _FLAT_FEW
+    return next(tiles for most, tiles in _FLAT if group <= most)
 
 
 def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:
@@ -324,6 +362,7 @@ def num_splits(
     num_heads: int,
     num_kv_heads: int,
     cache_dtype: torch.dtype,
+    tiles: Tiles,
     *,
     beside_chunks: bool = False,
 ) -> int:
@@ -335,7 +374,7 @@ def num_splits(
         return 1
     pairs = num_requests * num_kv_heads
     room = workspace.lse.numel() // (num_requests * num_heads)
-    most = MAX_PARTIALS if beside_chunks else _PARTIALS[cache_dtype.itemsize]
+    most = MAX_PARTIALS if beside_chunks else tiles.most_partials or _PARTIALS[cache_dtype.itemsize]
     return max(1, min(MAX_SPLITS, most // pairs, room))
 
 

@@ -14,13 +14,16 @@ from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
-    MAX_SPLITS,
     Tiles,
     decode_tiles,
     num_splits,
 )
 from models.ops.triton.attention.key_parts import add_part, seen_keys, split_keys
-from models.ops.triton.attention.keys_of_8_bits import attend_keys_of_8_bits
+from models.ops.triton.attention.keys_of_8_bits import (
+    attend_keys_of_8_bits,
+    in_float16,
+    load_tile,
+)
 from models.ops.triton.attention.newest_token import (
     attend_newest,
     load_gains,
@@ -41,6 +44,13 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
+
+_MOST_AT_ONCE = 8
+_AT_ONCE_PER_WARP = 2048
+"""Most partial results that are read together, and the elements of them that a warp holds: twice as
+many cost the loop over keys of one warp registers."""
+_MOST_GATHERED = 4
+"""Most rows of heads for each warp whose loads are all waited for together: registers."""
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
@@ -73,18 +83,20 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     rotation_stride, scale_log2, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
-    HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
+    HAS_NORM: tl.constexpr, AT_ONCE: tl.constexpr, PADDED_GROUP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
     HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, READS_WORDS: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, LEAST_PART: tl.constexpr, READS_WORDS: tl.constexpr,
+    GATHERS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
     HAS_NEW: transforms the queries and the newest key. The program of the last part stores that key
         and its value; no other program needs them.
     READS_WORDS: takes the loop of keys_of_8_bits.
+    GATHERS: see attend_newest.
     """
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
@@ -105,9 +117,12 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     # Without parts a program saves the registers that adding them up takes.
     active = 1
     if IS_SPLIT:
+        if split > 0 and split * LEAST_PART >= end - start:
+            return
         part, active = split_keys(
-            end - start, num_splits, seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS, KEYS
-        )
+            end - start, num_splits, seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS, KEYS,
+            LEAST_PART,
+        )  # fmt: skip
         if split >= active:
             return
         start += split * part
@@ -115,21 +130,29 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
 
     dims = tl.arange(0, BLOCK_D)
     table_ptr = block_tables_ptr + request * table_stride
-    if HELD_KEYS > 0:
-        # All but the newest keys are from earlier steps: load them while the queries are computed.
+    pointers = (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr)
+    held_tile = None
+    # All but the newest keys are from earlier steps: load them while the queries are computed.
+    if READS_WORDS and HELD_KEYS > 0:
+        held_keys = start + tl.arange(0, HELD_KEYS)
+        held_tile = load_tile(
+            held_keys, held_keys < end, table_ptr, pointers, kv_head, dims,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
+        )  # fmt: skip
+    elif HELD_KEYS > 0:
         held_k, held_v = load_keys(
             start, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HELD_KEYS,
         )  # fmt: skip
     partners = partners_of(dims, HEAD_DIM)
-    if HAS_NEW:
-        gains = load_gains(q_weight_ptr, k_weight_ptr, dims, partners, HEAD_DIM, HAS_NORM)
-        wait_for_previous(DEPENDENT)
-    if not STARTS_NEXT_LATE:
-        let_next_start(DEPENDENT)
     # Heads of the group repeat, so that a warp holds every head that it computes.
     heads = tl.arange(0, HEAD_ROWS) % PADDED_GROUP
     in_group = heads < GROUP
+    if HAS_NEW:
+        gains = load_gains(q_weight_ptr, k_weight_ptr, heads, dims, partners, HEAD_DIM, HAS_NORM)
+        wait_for_previous(DEPENDENT)
+    if not STARTS_NEXT_LATE:
+        let_next_start(DEPENDENT)
     highest, total = see_nothing(HEAD_ROWS)
     if HAS_SINKS and split == 0:
         highest, total = see_sinks(sinks_ptr + kv_head * GROUP, heads, in_group)
@@ -139,23 +162,31 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
             q_ptr, new_k_ptr, new_v_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr,
             v_scale_ptr, token, kv_head, heads, in_group, dims, partners, gains, is_last, highest,
             total, q_stride, new_k_stride, new_v_stride, rotation_stride, scale_log2, eps,
-            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, ROWS, HAS_NORM, HAS_SCALES, SOFT_CAP,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, HAS_NORM, HAS_SCALES, SOFT_CAP, GATHERS,
         )  # fmt: skip
     else:
         at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + heads)[:, None] * HEAD_DIM
         in_heads = in_group[:, None] & (dims < HEAD_DIM)[None, :]
         q = tl.load(q_ptr + at_heads + dims[None, :], mask=in_heads, other=0.0)
-        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    q = repeated(q, ROWS)
+        acc = tl.zeros([HEAD_ROWS, BLOCK_D], tl.float32)
+    dtype = q.dtype
+    acc = repeated(acc, ROWS)
     highest = repeated(highest, ROWS)
     total = repeated(total, ROWS)
     if READS_WORDS:
+        if PADDED_GROUP > 8:
+            # Converted in the tile's layout, many rows take fewer registers.
+            q, q_scale = in_float16(repeated(q, ROWS), ROWS)
+        else:
+            q, q_scale = in_float16(q, HEAD_ROWS)
+            q, q_scale = repeated(q, ROWS), repeated(q_scale, ROWS)
         acc, highest, total = attend_keys_of_8_bits(
-            q, acc, highest, total, start, end, table_ptr, (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr),
-            kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS,
-            BLOCK_D, SOFT_CAP, HAS_ASSEMBLY,
+            q, q_scale, acc, highest, total, start, end, held_tile,
+            table_ptr, pointers, kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            HELD_KEYS, KEYS, STAGES, ROWS, BLOCK_D, SOFT_CAP, HAS_ASSEMBLY,
         )  # fmt: skip
     else:
+        q = repeated(q, ROWS)
         positions = tl.zeros([ROWS], tl.int32) + seq_len
         if HELD_KEYS > 0:
             held = start + tl.arange(0, HELD_KEYS)
@@ -174,7 +205,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
     # A dummy request has no keys; its output is zero.
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    acc *= (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
     rows = tl.arange(0, ROWS)
     in_rows = rows < GROUP
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
@@ -183,15 +214,13 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         at_rows = ((token * NUM_KV_HEADS + kv_head) * GROUP + rows)[:, None] * HEAD_DIM
         at_rows += dims[None, :]
         at_scales = at_scale + rows * output_scale_stride
-        store_heads(
-            acc, output_ptr, output_scale_ptr, at_rows, at_scales, in_tile, in_rows, q.dtype
-        )
+        store_heads(acc, output_ptr, output_scale_ptr, at_rows, at_scales, in_tile, in_rows, dtype)
     else:
         add_part(
             acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
             output_ptr, output_scale_ptr, request * NUM_KV_HEADS + kv_head,
             token * NUM_KV_HEADS + kv_head, at_scale, output_scale_stride, split, active,
-            num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, q.dtype,
+            num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, AT_ONCE, dtype,
         )  # fmt: skip
 
 
@@ -235,12 +264,12 @@ def decode_attention(
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     tiles = decode_tiles(
         q.dtype, cache.k.dtype, block_d, num_requests=None if new is None else num_requests,
-        num_heads=num_heads, num_kv_heads=num_kv_heads,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, window=sliding_window or 0,
     )  # fmt: skip
     is_early = num_requests <= EARLY_REQUESTS or not tiles.starts_next_late
     starts_next_late = new is None or not is_early
     splits = num_splits(
-        workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
+        workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype, tiles,
         beside_chunks=metadata.max_seqlen_q > 1,
     )  # fmt: skip
     # Without splits the kernel touches none of these three.
@@ -298,16 +327,22 @@ def _launcher(
     reads_words = has_scales and head_dim % 4 == 0 and block_d >= 64
     # Tensor cores take rows by 16; keys_of_8_bits makes columns of them, which they take by 8.
     rows = max(tiles.rows if reads_words else 16, padded_group)
+    # With two rows per warp, a sum over a head stays within its warp.
+    head_rows = max(padded_group, min(rows, 2 * tiles.num_warps))
+    # Without words the first keys would be held without their scales.
+    held_keys = tiles.held_keys if reads_words or not has_scales else 0
+    most_elements = _AT_ONCE_PER_WARP * tiles.num_warps
     return Launch(
         _decode_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, ONLY_SINGLE_TOKENS=only_single_tokens, HAS_NEW=has_new,
-        HAS_NORM=has_norm, MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group,
+        HAS_NORM=has_norm, PADDED_GROUP=padded_group,
+        AT_ONCE=max(1, min(_MOST_AT_ONCE, most_elements // (padded_group * block_d))),
         ROWS=rows, KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
-        STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
+        STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=held_keys,
         SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
-        NUM_PROGRAMS=tiles.num_programs, READS_WORDS=reads_words,
-        # With two rows per warp, a sum over a head stays within its warp.
-        HEAD_ROWS=max(padded_group, min(rows, 2 * tiles.num_warps)),
+        NUM_PROGRAMS=tiles.num_programs, LEAST_PART=max(tiles.least_part, tiles.keys),
+        READS_WORDS=reads_words, HEAD_ROWS=head_rows,
+        GATHERS=device.type == "cuda" and head_rows <= _MOST_GATHERED * tiles.num_warps,
         **launch_options(device),
     )  # fmt: skip

@@ -5,9 +5,6 @@ import triton.language as tl
 
 from models.ops.triton.attention.store_heads import store_heads
 
-_LEAST_PART = tl.constexpr(256)
-"""Most keys that a program reads faster than parts are added up."""
-
 
 @triton.jit
 def seen_keys(seq_len, WINDOW: tl.constexpr):
@@ -21,18 +18,17 @@ def seen_keys(seq_len, WINDOW: tl.constexpr):
 @triton.jit
 def split_keys(
     num_keys, num_splits, seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, KEYS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
 ):  # fmt: skip
-    """Splits the keys of a sequence into equal parts of whole tiles of KEYS.
+    """Splits the keys of a sequence into equal parts of whole tiles of KEYS, from LEAST_PART on.
 
     Returns the keys of a part, and how many parts have keys: short sequences leave programs without
     one. NUM_PROGRAMS > 0: parts are no shorter than fair_part.
     """
     num_keys = tl.maximum(num_keys, 1)
-    part = tl.cdiv(num_keys, num_splits)
+    part = tl.maximum(tl.cdiv(num_keys, num_splits), LEAST_PART)
     if NUM_PROGRAMS > 0:
-        fair = fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
-        part = tl.maximum(part, tl.maximum(fair, _LEAST_PART))
+        part = tl.maximum(part, fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS))
     part = tl.cdiv(part, KEYS) * KEYS
     return part, tl.cdiv(num_keys, part)
 
@@ -43,7 +39,7 @@ def add_part(
     output_ptr, output_scale_ptr, pair, output_pair, at_scale, scale_stride, split, active,
     num_splits,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores the result of one part; the program that comes last adds all parts up.
 
@@ -65,7 +61,7 @@ def add_part(
         combine_parts(
             partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, output_scale_ptr,
             at_scale, scale_stride, active,
-            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16, DTYPE,
+            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, AT_ONCE, DTYPE,
         )  # fmt: skip
 
 
@@ -73,49 +69,72 @@ def add_part(
 def combine_parts(
     partials_ptr, lse_ptr, output_ptr, output_scale_ptr, at_scale, scale_stride, active,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr, DTYPE: tl.constexpr,
+    AT_ONCE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores the mean of `active` partial results, weighted by their sums of exponentials.
 
+    AT_ONCE: partial results that are read together.
     .cg bypasses the first-level cache, which may hold values from before other programs wrote.
     """
     rows = tl.arange(0, PADDED_GROUP)
     dims = tl.arange(0, BLOCK_D)
     in_rows = rows < GROUP
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    lse, partial = _read_parts(
+        partials_ptr, lse_ptr, 0, active, rows, dims, GROUP, HEAD_DIM, BLOCK_D, AT_ONCE
+    )
+    highest = tl.max(lse, 1)
+    weights = tl.exp2(lse - highest[:, None])
+    total = tl.sum(weights, 1)
+    acc = tl.sum(weights[:, :, None] * partial, 1)
+    for first in range(AT_ONCE, active, AT_ONCE):
+        lse, partial = _read_parts(
+            partials_ptr, lse_ptr, first, active, rows, dims, GROUP, HEAD_DIM, BLOCK_D, AT_ONCE
+        )
+        new_highest = tl.maximum(highest, tl.max(lse, 1))
+        weights = tl.exp2(lse - new_highest[:, None])
+        kept = tl.exp2(highest - new_highest)
+        total = total * kept + tl.sum(weights, 1)
+        acc = acc * kept[:, None] + tl.sum(weights[:, :, None] * partial, 1)
+        highest = new_highest
     at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
-    splits = tl.arange(0, MAX_SPLITS)
-    all_lse = tl.load(
-        lse_ptr + splits[:, None] * GROUP + rows[None, :],
-        mask=(splits < active)[:, None] & in_rows[None, :],
-        other=float("-inf"),
+    at_scales = at_scale + rows * scale_stride
+    store_heads(
+        acc / total[:, None],
+        output_ptr,
+        output_scale_ptr,
+        at_tile,
+        at_scales,
+        in_tile,
+        in_rows,
+        DTYPE,
+    )
+
+
+@triton.jit
+def _read_parts(
+    partials_ptr, lse_ptr, first, active, rows, dims,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Returns AT_ONCE parts' lse, [PADDED_GROUP, AT_ONCE], and results, [.., .., BLOCK_D].
+
+    A thread has the same elements of all parts: sums over parts wait for no other thread.
+    """
+    splits = first + tl.arange(0, AT_ONCE)
+    is_active = splits < active
+    in_rows = rows < GROUP
+    at_heads = splits[None, :] * GROUP + rows[:, None]
+    in_heads = in_rows[:, None] & is_active[None, :]
+    lse = tl.load(lse_ptr + at_heads, mask=in_heads, other=float("-inf"), cache_modifier=".cg")
+    partial = tl.load(
+        partials_ptr + at_heads[:, :, None] * HEAD_DIM + dims[None, None, :],
+        mask=in_heads[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+        other=0.0,
         cache_modifier=".cg",
     )
     # A padding row has no partial result; zero keeps its difference from being inf - inf.
-    highest = tl.where(in_rows, tl.max(all_lse, 0), 0.0)
-    total = tl.sum(tl.exp2(all_lse - highest[None, :]), 0)
-    acc = tl.zeros([PADDED_GROUP, BLOCK_D], tl.float32)
-    for first in range(0, active, UNROLL):
-        # Unrolled, so that many parts are read at once.
-        for offset in tl.static_range(UNROLL):
-            split = first + offset
-            is_active = split < active
-            lse = tl.load(
-                lse_ptr + split * GROUP + rows,
-                mask=in_rows & is_active,
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            partial = tl.load(
-                partials_ptr + split * GROUP * HEAD_DIM + at_tile,
-                mask=in_tile & is_active,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            acc += tl.exp2(lse - highest)[:, None] * partial
-    acc = acc / tl.where(in_rows, total, 1.0)[:, None]
-    at_scales = at_scale + rows * scale_stride
-    store_heads(acc, output_ptr, output_scale_ptr, at_tile, at_scales, in_tile, in_rows, DTYPE)
+    lse = tl.where(in_rows[:, None], lse, 0.0)
+    return lse, partial
 
 
 @triton.jit

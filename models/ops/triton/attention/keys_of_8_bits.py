@@ -75,12 +75,12 @@ def in_float16(q, ROWS: tl.constexpr):
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         q_scale = tl.where(power > 0.0, power, 1.0)
-        q = (q.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+        q = (q.to(tl.float32) * (1.0 / q_scale)[:, None]).to(tl.float16)
     return q, q_scale
 
 
 @triton.jit
-def _load(
+def load_tile(
     keys, is_key, table_ptr, pointers, kv_head, dims,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -127,7 +127,9 @@ def _fold(
     weights = tl.exp2(scores * factor[None, :] - new_highest[None, :])
     kept = tl.exp2(highest - new_highest)
     total = total * kept + tl.sum(weights, 0)
-    new_unit = tl.maximum(tl.max(tl.abs(v_scale), 0), _LEAST_UNIT)
+    largest = tl.max(tl.abs(v_scale), 0)
+    # A tile without keys keeps the unit.
+    new_unit = tl.where(largest > 0.0, tl.maximum(largest, _LEAST_UNIT), unit)
     per_unit = 1.0 / new_unit
     weights = (weights * (v_scale * per_unit)[:, None]).to(q.dtype)
     kept = (kept * (unit * per_unit))[None, :]
@@ -142,25 +144,32 @@ def _fold(
 
 @triton.jit
 def attend_keys_of_8_bits(
-    q, acc, highest, total, start, end, table_ptr, pointers, kv_head, dims, scale_log2,
+    q, q_scale, acc, highest, total, start, end, held, table_ptr, pointers, kv_head, dims,
+    scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+    HELD_KEYS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Does what attend_keys does for queries that see all keys in [start, end).
 
-    pointers: to keys, values and the scales of both. HEAD_DIM is a multiple of 4. HAS_ASSEMBLY: a
-    GPU runs the kernel, not Triton's interpreter.
+    q, q_scale: of in_float16. held: tile of the first HELD_KEYS keys, if any. pointers: to keys,
+    values and the scales of both. HEAD_DIM is a multiple of 4. HAS_ASSEMBLY: a GPU runs the kernel,
+    not Triton's interpreter.
     """
-    q, q_scale = in_float16(q, ROWS)
     q = tl.trans(q)
     a, b, c, d = split_quarters(acc, ROWS, BLOCK_D)
     sums = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
     unit = 1.0
+    if HELD_KEYS > 0:
+        sums, unit, highest, total = _fold(
+            q, q_scale, held, start + tl.arange(0, HELD_KEYS) < end, sums, unit, highest, total,
+            scale_log2, SOFT_CAP, HAS_ASSEMBLY,
+        )  # fmt: skip
+        start += HELD_KEYS
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
         is_key = keys < end
-        tile = _load(
+        tile = load_tile(
             keys, is_key, table_ptr, pointers, kv_head, dims,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
         )  # fmt: skip

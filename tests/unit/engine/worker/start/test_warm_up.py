@@ -63,7 +63,7 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     for max_num_seqs, max_num_batched_tokens, expected in [
         (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 129, 33, 256, 512, 520]),
         (1, 4, [1]),
-        (40, 40, [1, 2, 8, 16, 32, 4, 33]),
+        (40, 40, [1, 2, 8, 16, 32, 4, 33, 33]),
     ]:
         limits = limits_of(
             max_num_seqs=max_num_seqs,
@@ -119,11 +119,11 @@ def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
-@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("group", [1, 8, 16])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("window", [0, 128])
 def test_every_way_through_decode_attention_is_warmed_up(
-    tmp_path, head_dim, cache_dtype, group, num_kv_heads
+    tmp_path, window, cache_dtype, group, num_kv_heads
 ):
     workspace = AttentionWorkspace(
         partials=torch.empty(0),
@@ -134,9 +134,9 @@ def test_every_way_through_decode_attention_is_warmed_up(
     def form(num_requests):
         heads = {"num_heads": num_kv_heads * group, "num_kv_heads": num_kv_heads}
         tiles = decode_tiles(
-            torch.bfloat16, cache_dtype, head_dim, num_requests=num_requests, **heads
+            torch.bfloat16, cache_dtype, 128, num_requests=num_requests, window=window, **heads
         )
-        splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype)
+        splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
         return tiles, splits > 1, num_requests <= EARLY_REQUESTS
 
     write_checkpoint(tmp_path, "qwen3")

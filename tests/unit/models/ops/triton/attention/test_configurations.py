@@ -75,8 +75,8 @@ def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
         assert tiles.num_programs == 0 or tiles.num_programs >= num_requests
 
 
-@pytest.mark.parametrize(("num_heads", "held"), [(16, 256), (32, 0)])
-def test_a_lone_request_holds_keys_unless_a_large_product_follows(num_heads, held):
+@pytest.mark.parametrize(("num_heads", "held"), [(16, 256), (32, 128)])
+def test_a_lone_request_holds_fewer_keys_if_a_large_product_follows(num_heads, held):
     tiles = decode_tiles(
         torch.bfloat16,
         torch.bfloat16,
@@ -86,6 +86,32 @@ def test_a_lone_request_holds_keys_unless_a_large_product_follows(num_heads, hel
         num_kv_heads=8,
     )
     assert tiles.held_keys == held
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 32])
+@pytest.mark.parametrize(("window", "is_held"), [(1, True), (128, True), (129, False), (0, False)])
+def test_a_short_window_is_held_and_not_split(num_requests, window, is_held):
+    heads = {"num_heads": 64, "num_kv_heads": 8}
+    tiles = decode_tiles(
+        torch.bfloat16, torch.bfloat16, 64, num_requests=num_requests, window=window, **heads
+    )
+    splits = num_splits(workspace_of(64, 8), num_requests, *heads.values(), torch.bfloat16, tiles)
+    assert (splits == 1) == is_held
+    assert not is_held or tiles.held_keys >= window
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_few_requests_hold_keys_and_make_fewer_partial_results(cache_dtype):
+    heads = {"num_heads": 32, "num_kv_heads": 8}
+    for num_requests in range(1, 65):
+        tiles = decode_tiles(torch.bfloat16, cache_dtype, 128, num_requests=num_requests, **heads)
+        splits = num_splits(workspace_of(32, 8), num_requests, *heads.values(), cache_dtype, tiles)
+        if num_requests <= 8:
+            assert tiles.held_keys > 0
+            most = 512 if cache_dtype.itemsize == 1 else 256
+        else:
+            most = 1024 if cache_dtype.itemsize == 1 else 512
+        assert splits == min(MAX_SPLITS, most // (8 * num_requests))
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
@@ -100,27 +126,37 @@ def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
 def test_partial_results_never_outgrow_their_workspace(
     num_heads, num_kv_heads, dtype, beside_chunks
 ):
-    num_lse = MAX_PARTIALS * (num_heads // num_kv_heads)
-    workspace = AttentionWorkspace(
-        partials=torch.empty(0),
-        lse=torch.empty(num_lse),
-        counters=torch.empty(MAX_PARTIALS),
-    )
-    for num_requests in range(1, 600):
-        splits = num_splits(
+    workspace = workspace_of(num_heads, num_kv_heads)
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+
+    def splits_of(num_requests, workspace=workspace):
+        q_dtype = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        tiles = decode_tiles(q_dtype, dtype, 128, num_requests=num_requests, **heads)
+        return num_splits(
             workspace,
             num_requests,
-            num_heads,
-            num_kv_heads,
+            *heads.values(),
             dtype,
+            tiles,
             beside_chunks=beside_chunks,
         )
+
+    for num_requests in range(1, 600):
+        splits = splits_of(num_requests)
         assert 1 <= splits <= MAX_SPLITS
         if splits > 1:
-            assert num_requests * num_heads * splits <= num_lse
+            assert num_requests * num_heads * splits <= workspace.lse.numel()
             assert num_requests * num_kv_heads <= MAX_PARTIALS
-    assert num_splits(workspace, 1, num_heads, num_kv_heads, dtype) == MAX_SPLITS
-    assert num_splits(None, 1, num_heads, num_kv_heads, dtype) == 1
+    assert splits_of(1) == MAX_SPLITS
+    assert splits_of(1, workspace=None) == 1
+
+
+def workspace_of(num_heads, num_kv_heads):
+    return AttentionWorkspace(
+        partials=torch.empty(0),
+        lse=torch.empty(MAX_PARTIALS * (num_heads // num_kv_heads)),
+        counters=torch.empty(MAX_PARTIALS),
+    )
 
 
 @pytest.mark.parametrize(
