@@ -12,7 +12,7 @@ class SchedulerConfig(ConfigSection):
     """Most requests in one step."""
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_INT32)
     """Most query tokens in one step; prompts are computed in chunks that fit."""
-    max_num_mixed_tokens: int = Field(default=768, ge=1)
+    max_num_mixed_tokens: int = Field(default=1024, ge=1)
     """Most query tokens in one step while requests decode and few prompts wait, or a quarter of
     that beside them if they are many: the smaller, the shorter the gaps between tokens, and the
     later first tokens. With more than four times as many tokens of prompts, steps are whole."""

@@ -24,5 +24,10 @@ def store_heads(
         exact = heads.to(DTYPE).to(tl.float32)
         scale = tl.maximum(tl.max(tl.abs(exact), 1), _SMALLEST_AMAX) / _FP8_MAX
         scaled = tl.minimum(tl.maximum(exact / scale[:, None], -_FP8_MAX), _FP8_MAX)
-        tl.store(output_ptr + at_heads, scaled.to(output_ptr.dtype.element_ty), mask=in_tile)
+        # In one more dimension: loads of a tile's shape would take the layout of this store, which
+        # is that of 8 bits, and sums over what they load another order than without rounding.
+        at_tile = (output_ptr + at_heads)[None, :, :]
+        tl.store(
+            at_tile, scaled.to(output_ptr.dtype.element_ty)[None, :, :], mask=in_tile[None, :, :]
+        )
         tl.store(scale_ptr + at_scales, scale, mask=in_rows)

@@ -178,6 +178,8 @@ def _num_slots(product: _Product) -> int:
     """Returns the slots of the ring that fit beside the results of both groups."""
     height = product.height
     itemsize = 1 if product.is_gated else product.dtype.itemsize
-    results = 2 * min(height, GROUP_ROWS) * GROUP_ROWS * itemsize
+    # Numbers of up to 16 bits pass through half of the memory of a tall tile, one after the other.
+    rows = height if itemsize == 4 else min(height, GROUP_ROWS)
+    results = 2 * rows * GROUP_ROWS * itemsize
     slot = (product.halves * _OUTPUTS + height) * BLOCK + max(LEAST_SCALES, height) * 4 + 16
     return max(2, min(_MOST_SLOTS, (_SHARED_BYTES - results) // slot))

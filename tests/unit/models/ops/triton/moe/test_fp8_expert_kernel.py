@@ -21,10 +21,14 @@ from tests.support.moe_case import make_quantized_experts
 
 NUM_EXPERTS = 16
 heights = set()
-for num_tokens in (1, 64, 100, 256, 700, 4000):
+for num_tokens, dtype, size in (
+    *((count, torch.bfloat16, 512) for count in (1, 64, 100, 256, 700, 4000)),
+    # Outputs that have no halves.
+    (700, torch.float32, 400), (4000, torch.float32, 400), (4000, torch.bfloat16, 400),
+):
     kind = "fp8-rows" if num_tokens == 64 else "fp8"
-    experts = make_quantized_experts(kind, num_experts=NUM_EXPERTS, hidden=512, inner=384)
-    hidden = torch.zeros(num_tokens, 512).bfloat16()
+    experts = make_quantized_experts(kind, num_experts=NUM_EXPERTS, hidden=size, inner=384)
+    hidden = torch.zeros(num_tokens, size, dtype=dtype)
     ids = torch.zeros(num_tokens, 1, dtype=torch.int32)
     with absent_gpu():
         weights, output = torch.zeros(num_tokens, 1), torch.empty_like(hidden)
