@@ -21,15 +21,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, unpacked
 from models.ops.triton.moe.expert_kernel import OCTET, fetch_inputs, results_of, store_results
+from models.ops.triton.moe.token_tiles import after, tiles_of_experts
 from models.ops.triton.moe.word_scales import scales_of, word_layout, words_of_row
 
 GROUP_ROWS = gl.constexpr(64)
 """Of a tile, for each group of four warps."""
-
-
-@gluon.jit
-def _add(first, second):
-    return first + second
 
 
 @gluon.jit
@@ -44,17 +40,11 @@ def _own_tiles(
     BLOCK_E: at least 32. Then a warp adds up in an instruction whose result ptxas knows to be the
         same in all lanes: a step of _multiply takes 178 instructions, 214 otherwise.
     """
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    experts = gl.arange(0, BLOCK_E, flat)
-    is_expert = experts < NUM_EXPERTS
-    starts = gl.load(starts_ptr + experts, mask=is_expert, other=0)
-    ends = gl.load(starts_ptr + experts + 1, mask=is_expert, other=0)
-    counts = (ends - starts + TOKENS - 1) // TOKENS
-    before = gl.associative_scan(counts, 0, _add) - counts
-    num_tiles = gl.sum(counts, 0) * ROW_TILES
+    of_experts = tiles_of_experts(starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E)
+    num_tiles = gl.sum(of_experts[3], 0) * ROW_TILES
     first = gl.program_id(0) * num_tiles // gl.num_programs(0)
     end = (gl.program_id(0) + 1) * num_tiles // gl.num_programs(0)
-    return first, end, (experts, starts, ends, counts, before)
+    return first, end, of_experts
 
 
 @gluon.jit
@@ -65,13 +55,6 @@ def _find_rows(token_tile, of_experts, TOKENS: gl.constexpr):
     expert = gl.sum(gl.where(is_own, experts, 0), 0)
     first_row = gl.sum(gl.where(is_own, starts + (token_tile - before) * TOKENS, 0), 0)
     return expert, first_row, gl.sum(gl.where(is_own, ends, 0), 0)
-
-
-@gluon.jit
-def _after(slot, phase, SLOTS: gl.constexpr):
-    """Returns the next slot of the ring, and the phase of its barriers."""
-    is_last = slot == SLOTS - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -125,7 +108,7 @@ def _multiply(
             sums = gl.zeros([GROUP_ROWS, TOKENS], gl.float32, on_cores)
             for step in range(STEPS):
                 sums = _multiply_step(sums, step, ring, xs, slot, phase, GROUP)
-                slot, phase = _after(slot, phase, SLOTS)
+                slot, phase = after(slot, phase, SLOTS)
             row = tile % ROW_TILES * OUTPUTS + GROUP * (GROUP_ROWS // HALVES)
             results = results_of(
                 finished(sums, scale_ptr), bias_of_expert, row, alpha, limit, NUM_OUTPUTS,
@@ -164,7 +147,7 @@ def _fetch_steps(
             bar,
             scales.index(slot),
         )
-        slot, phase = _after(slot, phase, SLOTS)
+        slot, phase = after(slot, phase, SLOTS)
     return slot, phase
 
 

@@ -21,7 +21,8 @@ from models.ops.triton.launching.dependent_launch import let_next_start, wait_fo
 from models.ops.triton.linear.fp8_operands import DEPTH, SCALE_LAYOUT
 from models.ops.triton.moe.expert_kernel import gated
 from models.ops.triton.moe.fp8_expert_results import finished, store, store_rounded
-from models.ops.triton.moe.fp8_expert_tiles import OUTPUTS, after, count_tiles, fact, fetch
+from models.ops.triton.moe.fp8_expert_tiles import OUTPUTS, count_tiles, fact, fetch
+from models.ops.triton.moe.token_tiles import after
 
 GROUP_ROWS = gl.constexpr(64)
 """Of the tensor cores' left factor, for each group."""

@@ -13,29 +13,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 from models.ops.triton.linear.fp8_operands import DEPTH
 from models.ops.triton.moe.fp8_rows import scale_row
+from models.ops.triton.moe.token_tiles import after, tiles_of_experts
 
 OUTPUTS = gl.constexpr(128)
 """Of a tile: a block of rows that share scales of weights, and scales of rounded results."""
-
-
-@gluon.jit
-def _add(first, second):
-    return first + second
-
-
-@gluon.jit
-def _tiles_of_experts(
-    starts_ptr, NUM_EXPERTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK_E: gl.constexpr
-):
-    """Returns all experts, their first rows, the ends of these, and tiles of each and before it."""
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    experts = gl.arange(0, BLOCK_E, flat)
-    is_expert = experts < NUM_EXPERTS
-    starts = gl.load(starts_ptr + experts, mask=is_expert, other=0)
-    ends = gl.load(starts_ptr + experts + 1, mask=is_expert, other=0)
-    counts = (ends - starts + TOKENS - 1) // TOKENS
-    before = gl.associative_scan(counts, 0, _add) - counts
-    return experts, starts, ends, counts, before
 
 
 @gluon.jit
@@ -47,7 +28,7 @@ def count_tiles(
     if IS_ALONE:
         return num_rows * ROW_TILES
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
-        counts = _tiles_of_experts(starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E)[3]
+        counts = tiles_of_experts(starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E)[3]
         return gl.sum(counts, 0) * ROW_TILES
 
 
@@ -66,7 +47,7 @@ def find_rows(
         place = scale_row(token_tile, token_tile, expert, IS_ALONE)
         return gl.minimum(expert, NUM_EXPERTS - 1), token_tile, end, place
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
-        experts, starts, ends, counts, before = _tiles_of_experts(
+        experts, starts, ends, counts, before = tiles_of_experts(
             starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E
         )
         is_own = (before <= token_tile) & (token_tile < before + counts)
@@ -75,13 +56,6 @@ def find_rows(
         end = gl.sum(gl.where(is_own, ends, 0), 0)
         first_row = start + (token_tile - gl.sum(gl.where(is_own, before, 0), 0)) * TOKENS
         return expert, first_row, end, scale_row(first_row, start, expert, IS_ALONE)
-
-
-@gluon.jit
-def after(slot, phase, SLOTS: gl.constexpr):
-    """Returns the next slot of the ring, and the phase of its barriers."""
-    is_last = slot == SLOTS - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
 
 
 @gluon.jit
