@@ -10,6 +10,7 @@ from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
 import os
+from ctypes.util import find_library
 from pathlib import Path
 from services.engine.worker.start.build_processes import BuildProcesses
 from services.engine.worker.start.kernel_building import _load_kernel_functions, found_in
@@ -165,11 +166,13 @@ kernels = {(function.module, function.fn.__name__) for function in kernel_functi
 kernels = {(module, name) for module, name in kernels if name.endswith("_kernel")}
 assert kernels == set(one_of_each), kernels ^ set(one_of_each)
 
-report = processes.wait(processes.begin(list(one_of_each.values())))
-assert not report.num_failed, report.error
-# Triton finds what others have built.
-assert all(build.is_kept for build in one_of_each.values())
-print(len(builds), "kernels,", report)
+# Triton's launchers are linked to the driver's library, without a GPU as well.
+if find_library("cuda") is not None:
+    report = processes.wait(processes.begin(list(one_of_each.values())))
+    assert not report.num_failed, report.error
+    # Triton finds what others have built.
+    assert all(build.is_kept for build in one_of_each.values())
+    print(len(builds), "kernels,", report)
 """
 
 
