@@ -84,6 +84,11 @@ class QuantizationConfig:
         return cls(method=ROUNDING, schemes=(WeightScheme(kind="fp8", activations="fp8"),))
 
     @property
+    def kinds(self) -> frozenset[WeightKind]:
+        """All kinds of weights."""
+        return frozenset(scheme.kind for scheme in self.schemes)
+
+    @property
     def is_made_for_fp4_activations(self) -> bool:
         """Whether the checkpoint's tool rounds some activations to 4 bits; no product here does."""
         return any(scheme.activations == "fp4" for scheme in self.schemes)

@@ -45,6 +45,18 @@ def early_writes(code: list[str]) -> list[str]:
     return [line for path in _paths(code) for line in _early_writes(path)]
 
 
+def check_unpacked_products(code: list[str]) -> None:
+    """Asserts that products whose left factor is unpacked into registers are right and together."""
+    early = early_writes(code)
+    assert not early, early
+    # The compiler did not begin products one by one.
+    products = [line for line in code if "HGMMA" in line]
+    assert sum("gsb0" in line for line in products) < len(products)
+    # No register is kept in memory while products are under way.
+    for start, end in product_loops(code):
+        assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
+
+
 def product_loops(code: list[str]) -> list[tuple[int, int]]:
     """Returns the first and last line of each innermost loop with products, in order.
 

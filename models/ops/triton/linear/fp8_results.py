@@ -18,7 +18,7 @@ _TOKEN_ALIGNMENT = gl.constexpr(TOKEN_ALIGNMENT)
 
 
 @gluon.jit
-def _along(first, sums, AXIS: gl.constexpr):
+def along(first, sums, AXIS: gl.constexpr):
     """Returns the numbers of tokens or outputs of an axis of sums, from `first` on."""
     return first + gl.arange(0, sums.shape[AXIS], gl.SliceLayout(1 - AXIS, sums.type.layout))
 
@@ -33,16 +33,16 @@ def _store(
         THREADS: gl.constexpr = min(32, values.shape[1] // 8)
         rows: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
         values = gl.convert_layout(values, rows)
-        tokens = _along(first_token, values, 0)
-        outputs = _along(first_output, values, 1)
+        tokens = along(first_token, values, 0)
+        outputs = along(first_output, values, 1)
         is_stored = (tokens < num_tokens)[:, None] & (outputs < NUM_OUTPUTS)[None, :]
         at = tokens.to(gl.int64)[:, None] * NUM_OUTPUTS + outputs[None, :]
         gl.store(output_ptr + at, values, mask=is_stored)
     else:
         columns: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, 4], [0, 1])
         values = gl.convert_layout(values, columns)
-        outputs = _along(first_output, values, 0)
-        tokens = _along(first_token, values, 1)
+        outputs = along(first_output, values, 0)
+        tokens = along(first_token, values, 1)
         is_stored = (outputs < NUM_OUTPUTS)[:, None] & (tokens < num_tokens)[None, :]
         output_ptr += tokens[None, :] * NUM_OUTPUTS
         gl.store(output_ptr + outputs[:, None], values, mask=is_stored)
@@ -55,10 +55,10 @@ def store_sums(
 ):  # fmt: skip
     """Scales sums by row, if blocks were not scaled before, and adds the bias; then stores them."""
     x_scale_ptr, weight_scale_ptr, bias_ptr, output_ptr, _ = operands
-    outputs = _along(output, sums, 1 - TOKEN_AXIS)
+    outputs = along(output, sums, 1 - TOKEN_AXIS)
     is_output = outputs < NUM_OUTPUTS
     if not BLOCKED:
-        tokens = _along(token, sums, TOKEN_AXIS)
+        tokens = along(token, sums, TOKEN_AXIS)
         token_scale = gl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)
         row_scale = gl.load(weight_scale_ptr + outputs, mask=is_output, other=0.0)
         sums *= gl.expand_dims(token_scale, 1 - TOKEN_AXIS)
@@ -100,10 +100,10 @@ def store_gated(
     the same tokens; they share a token's scale through shared memory.
     """
     x_scale_ptr, weight_scale_ptr, _, output_ptr, rounding = operands
-    tokens = _along(token, gate, TOKEN_AXIS)
+    tokens = along(token, gate, TOKEN_AXIS)
     is_token = tokens < num_tokens
     if not BLOCKED:
-        outputs = _along(output, gate, 1 - TOKEN_AXIS)
+        outputs = along(output, gate, 1 - TOKEN_AXIS)
         is_output = outputs < NUM_OUTPUTS
         token_scale = gl.load(x_scale_ptr + tokens, mask=is_token, other=0.0)
         token_scale = gl.expand_dims(token_scale, 1 - TOKEN_AXIS)

@@ -19,12 +19,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.fp8_operands import DEPTH, SCALE_LAYOUT
+from models.ops.triton.linear.wide_configurations import GROUP_ROWS
 from models.ops.triton.moe.expert_kernel import gated
 from models.ops.triton.moe.fp8_expert_results import finished, store, store_rounded
 from models.ops.triton.moe.fp8_expert_tiles import OUTPUTS, count_tiles, fact, fetch
 from models.ops.triton.moe.token_tiles import after
 
-GROUP_ROWS = gl.constexpr(64)
+_GROUP_ROWS = gl.constexpr(GROUP_ROWS)
 """Of the tensor cores' left factor, for each group."""
 
 
@@ -58,7 +59,7 @@ def _sum_tile(
     of_tokens: gl.constexpr = gl.SliceLayout(1 - TOKEN_AXIS, layout)
     first_table = first_table._reinterpret(gl.float32, [first_table.shape[0], 1], plain)
     second_table = second_table._reinterpret(gl.float32, [second_table.shape[0], 1], plain)
-    first = gl.zeros([GROUP_ROWS, WIDTH], gl.float32, layout)
+    first = gl.zeros([_GROUP_ROWS, WIDTH], gl.float32, layout)
     second = first
     for step in range(STEPS):
         mbarrier.wait(full.index(slot), phase)
@@ -66,16 +67,16 @@ def _sum_tile(
         token_scales = scales.index(slot)._reinterpret(gl.float32, [scales.shape[2]], plain)
         if TOKEN_AXIS == 1:
             token_scales = token_scales.slice(0, TOKENS).load(of_tokens)
-            left, right = matrix.slice(GROUP * GROUP_ROWS, GROUP_ROWS), xs.index(slot)
+            left, right = matrix.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS), xs.index(slot)
         else:
-            token_scales = token_scales.slice(GROUP * GROUP_ROWS, GROUP_ROWS).load(of_tokens)
-            left = xs.index(slot).slice(GROUP * GROUP_ROWS, GROUP_ROWS)
+            token_scales = token_scales.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS).load(of_tokens)
+            left = xs.index(slot).slice(GROUP * _GROUP_ROWS, _GROUP_ROWS)
             right = matrix.slice(0, OUTPUTS)
         scale = first_table.index(step).load(of_tokens)
         first = _multiply_step(first, left, right, token_scales, scale, TOKEN_AXIS)
         if HALVES == 2:
             if TOKEN_AXIS == 1:
-                left = matrix.slice(OUTPUTS + GROUP * GROUP_ROWS, GROUP_ROWS)
+                left = matrix.slice(OUTPUTS + GROUP * _GROUP_ROWS, _GROUP_ROWS)
             else:
                 right = matrix.slice(OUTPUTS, OUTPUTS)
             scale = second_table.index(step).load(of_tokens)
@@ -162,10 +163,10 @@ def _multiply(
         output = row_tile * OUTPUTS
         scale_place = row_tile.to(gl.int64) * scale_stride + fact(facts.index(at), 3)
         if TOKEN_AXIS == 1:
-            output += GROUP * GROUP_ROWS
+            output += GROUP * _GROUP_ROWS
         else:
-            first_row += GROUP * GROUP_ROWS
-            scale_place += GROUP * GROUP_ROWS
+            first_row += GROUP * _GROUP_ROWS
+            scale_place += GROUP * _GROUP_ROWS
         of_tile = (tables.index(HALVES * at), tables.index(HALVES * at + HALVES - 1))
         place = (matrix_row, output, first_row, end)
         if TOKEN_AXIS == 1 or first_row < end:

@@ -9,15 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from models.number_formats import FP8_MAX, SMALLEST_AMAX
+from models.ops.triton.linear.fp8_results import along
 
 _FP8_MAX = gl.constexpr(FP8_MAX)
 _SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
-
-
-@gluon.jit
-def _along(first, sums, AXIS: gl.constexpr):
-    """Returns the numbers of an axis of sums, from `first` on."""
-    return first + gl.arange(0, sums.shape[AXIS], gl.SliceLayout(1 - AXIS, sums.type.layout))
 
 
 @gluon.jit
@@ -29,8 +24,8 @@ def finished(
 
     matrix_row: the first one, among those of all experts; output: the same of the half.
     """
-    rows = _along(matrix_row, sums, 1 - TOKEN_AXIS)
-    is_output = _along(output, sums, 1 - TOKEN_AXIS) < NUM_OUTPUTS
+    rows = along(matrix_row, sums, 1 - TOKEN_AXIS)
+    is_output = along(output, sums, 1 - TOKEN_AXIS) < NUM_OUTPUTS
     if BY_ROW:
         scale = gl.load(scale_ptr + rows, mask=is_output, other=0.0)
         sums *= gl.expand_dims(scale, TOKEN_AXIS)
@@ -67,7 +62,7 @@ def store_rounded(
     scale = gl.maximum(amax, _SMALLEST_AMAX) / _FP8_MAX
     scaled = exact * gl.expand_dims(1.0 / scale, 1 - TOKEN_AXIS)
     scaled = gl.minimum(gl.maximum(scaled, -_FP8_MAX), _FP8_MAX)
-    tokens = _along(0, values, TOKEN_AXIS)
+    tokens = along(0, values, TOKEN_AXIS)
     is_stored = first_row + tokens < end
     if TOKEN_AXIS == 1:
         is_stored = is_stored & (GROUP == 0)
@@ -91,8 +86,8 @@ def store(
     else:
         down: gl.constexpr = gl.BlockedLayout([EACH, 1], [LANES, 32 // LANES], [1, 4], [0, 1])
         values = gl.convert_layout(values, down)
-    outputs = _along(output, values, 1 - TOKEN_AXIS)
-    numbers = _along(first_row, values, TOKEN_AXIS)
+    outputs = along(output, values, 1 - TOKEN_AXIS)
+    numbers = along(first_row, values, TOKEN_AXIS)
     is_row = numbers < end
     if rows_ptr is not None:
         numbers = gl.load(rows_ptr + numbers, mask=is_row, other=0)

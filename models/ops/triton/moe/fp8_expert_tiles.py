@@ -10,12 +10,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from models.number_formats import BLOCK
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 from models.ops.triton.linear.fp8_operands import DEPTH
 from models.ops.triton.moe.fp8_rows import scale_row
 from models.ops.triton.moe.token_tiles import after, tiles_of_experts
 
-OUTPUTS = gl.constexpr(128)
+OUTPUTS = gl.constexpr(BLOCK)
 """Of a tile: a block of rows that share scales of weights, and scales of rounded results."""
 
 

@@ -19,12 +19,10 @@ from models.ops.triton.linear.fp8_operands import DTYPES, described_scales, desc
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
 from models.ops.triton.moe.expert_forms import OF_8_BITS, are_few, tile_rows
 from models.ops.triton.moe.fp8_expert_kernel import fp8_expert_kernel
-from models.ops.triton.moe.fp8_expert_tiles import OUTPUTS
 from models.ops.triton.moe.fp8_rows import empty_row_scales, rounded_rows
 from models.ops.triton.moe.moe_grouped import sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
 
-_OUTPUTS = int(OUTPUTS.value)
 _WEIGHT_LAYOUT = gl.NVMMASharedLayout(128, 8, rank=3)
 _SHARED_BYTES = 226304
 """Shared memory of a program, less 6 KiB of what is not the ring's nor the results'."""
@@ -41,7 +39,7 @@ class _Product:
     """A product that a kernel is built for.
 
     num_outputs: of gate and of up alone, or of each half of an expert's outputs.
-    halves: of the matrix's rows, of both of which a tile has OUTPUTS.
+    halves: of the matrix's rows, of both of which a tile has a block.
     height: tokens of a tile.
     """
 
@@ -111,7 +109,7 @@ def _products(
         dtype=hidden.dtype,
     )  # fmt: skip
     # Alone, there are few tiles; halves of scaled rows must be whole blocks.
-    halves = 1 if is_alone or hidden_size % (2 * _OUTPUTS) else 2
+    halves = 1 if is_alone or hidden_size % (2 * BLOCK) else 2
     num_outputs = hidden_size // halves
     down = replace(
         gate_up, num_outputs=num_outputs, num_inputs=inner, halves=halves, is_gated=False
@@ -136,7 +134,7 @@ def _multiply(
     """Runs the kernel."""
     num_rows, height = len(x), product.height
     num_tiles = num_rows if product.is_alone else num_rows // height + product.num_experts
-    num_tiles *= triton.cdiv(product.num_outputs, _OUTPUTS)
+    num_tiles *= triton.cdiv(product.num_outputs, BLOCK)
     _launcher(product, x.device)(
         (min(MULTIPROCESSORS, num_tiles), 1, 1),
         described_tokens(x, height), described_scales(x_scale.t(), max(LEAST_SCALES, height)),
@@ -152,7 +150,7 @@ def _described_weight(weight: torch.Tensor, product: _Product) -> TensorDescript
         weight,
         [product.num_experts * product.halves, num_outputs, num_inputs],
         [num_outputs * num_inputs, num_inputs, 1],
-        [product.halves, _OUTPUTS, BLOCK],
+        [product.halves, BLOCK, BLOCK],
         _WEIGHT_LAYOUT,
     )
 
@@ -181,5 +179,5 @@ def _num_slots(product: _Product) -> int:
     # Numbers of up to 16 bits pass through half of the memory of a tall tile, one after the other.
     rows = height if itemsize == 4 else min(height, GROUP_ROWS)
     results = 2 * rows * GROUP_ROWS * itemsize
-    slot = (product.halves * _OUTPUTS + height) * BLOCK + max(LEAST_SCALES, height) * 4 + 16
+    slot = (product.halves * BLOCK + height) * BLOCK + max(LEAST_SCALES, height) * 4 + 16
     return max(2, min(_MOST_SLOTS, (_SHARED_BYTES - results) // slot))

@@ -1,7 +1,7 @@
 """Rows of tokens in FP8, in the order of experts, and where their scales are.
 
 The copy engine takes scales from every fourth on, so those of an expert, or of a row computed
-alone, begin at a multiple of four; rows themselves lie side by side.
+alone, begin at a multiple of four; rows themselves are side by side.
 """
 
 import torch
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from models.number_formats import BLOCK, FP8
+from models.ops.operands.token_scales import TOKEN_ALIGNMENT
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -17,7 +18,7 @@ from models.ops.triton.launching.dependent_launch import (
 from models.ops.triton.moe.rounding import rounded
 
 _BLOCK = tl.constexpr(BLOCK)
-_ALIGNMENT = tl.constexpr(4)
+_ALIGNMENT = tl.constexpr(TOKEN_ALIGNMENT)
 
 
 @triton.jit
@@ -63,9 +64,9 @@ def _round_kernel(
 
 def empty_row_scales(rows: torch.Tensor, num_experts: int, *, is_alone: bool) -> torch.Tensor:
     """Returns room for scales of rows [R, size], [blocks, scale_row] float32."""
-    alignment = _ALIGNMENT.value
     (num_rows, size), device = rows.shape, rows.device
-    most = alignment * (num_rows if is_alone else -(-num_rows // alignment) + num_experts + 1)
+    most = num_rows if is_alone else -(-num_rows // TOKEN_ALIGNMENT) + num_experts + 1
+    most *= TOKEN_ALIGNMENT
     return torch.empty(triton.cdiv(size, BLOCK), most, dtype=torch.float32, device=device)
 
 

@@ -23,6 +23,7 @@ from models.ops.triton.moe.expert_forms import (
     ON_CORES,
     first_tokens_of_each_form,
 )
+from models.quantization.config import WeightKind
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
@@ -45,6 +46,9 @@ _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8,
 _SHORT_PROMPTS = (2, 2)
 _PROMPT_TOKENS = (33, 256, 512, 520)
 """Tokens of other steps with other kernels, of as few prompts as they fit into."""
+
+_PACKED_KINDS: frozenset[WeightKind] = frozenset(("int4", "mxfp4", "nvfp4"))
+"""Weights with other kernels of many tokens: PACKED_TOKENS."""
 
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
 """In batch-invariant mode, tokens of more steps with other kernels.
@@ -84,7 +88,7 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     early = early_steps(config, limits)
     steps = [_prompts(count, limits.max_model_len) for count in _PROMPT_TOKENS]
     others = list(_INVARIANT_PROMPTS if is_batch_invariant() else ())
-    if config.quantization is not None:
+    if _has_packed_products(config):
         others += PACKED_TOKENS
     for each in (_prompts(count, limits.max_model_len) for count in others):
         if each not in (*FIRST_STEPS, *steps):
@@ -110,9 +114,18 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     moe = config.moe
     assert moe is not None, "the caller checked"
     others = None
-    if config.quantization is not None:
-        others = ON_CORES if config.quantization.method == STACKED_MXFP4 else OF_8_BITS
+    if config.quantization is not None and config.quantization.method == STACKED_MXFP4:
+        others = ON_CORES
+    elif config.quantization is not None and "fp8" in config.quantization.kinds:
+        others = OF_8_BITS
     return first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok, others)
+
+
+def _has_packed_products(config: ModelConfig) -> bool:
+    quantization = config.quantization
+    if quantization is None or quantization.method == STACKED_MXFP4:  # experts alone
+        return False
+    return not quantization.kinds.isdisjoint(_PACKED_KINDS)
 
 
 def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:

@@ -16,7 +16,7 @@ from models.ops.triton.linear.fp8_configurations import BUILT_TOKENS
 from models.ops.triton.linear.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
 from models.ops.triton.linear.packed_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
-from models.ops.triton.moe.expert_forms import COMMON, ON_CORES, are_few, tile_rows
+from models.ops.triton.moe.expert_forms import COMMON, OF_8_BITS, ON_CORES, are_few, tile_rows
 from models.quantization.read import read_quantization
 from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.limits import StepLimits
@@ -32,6 +32,7 @@ from services.engine.worker.start.warm_up import (
     run_small_steps,
     small_step_of_everything,
 )
+from tests.support.damaged_checkpoints import FP8_CONFIG
 from tests.support.invariance import batch_invariance
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -106,14 +107,21 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(32, 4), (128, 4)])
-def test_every_way_through_mxfp4_experts_is_warmed_up(tmp_path, num_experts, top_k):
+@pytest.mark.parametrize(
+    ("quantization", "others"),
+    [({"quant_method": "mxfp4"}, ON_CORES), (FP8_CONFIG, OF_8_BITS)],
+    ids=["mxfp4", "fp8"],
+)
+def test_every_way_through_quantised_experts_is_warmed_up(
+    tmp_path, quantization, others, num_experts, top_k
+):
     write_checkpoint(tmp_path, "qwen3_moe")
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
     limits = limits_of(max_num_batched_tokens=16384, max_model_len=4096)
-    config = replace(config, moe=moe, quantization=read_quantization({"quant_method": "mxfp4"}))
+    config = replace(config, moe=moe, quantization=read_quantization(quantization))
     steps = [each for each in all_steps(config, limits) if fits(each, limits)]
-    for forms in (COMMON, ON_CORES):
+    for forms in (COMMON, others):
         warmed_up = {form(sum(q_lens), num_experts, top_k, forms) for q_lens in steps}
         assert warmed_up == {form(count, num_experts, top_k, forms) for count in range(1, 16385)}
 
@@ -164,6 +172,14 @@ def test_steps_run_kernels_of_4_bits_whatever_the_length_of_requests(tmp_path, m
     steps = all_steps(config, limits)
     assert set(PACKED_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
     assert len(steps) == len(set(steps))
+
+
+@pytest.mark.parametrize("quantization", [FP8_CONFIG, {"quant_method": "mxfp4"}])
+def test_no_steps_are_run_for_products_without_4_bits(tmp_path, quantization):
+    write_checkpoint(tmp_path, "llama")
+    plain, limits = ModelConfig.from_folder(tmp_path), limits_of()
+    quantized = replace(plain, quantization=read_quantization(quantization))
+    assert all_steps(quantized, limits) == all_steps(plain, limits)
 
 
 @pytest.mark.parametrize("is_gated", [True, False])

@@ -17,7 +17,7 @@ from models.ops.triton.launching.launch import _launches
 from models.ops.triton.linear.packed_configurations import _FEW_TOKENS_TILES, _WIDE_COST
 from models.ops.triton.linear.packed_wide_linear import _packed_wide_kernel, packed_wide_linear
 from tests.support.kernel_launches import absent_gpu
-from tests.support.machine_code import early_writes, machine_code, product_loops
+from tests.support.machine_code import check_unpacked_products, machine_code
 
 FORMATS = ((128, {}), (32, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True}))
 x = torch.zeros(300, 1056).bfloat16()
@@ -41,15 +41,7 @@ builds = [
 ]
 assert len(builds) == len(ways), len(builds)
 for build in builds:
-    code = machine_code(build.asm["cubin"])
-    early = early_writes(code)
-    assert not early, early
-    # The compiler did not begin products one by one.
-    products = [line for line in code if "HGMMA" in line]
-    assert sum("gsb0" in line for line in products) < len(products)
-    # No register is kept in memory while products are under way.
-    for start, end in product_loops(code):
-        assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
+    check_unpacked_products(machine_code(build.asm["cubin"]))
 """
 
 

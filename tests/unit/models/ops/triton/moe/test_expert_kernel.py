@@ -16,7 +16,7 @@ from models.ops.triton.launching.launch import _launches
 from models.ops.triton.moe.expert_kernel import expert_kernel
 from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
 from tests.support.kernel_launches import absent_gpu
-from tests.support.machine_code import early_writes, machine_code, product_loops
+from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts
 
 # Of gpt-oss: 45 tiles of 64 inputs and 23 of 128, so that not all steps are in pairs.
@@ -34,15 +34,7 @@ builds = [
 both = [ALONE_TILES, *SORTED_TILES.values()]
 assert len(builds) == sum(map(len, map(set, zip(*both))))
 for build in builds:
-    code = machine_code(build.asm["cubin"])
-    early = early_writes(code)
-    assert not early, early
-    # The compiler did not begin products one by one.
-    products = [line for line in code if "HGMMA" in line]
-    assert sum("gsb0" in line for line in products) < len(products)
-    # No register is kept in memory while products are under way.
-    for start, end in product_loops(code):
-        assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
+    check_unpacked_products(machine_code(build.asm["cubin"]))
 """
 
 
