@@ -25,6 +25,7 @@ from services.engine.node.hosted_ranks import HostedRanks
 from services.engine.rpc.nodes import BEATS_PER_TIMEOUT, HELLO_TIMEOUT_S
 from services.engine.worker.wire import MAX_MESSAGE_BYTES
 from services.telemetry.grpc_options import Options
+from services.telemetry.server_status import ServerStatus
 from services.telemetry.tls import ClientTls, open_channel
 from services.version import own_version
 
@@ -142,6 +143,7 @@ class _Stream:
 
     def __init__(self, call: Any, head: str) -> None:
         self._call = call
+        self._status = ServerStatus(call)
         self._head = head
         self._writing = asyncio.Lock()
 
@@ -166,7 +168,7 @@ class _Stream:
             RefusedNodeError: it would come again.
             LostHeadError: it may pass.
         """
-        code, details = await self._call.code(), await self._call.details()
+        code, details = await self._status.wait()
         if code == grpc.StatusCode.UNIMPLEMENTED:
             details = "it takes no nodes: it lacks --num-nodes"
         if code in _FINAL:

@@ -1,6 +1,7 @@
 """The stream that carries all requests of this frontend to one engine."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,6 +34,7 @@ from services.frontend.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
+from services.telemetry.server_status import ServerStatus
 
 ReadinessHandler = Callable[[bool], None]
 """Gets whether the engine accepts requests."""
@@ -49,6 +51,7 @@ class EngineSession:
     def __init__(
         self,
         call: Any,
+        status: ServerStatus,
         hello: EngineHello,
         *,
         breaker: CircuitBreaker,
@@ -60,6 +63,7 @@ class EngineSession:
         self.is_draining = False
         self.view = EngineView()
         self._call = call
+        self._status = status
         self._breaker = breaker
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
@@ -141,13 +145,18 @@ class EngineSession:
         return reason
 
     async def _read(self, on_readiness: ReadinessHandler) -> str:
-        try:
+        with contextlib.suppress(grpc.aio.AioRpcError):
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self._was_heard = True
                 self._take(message, on_readiness)
-        except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        return "it closed the session"
+        return await self._reason()
+
+    async def _reason(self) -> str:
+        """Returns why the stream ended, in the engine's words if it said."""
+        code, details = await self._status.wait()
+        if code == grpc.StatusCode.OK:
+            return "it closed the session"
+        return f"{code.name}: {details}"
 
     def _take(self, message: EngineMessage, on_readiness: ReadinessHandler) -> None:
         match message.WhichOneof("message"):
@@ -221,8 +230,8 @@ class EngineSession:
                 self._has_outgoing.clear()
                 for message in self._take_outgoing():
                     await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            return f"cannot write to it: {error}"
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return await self._reason()
 
     def _take_outgoing(self) -> list[FrontendMessage]:
         """Takes everything to send; an abort follows its submission."""
@@ -268,6 +277,7 @@ async def open_session(
         EngineUnavailableError: the engine sent no hello.
     """
     call = stub.Session()
+    status = ServerStatus(call)
     try:
         async with asyncio.timeout(silence_timeout_s):
             hello = FrontendHello(frontend_id=frontend_id)
@@ -276,14 +286,22 @@ async def open_session(
                 hello.prefix_key_version = PREFIX_KEY_VERSION
             await call.write(FrontendMessage(hello=hello))
             message = await call.read()
-    except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+    except TimeoutError:
         call.cancel()
-        raise EngineUnavailableError(f"the engine opens no session: {error}") from None
+        raise EngineUnavailableError(
+            f"the engine opens no session: it was silent for {silence_timeout_s} s"
+        ) from None
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        code, details = await status.wait()
+        raise EngineUnavailableError(
+            f"the engine opens no session: {code.name}: {details}"
+        ) from None
     if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
         call.cancel()
         raise EngineUnavailableError("the engine opens no session: it did not say hello")
     return EngineSession(
         call,
+        status,
         message.hello,
         breaker=breaker,
         max_message_bytes=max_message_bytes,

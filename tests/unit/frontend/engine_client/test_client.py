@@ -39,6 +39,10 @@ async def health(stack: FrontendStack, service: str = "") -> int:
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
+async def end_sessions(context) -> None:
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all 64 sessions are taken")
+
+
 @contextlib.asynccontextmanager
 async def restarted(engine: FakeEngine, **changes: object):
     """Another engine on the same port."""
@@ -64,6 +68,17 @@ async def test_callers_with_keys_do_not_receive_the_addresses_of_engines(tmp_pat
             await stack.stub.Generate(request(), metadata=bearer).read()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert (engine.address in caught.value.details()) != has_keys
+
+
+async def test_callers_receive_the_engines_reason_for_refusing_a_session(monkeypatch):
+    async with FakeEngine() as engine:
+        monkeypatch.setattr(engine, "talk", end_sessions)
+        async with frontend_stack(engine, wait_ready=False) as stack:
+            await until(lambda: engine.num_asked > 1)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stack.stub.Generate(request()).read()
+        reason = "the engine opens no session: RESOURCE_EXHAUSTED: all 64 sessions are taken"
+        assert reason in caught.value.details()
 
 
 async def test_a_frontend_without_engine_lives_but_is_not_ready():
