@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from models.forward_context import forward_context
 from models.ops.elementwise.local_embedding import local_embedding
@@ -332,7 +333,6 @@ def test_local_embedding_is_the_references(num_tokens, hidden, dtype):
 
 
 def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):
-    triton = pytest.importorskip("triton")
     for query_lens in ([1], [1] * 3, [1] * 200, [3, 1], [100, 1]):
         make_case(query_lens, [200] * len(query_lens), TINY, device="cuda").run()
     compiled = []

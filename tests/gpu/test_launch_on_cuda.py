@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 pytestmark = pytest.mark.gpu
-
-triton = pytest.importorskip("triton")
-tl = triton.language
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 pytestmark = pytest.mark.gpu
 
@@ -11,8 +12,6 @@ CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints-gpu.txt"
 
 
 def test_torch_and_triton_are_the_pinned_ones():
-    import triton  # not there without a GPU
-
     lines = CONSTRAINTS.read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     found = {"torch": torch.__version__.partition("+")[0], "triton": triton.__version__}

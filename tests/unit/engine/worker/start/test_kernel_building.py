@@ -9,7 +9,6 @@ import pytest
 
 from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.kernel_building import KernelBuilding
-from tests.support.needs_triton import needs_triton
 
 PRELUDE = """
 from services.engine.worker.start.build_processes import BuildProcesses
@@ -82,7 +81,6 @@ def run(cache, program):
     )
 
 
-@needs_triton
 @pytest.mark.slow
 def test_all_is_built_elsewhere_once_and_nothing_the_next_time(tmp_path):
     run(
@@ -109,7 +107,6 @@ def test_all_is_built_elsewhere_once_and_nothing_the_next_time(tmp_path):
     )
 
 
-@needs_triton
 @pytest.mark.slow
 def test_only_what_is_missing_is_built(tmp_path):
     run(tmp_path, "with absent_gpu(): others()")
@@ -125,7 +122,6 @@ def test_only_what_is_missing_is_built(tmp_path):
     )
 
 
-@needs_triton
 @pytest.mark.slow
 def test_without_the_processes_the_worker_builds_for_itself(tmp_path):
     run(
@@ -140,7 +136,6 @@ def test_without_the_processes_the_worker_builds_for_itself(tmp_path):
     )
 
 
-@needs_triton
 @pytest.mark.slow
 def test_a_missing_kernel_stops_steps_before_they_launch_more(tmp_path):
     run(

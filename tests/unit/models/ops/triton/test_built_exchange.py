@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 import triton
@@ -50,7 +48,6 @@ assert num_waits("reduce_scatter", None) == [RANKS - 1] * 3
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_each_row_is_awaited_once(tmp_path):
     environment = {

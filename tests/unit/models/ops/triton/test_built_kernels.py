@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import os
 from ctypes.util import find_library
@@ -176,7 +174,6 @@ if find_library("cuda") is not None:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_every_kernel_passes_the_compiler_as_models_launch_it(tmp_path):
     environment = {

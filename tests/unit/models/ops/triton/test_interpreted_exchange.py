@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 MEET = """
 import multiprocessing
 import sys
@@ -138,14 +136,12 @@ def run_interpreted(program, *arguments):
     subprocess.run(command, env=environment, check=True, timeout=280)
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "hidden"), [(2, 264), (3, 96), (4, 264)])
 def test_ranks_get_the_bits_that_torch_computes(num_ranks, hidden):
     run_interpreted(PROGRAM, num_ranks, hidden)
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["add_norm", "gather_rows", "reduce_scatter"])
 def test_a_rank_that_does_not_take_part_is_named(collective):

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 from dataclasses import replace
 import torch
@@ -105,7 +103,6 @@ for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_kernels_agree_with_the_reference_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

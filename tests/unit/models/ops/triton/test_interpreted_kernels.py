@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -243,7 +241,6 @@ for batch, dtype, options in CASES:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -185,7 +183,6 @@ for name, tensor in case.cache.tensors().items():
 """
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 from functools import partial
 import torch
@@ -249,7 +247,6 @@ assert len(ends) == num_here
 """
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -39,7 +37,6 @@ for num_top in (0, 1, 20):
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_sampling_kernels_agree_with_the_references_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

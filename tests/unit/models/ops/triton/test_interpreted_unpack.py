@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 from models.ops.operands.packed_weights import packed_values, quantize_packed
@@ -24,7 +22,6 @@ for rows, columns in ((3, 64), (9, 320)):
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_unpacked_values_are_the_references():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -7,8 +7,6 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from models.ops.triton.launching.kernel_builds import launches_skipped
 from models.ops.triton.linear.fp8_linear import quantize
 from models.ops.triton.sampling.penalize_tokens import penalize_tokens

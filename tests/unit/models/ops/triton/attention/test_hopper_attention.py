@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
@@ -39,7 +37,6 @@ for build in builds:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_each_part_waits_for_earlier_kernels_and_keeps_its_registers(tmp_path):
     environment = {

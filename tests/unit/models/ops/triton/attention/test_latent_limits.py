@@ -2,11 +2,8 @@
 
 import pytest
 
-from tests.support.latent_case import make_latent_case
-
-pytest.importorskip("triton")
-
 from models.ops.triton.attention.latent_attention import MOST_TOKENS, latent_attention
+from tests.support.latent_case import make_latent_case
 
 
 def test_a_step_of_too_many_tokens_is_refused_before_its_launch():

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import re
 import torch
@@ -38,7 +36,6 @@ assert {size for _, size in accesses} <= {".v4.b32", ".v2.b32", ".b64", ".b32"},
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_all_elements_of_a_thread_are_read_and_written_at_once(tmp_path):
     environment = {

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import re
 from collections import Counter
@@ -57,7 +55,6 @@ for num_requests, num_heads, num_kv_heads, options in (
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_sums_do_not_depend_on_what_is_stored(tmp_path):
     environment = {

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from models.ops.triton.launching import launch as launching
 from models.ops.triton.launching.launch import Launch, forget_all_builds
 

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
@@ -45,7 +43,6 @@ for build in builds:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path):
     environment = {

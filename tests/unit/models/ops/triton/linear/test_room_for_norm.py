@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 from itertools import product
 import torch
@@ -76,7 +74,6 @@ check(1, of_product, taken(norm(add_rms_norm, wide.splits, rounds=False)))
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_next_norm_starts_beside_a_product(tmp_path):
     environment = {

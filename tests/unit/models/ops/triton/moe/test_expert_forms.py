@@ -8,6 +8,8 @@ from models.ops.triton.moe.expert_forms import (
     first_tokens_of_each_form,
     tile_rows,
 )
+from models.ops.triton.moe.few_token_experts import FEW_TOKEN_TILES
+from models.ops.triton.moe.matrix_experts import SORTED_TILES
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])
@@ -28,10 +30,6 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k, others):
 
 
 def test_mxfp4_experts_have_tiles_of_every_height():
-    pytest.importorskip("triton")
-    from models.ops.triton.moe.few_token_experts import FEW_TOKEN_TILES
-    from models.ops.triton.moe.matrix_experts import SORTED_TILES
-
     assert list(SORTED_TILES) == [rows for rows, _ in ON_CORES.heights]
     for rows, both in SORTED_TILES.items():
         assert max(tiles.tokens for tiles in both) == rows

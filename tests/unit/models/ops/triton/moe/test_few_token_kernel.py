@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 from itertools import product
 import torch
@@ -62,7 +60,6 @@ for (height, tiles), case in product(FEW_TOKEN_TILES.items(), cases):
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_groups_unpack_and_multiply_without_waste(tmp_path):
     environment = {

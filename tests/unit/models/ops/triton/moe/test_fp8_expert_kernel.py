@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
@@ -46,7 +44,6 @@ print("built")
 """
 
 
-@needs_triton
 @pytest.mark.timeout(300)
 def test_every_height_fits_shared_memory_and_registers(tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.support.needs_triton import needs_triton
-
 PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
@@ -38,7 +36,6 @@ for build in builds:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_all_weights_of_a_pair_are_under_way_before_its_first_product(tmp_path):
     environment = {

@@ -8,7 +8,6 @@ import torch
 from models.number_formats import FP8
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.token_chunks import MOST_SCRATCH_BYTES, scratch_bytes, token_chunks
-from tests.support.needs_triton import needs_triton
 
 
 def experts_of(num_experts, hidden, inner, dtype=torch.bfloat16):
@@ -117,7 +116,6 @@ with absent_gpu() as launched:
 """
 
 
-@needs_triton
 @pytest.mark.slow
 def test_16384_tokens_of_deepseek_v3_need_under_half_a_gigabyte(tmp_path):
     environment = {
