@@ -72,7 +72,8 @@ class IntegerWeight:
 
 def unpack_words(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
     """Returns the integers of 32-bit words, low bits first: uint8 [..., 32 / bits * M]."""
-    octets = packed.contiguous().view(torch.uint8)
+    # A matrix of one column may call itself contiguous, whatever the stride of its columns.
+    octets = packed.flatten().view(torch.uint8).view(*packed.shape[:-1], -1)
     if num_bits == 8:
         return octets
     return torch.stack((octets & 0xF, octets >> 4), dim=-1).flatten(-2)

@@ -36,7 +36,12 @@ def test_the_ranges_hold_what_is_pinned():
 
 def test_an_installation_for_a_cpu_has_no_triton():
     assert "triton" in extra("gpu")
-    assert "triton" not in extra("engine") | extra("cpu") | CPU | pins("constraints.txt")
+    assert "triton" not in extra("engine") | extra("cpu") | pins("constraints.txt")
+
+
+def test_kernels_are_built_with_the_same_triton_where_there_is_no_gpu():
+    assert "triton" in extra("dev")
+    assert CPU["triton"] == GPU["triton"]
 
 
 @pytest.mark.parametrize("page", ["benchmarks.md", "kernels.md"])

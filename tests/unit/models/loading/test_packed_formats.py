@@ -116,6 +116,17 @@ def assert_same_values(kept, plain):
     return layers
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_matrix_of_eight_rows_has_the_stored_values(form, tmp_path):
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 8}
+    write_checkpoint(tmp_path, "llama", **WIDE | sizes)
+    plain = write_quantized(tmp_path, tmp_path / "stored", FORMATS[form])
+    loaded = load(tmp_path / "stored").get_parameter("model.layers.0.self_attn.qkv_proj.weight")
+    for name, values in zip("qkv", loaded.split((64, 8, 8)), strict=True):
+        expected = plain[f"model.layers.0.self_attn.{name}_proj.weight"]
+        torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-7)
+
+
 @each_form
 def test_kept_weights_have_the_dequantised_values(stored, form):
     folder = stored(form)
