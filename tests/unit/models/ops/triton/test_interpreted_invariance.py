@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-PROGRAM = """
+COMMON = """
+import sys
 from dataclasses import replace
 import torch
 torch.set_num_threads(1)
@@ -24,14 +25,6 @@ from tests.support.attention_case import Heads, make_case
 from tests.support.tolerances import assert_rows_close
 
 ODD = Heads(num_heads=6, num_kv_heads=2, head_dim=12)
-CASES = [
-    (([1] * 5, [5, 1, 0, 170, 16]), {}),
-    (([1, 0, 5, 0], [9, 0, 8, 0]), {}),
-    (([33], [33]), {"block_size": 5}),
-    (([1, 3, 20], [1200, 530, 600]), {}),
-    (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
-    (([1, 3], [1200, 530]), {"sliding_window": 600, "has_sinks": True, "soft_cap": 0.7}),
-]
 
 def computed(case):
     output = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
@@ -41,20 +34,30 @@ def computed(case):
         soft_cap=case.soft_cap,
     )
     return output
-
-for dtype in (torch.float32, torch.float16):
-    for batch, options in CASES:
-        case = make_case(*batch, ODD, dtype=dtype, has_rotation=False, **options)
-        exact = case.exact()
-        case.leave_window()
-        output = computed(case)
-        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-        assert_rows_close(output[live], exact.run()[live])
-        assert output[~live].count_nonzero() == 0
-        assert case.metadata.workspace.counters.count_nonzero() == 0
-        # One program for all parts of the keys, or one for each part.
-        assert torch.equal(output, computed(case.unsplit()))
-
+"""
+ATTENTION_PROGRAM = """
+CASES = [
+    (([1] * 5, [5, 1, 0, 170, 16]), {}),
+    (([1, 0, 5, 0], [9, 0, 8, 0]), {}),
+    (([33], [33]), {"block_size": 5}),
+    (([1, 3, 20], [1200, 530, 600]), {}),
+    (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
+    (([1, 3], [1200, 530]), {"sliding_window": 600, "has_sinks": True, "soft_cap": 0.7}),
+]
+dtype = getattr(torch, sys.argv[1])
+for batch, options in CASES:
+    case = make_case(*batch, ODD, dtype=dtype, has_rotation=False, **options)
+    exact = case.exact()
+    case.leave_window()
+    output = computed(case)
+    live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+    assert_rows_close(output[live], exact.run()[live])
+    assert output[~live].count_nonzero() == 0
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    # One program for all parts of the keys, or one for each part.
+    assert torch.equal(output, computed(case.unsplit()))
+"""
+OTHERS_PROGRAM = """
 # One kernel for the norms, the rotation and the cache has the bits of three, in both its forms.
 use_batch_invariance(is_on=True)
 for has_norm in (True, False):
@@ -104,6 +107,16 @@ for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300
 
 
 @pytest.mark.slow
-def test_kernels_agree_with_the_reference_in_the_interpreter():
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        (ATTENTION_PROGRAM, ["float32"]),
+        (ATTENTION_PROGRAM, ["float16"]),
+        (OTHERS_PROGRAM, []),
+    ],
+    ids=["attention-32", "attention-16", "others"],
+)
+def test_kernels_agree_with_the_reference_in_the_interpreter(program, arguments):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
+    command = [sys.executable, "-c", COMMON + program, *arguments]
+    subprocess.run(command, env=environment, check=True, timeout=280)

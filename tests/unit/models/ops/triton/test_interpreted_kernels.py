@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-PROGRAM = """
+PLAIN_PROGRAM = """
+import sys
 import torch
 torch.set_num_threads(1)
 from models.ops.elementwise.rms_norm import rms_norm
@@ -41,82 +42,82 @@ CASES = [
     (([1, 7, 40, 1], [5, 7, 170, 33]), {"soft_cap": 0.7, "sliding_window": 33, "has_sinks": True}),
     (([1, 17], [9, 33]), {"soft_cap": 2.0, "scale": 1.0, "has_rotation": False}),
 ]
-for dtype in (torch.float32, torch.float16):
-    for batch, options in CASES:
-        case = make_case(*batch, ODD, dtype=dtype, **options)
-        exact = case.exact()
-        case.leave_window()
-        output = torch.full(case.q.shape, torch.nan, dtype=dtype)
-        attention.attend(
-            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
-            case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
-        )
-        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-        assert_rows_close(output[live], exact.run()[live])
-        assert output[~live].count_nonzero() == 0
-        assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
-        assert torch.equal(case.cache.v[1:].double(), exact.cache.v[1:])
-        assert case.metadata.workspace.counters.count_nonzero() == 0
-        metadata, size = case.metadata, case.cache.k.shape[1]
-        requests = token_request(metadata.query_start_loc)
-        slots = slot_mapping(metadata.block_tables, requests, case.positions, size)
-        assert torch.equal(slots, metadata.slot_mapping)
-        # Of tokens without blocks, as of dummy requests, one keeps each slot of the null block.
-        nowhere = torch.zeros_like(metadata.block_tables)
-        slots = slot_mapping(nowhere, requests, case.positions, size, keeps_null_block=True)
-        assert torch.equal(slots, torch.where(case.positions < size, case.positions, -1))
-    x, residual = torch.randn(2, 7, 36).to(dtype)
-    weight = torch.randn(36).to(dtype)
-    kept = residual.clone()
-    normed = norms.add_rms_norm(x, residual, weight, 1e-6, rounds=False)
-    assert torch.equal(residual, x + kept)
-    assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
-    assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
-    wide = norms.rms_norm(x, weight.float() + 1.0, 1e-6)
-    assert wide.dtype == dtype
-    assert_rows_close(wide, rms_norm(x.double(), weight.double() + 1.0, 1e-6))
-    assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
-    for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
-        gain = weight[: part.shape[-1]]
-        normed = norms.rms_norm(part, gain, 1e-6)
-        assert normed.is_contiguous()
-        assert_rows_close(normed, rms_norm(part.double(), gain.double(), 1e-6))
-    parts = torch.randn(3, 7, 36)
-    kept = residual.double()
-    normed = norms.add_rms_norm(parts, residual, weight, 1e-6, rounds=False)
-    assert_rows_close(residual, parts.double().sum(0) + kept)
-    assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
-    vectors = torch.randn(11, 36).to(dtype)
-    for ids in (torch.tensor([-1, 0, 4, 5, 15, 16, 2**30]), torch.arange(3, 10, dtype=torch.int32)):
-        embedded = shards.local_embedding(ids, vectors, 5)
-        assert torch.equal(embedded, local_embedding(ids, vectors, 5))
-    heads = torch.randn(7, 5, 24).to(dtype)[:, 1:4, 4:16]
-    cos, sin = torch.randn(7, 1, 12).to(dtype).chunk(2, dim=-1)
-    turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    turned = turning.rotary(heads, *turn)
-    assert turned.is_contiguous()
-    assert_rows_close(turned, rotary(heads.double(), *(x.double() for x in turn)))
-    for size in ((1, 12, 40), (2, 13, 64), (4, 7, 100)):
+dtype = getattr(torch, sys.argv[1])
+for batch, options in CASES:
+    case = make_case(*batch, ODD, dtype=dtype, **options)
+    exact = case.exact()
+    case.leave_window()
+    output = torch.full(case.q.shape, torch.nan, dtype=dtype)
+    attention.attend(
+        case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+        case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
+    )
+    live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+    assert_rows_close(output[live], exact.run()[live])
+    assert output[~live].count_nonzero() == 0
+    assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
+    assert torch.equal(case.cache.v[1:].double(), exact.cache.v[1:])
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    metadata, size = case.metadata, case.cache.k.shape[1]
+    requests = token_request(metadata.query_start_loc)
+    slots = slot_mapping(metadata.block_tables, requests, case.positions, size)
+    assert torch.equal(slots, metadata.slot_mapping)
+    # Of tokens without blocks, as of dummy requests, one keeps each slot of the null block.
+    nowhere = torch.zeros_like(metadata.block_tables)
+    slots = slot_mapping(nowhere, requests, case.positions, size, keeps_null_block=True)
+    assert torch.equal(slots, torch.where(case.positions < size, case.positions, -1))
+x, residual = torch.randn(2, 7, 36).to(dtype)
+weight = torch.randn(36).to(dtype)
+kept = residual.clone()
+normed = norms.add_rms_norm(x, residual, weight, 1e-6, rounds=False)
+assert torch.equal(residual, x + kept)
+assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
+assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
+wide = norms.rms_norm(x, weight.float() + 1.0, 1e-6)
+assert wide.dtype == dtype
+assert_rows_close(wide, rms_norm(x.double(), weight.double() + 1.0, 1e-6))
+assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
+for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
+    gain = weight[: part.shape[-1]]
+    normed = norms.rms_norm(part, gain, 1e-6)
+    assert normed.is_contiguous()
+    assert_rows_close(normed, rms_norm(part.double(), gain.double(), 1e-6))
+parts = torch.randn(3, 7, 36)
+kept = residual.double()
+normed = norms.add_rms_norm(parts, residual, weight, 1e-6, rounds=False)
+assert_rows_close(residual, parts.double().sum(0) + kept)
+assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
+vectors = torch.randn(11, 36).to(dtype)
+for ids in (torch.tensor([-1, 0, 4, 5, 15, 16, 2**30]), torch.arange(3, 10, dtype=torch.int32)):
+    embedded = shards.local_embedding(ids, vectors, 5)
+    assert torch.equal(embedded, local_embedding(ids, vectors, 5))
+heads = torch.randn(7, 5, 24).to(dtype)[:, 1:4, 4:16]
+cos, sin = torch.randn(7, 1, 12).to(dtype).chunk(2, dim=-1)
+turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+turned = turning.rotary(heads, *turn)
+assert turned.is_contiguous()
+assert_rows_close(turned, rotary(heads.double(), *(x.double() for x in turn)))
+for size in ((1, 12, 40), (2, 13, 64), (4, 7, 100)):
+    for options in OPTIONS.values():
+        case = make_linear_case(*size, **options, dtype=dtype)
+        if case.bias is None or not case.is_gated:
+            tiles = VectorTiles(rows=4, columns=32, num_warps=4)
+            assert_rows_close(case.run_vector(tiles), case.exact())
+for size in ((1, 12, 256), (2, 128, 200), (1, 256, 130), (4, 130, 384)):
+    for scales in ("row", "block"):
         for options in OPTIONS.values():
-            case = make_linear_case(*size, **options, dtype=dtype)
-            if case.bias is None or not case.is_gated:
-                tiles = VectorTiles(rows=4, columns=32, num_warps=4)
+            case = make_linear_case(*size, **options, dtype=dtype, scales=scales)
+            is_whole = scales == "row" or size[1] % 128 == 0
+            if not case.is_gated or (case.bias is None and is_whole):
+                tiles = VectorTiles(rows=4, columns=128, num_warps=4)
                 assert_rows_close(case.run_vector(tiles), case.exact())
-    for size in ((1, 12, 256), (2, 128, 200), (1, 256, 130), (4, 130, 384)):
-        for scales in ("row", "block"):
-            for options in OPTIONS.values():
-                case = make_linear_case(*size, **options, dtype=dtype, scales=scales)
-                is_whole = scales == "row" or size[1] % 128 == 0
-                if not case.is_gated or (case.bias is None and is_whole):
-                    tiles = VectorTiles(rows=4, columns=128, num_warps=4)
-                    assert_rows_close(case.run_vector(tiles), case.exact())
 """
 
 FP8_CACHE_PROGRAM = """
+import sys
 import torch
 torch.set_num_threads(1)
-from types import SimpleNamespace
-from models.ops.triton.attention import attention, prefill_attention, widened_cache
+from models.ops.triton.attention import attention
 from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -137,25 +138,34 @@ CASES = [
 ]
 # The interpreter loses the carry of a rounding to 8 bits: 127.7 becomes 64 instead of 128.
 WRITTEN_TOLERANCE = 0.3
-for dtype in (torch.float32, torch.float16):
-    for batch, heads, options in CASES:
-        case = make_case(*batch, heads, dtype=dtype, has_fp8_cache=True, **options)
-        exact = case.exact()
-        exact.run()
-        output = torch.full(case.q.shape, torch.nan, dtype=dtype)
-        attention.attend(
-            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
-            case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
-        )
-        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-        assert_rows_close(output[live], case.exact_reading().run()[live])
-        assert output[~live].count_nonzero() == 0
-        cache = exact_cache(case.cache)
-        for name, numbers in exact.cache.tensors().items():
-            assert_rows_close(cache.tensors()[name][1:], numbers[1:], WRITTEN_TOLERANCE)
-            scale = case.cache.tensors()[f"{name}_scale"][1:].double()
-            largest = numbers[1:].abs().amax(-1)
-            torch.testing.assert_close(scale, largest / 448, rtol=1e-5, atol=0)
+dtype = getattr(torch, sys.argv[1])
+for batch, heads, options in CASES:
+    case = make_case(*batch, heads, dtype=dtype, has_fp8_cache=True, **options)
+    exact = case.exact()
+    exact.run()
+    output = torch.full(case.q.shape, torch.nan, dtype=dtype)
+    attention.attend(
+        case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+        case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
+    )
+    live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+    assert_rows_close(output[live], case.exact_reading().run()[live])
+    assert output[~live].count_nonzero() == 0
+    cache = exact_cache(case.cache)
+    for name, numbers in exact.cache.tensors().items():
+        assert_rows_close(cache.tensors()[name][1:], numbers[1:], WRITTEN_TOLERANCE)
+        scale = case.cache.tensors()[f"{name}_scale"][1:].double()
+        largest = numbers[1:].abs().amax(-1)
+        torch.testing.assert_close(scale, largest / 448, rtol=1e-5, atol=0)
+"""
+
+WIDENED_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from types import SimpleNamespace
+from models.ops.triton.attention import prefill_attention, widened_cache
+from tests.support.attention_case import Heads, exact_cache, make_case
+from tests.support.tolerances import assert_rows_close
 
 # Copies of the keys that later chunks attend to, with room for all of them or for some.
 QUERIES, LENGTHS = [1, 20, 30, 0, 2, 9, 3], [40, 70, 30, 50, 300, 0, 90]
@@ -243,10 +253,18 @@ for batch, dtype, options in CASES:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program",
-    [PROGRAM, FP8_CACHE_PROGRAM, ROUNDED_PROGRAM],
-    ids=["plain", "fp8-cache", "rounded"],
+    ("program", "arguments"),
+    [
+        (PLAIN_PROGRAM, ["float32"]),
+        (PLAIN_PROGRAM, ["float16"]),
+        (FP8_CACHE_PROGRAM, ["float32"]),
+        (FP8_CACHE_PROGRAM, ["float16"]),
+        (WIDENED_PROGRAM, []),
+        (ROUNDED_PROGRAM, []),
+    ],
+    ids=["plain-32", "plain-16", "fp8-cache-32", "fp8-cache-16", "widened", "rounded"],
 )
-def test_kernels_agree_with_the_references_in_the_interpreter(program):
+def test_kernels_agree_with_the_references_in_the_interpreter(program, arguments):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)
+    command = [sys.executable, "-c", program, *arguments]
+    subprocess.run(command, env=environment, check=True, timeout=250)
