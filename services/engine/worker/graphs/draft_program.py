@@ -43,10 +43,12 @@ class DraftProgram:
         self._forward = forward
         self._buffers = buffers
         self._limits = limits
-        weight = model.lm_head.weight
         num_requests, q_len = limits.max_decodes, limits.decode_q_len
-        self.hidden = weight.new_zeros(num_requests * q_len, model.output_size)
-        self.sampled = torch.zeros((num_requests, q_len), dtype=torch.int32, device=weight.device)
+        device = buffers.tokens.device
+        self.hidden = torch.zeros(
+            (num_requests * q_len, model.output_size), dtype=model.dtype, device=device
+        )
+        self.sampled = torch.zeros((num_requests, q_len), dtype=torch.int32, device=device)
         self.drafts = torch.zeros_like(self.sampled[:, :-1])
 
     def write(self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Tensor) -> None:

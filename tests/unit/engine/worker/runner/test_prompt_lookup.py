@@ -7,6 +7,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from services.engine.batch import read_int32
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.compilation import compilation_config
+from tests.support.foreign_checkpoints import write_foreign_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -83,6 +84,18 @@ def test_graphs_verify_too(folder, mode):
     assert {outcome.fault for outcome in by_graph.capture()} == {""}
     assert by_graph.run(prompts, NUM_OUTPUT) == expected
     assert any(result.drafted_by_graph for _, result in by_graph.steps)
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY], ids=str)
+def test_modules_of_transformers_verify_too(tmp_path, mode):
+    write_foreign_checkpoint(tmp_path, "StableLmForCausalLM")
+    prompts = [PROMPTS[0], PROMPTS[4]]
+    expected = engine(tmp_path, 0).run(prompts, NUM_OUTPUT)
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(1, 2))
+    speculating = engine(tmp_path, config=config)
+    assert {outcome.fault for outcome in speculating.capture()} <= {""}
+    assert speculating.run(prompts, NUM_OUTPUT) == expected
+    assert num_accepted(speculating) > 0
 
 
 def test_the_embedded_model_repeats_what_it_reads():
