@@ -33,7 +33,8 @@ def main() -> int:
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + str(problem["loc"][0]).replace("_", "-")
-            message = f"octavo frontend: {flag} is {problem['input']!r}: {problem['msg']}"
+            reason = problem["msg"].removeprefix("Value error, ")
+            message = f"octavo frontend: {flag} is {problem['input']!r}: {reason}"
             print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
         return USAGE_ERROR
     if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():

@@ -63,7 +63,7 @@ def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[
         names = (str(name) for name in problem["loc"] if name not in kind.model_fields)
         flag = next(names, None)
         place = f"--{flag.replace('_', '-')} is {problem['input']!r}: " if flag else ""
-        lines.append(place + problem["msg"])
+        lines.append(place + problem["msg"].removeprefix("Value error, "))
     return lines
 
 

@@ -57,17 +57,15 @@ def test_changed_flags_leave_the_others_as_they_were():
         ),
         (
             ["--compilation-level", "0", "--compile-sizes", "8"],
-            "--compile-sizes is [8]: Value error, it works on level 3; compilation_level is 0",
+            "--compile-sizes is [8]: it works on level 3; compilation_level is 0",
         ),
         (
             ["--num-speculative-tokens", "2", "--block-size", "2"],
-            "Value error, --num-speculative-tokens is 2: it must be less than block_size, "
-            "which is 2",
+            "--num-speculative-tokens is 2: it must be less than block_size, which is 2",
         ),
         (
             ["--num-speculative-tokens", "4", "--max-model-len", "4"],
-            "Value error, --num-speculative-tokens is 4: it must be less than max_model_len, "
-            "which is 4",
+            "--num-speculative-tokens is 4: it must be less than max_model_len, which is 4",
         ),
     ],
 )

@@ -181,4 +181,4 @@ def test_every_kernel_passes_the_compiler_as_models_launch_it(tmp_path):
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)

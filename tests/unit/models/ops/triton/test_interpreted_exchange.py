@@ -133,7 +133,7 @@ run((0,), run_rank)
 def run_interpreted(program, *arguments):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", MEET + program, *map(str, arguments)]
-    subprocess.run(command, env=environment, check=True, timeout=280)
+    subprocess.run(command, env=environment, check=True, timeout=850)
 
 
 @pytest.mark.slow

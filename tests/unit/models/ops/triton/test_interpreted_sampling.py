@@ -40,4 +40,4 @@ for num_top in (0, 1, 20):
 @pytest.mark.slow
 def test_sampling_kernels_agree_with_the_references_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)

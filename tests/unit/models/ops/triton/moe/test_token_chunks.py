@@ -123,4 +123,4 @@ def test_16384_tokens_of_deepseek_v3_need_under_half_a_gigabyte(tmp_path):
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
