@@ -16,6 +16,7 @@ from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
+from services.validation_reason import reason_of
 
 USAGE_ERROR = 2
 
@@ -33,8 +34,7 @@ def main() -> int:
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + str(problem["loc"][0]).replace("_", "-")
-            reason = problem["msg"].removeprefix("Value error, ")
-            message = f"octavo frontend: {flag} is {problem['input']!r}: {reason}"
+            message = f"octavo frontend: {flag} is {problem['input']!r}: {reason_of(problem)}"
             print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
         return USAGE_ERROR
     if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():

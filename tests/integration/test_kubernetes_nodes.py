@@ -6,7 +6,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
 import yaml
 
 from services.engine.config.engine_config import EngineConfig
@@ -73,7 +72,6 @@ def test_the_kubelet_waits_for_the_engines_drain():
     assert pod["terminationGracePeriodSeconds"] >= float(pause_s) + 10
 
 
-@pytest.mark.timeout(300)
 def test_a_node_joins_the_engine_with_the_variables_of_the_manifests(tmp_path):
     authority, port = Authority(tmp_path), free_port()
     authority.issue("engine", LOOPBACK, "octavo-engine")

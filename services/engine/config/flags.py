@@ -9,6 +9,7 @@ from pydantic import ValidationError, create_model
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
 
 from services.engine.config.engine_config import EngineConfig
+from services.validation_reason import reason_of
 
 VARIABLE_PREFIX = "OCTAVO_ENGINE_"
 """Of environment variables that are settings."""
@@ -63,7 +64,7 @@ def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[
         names = (str(name) for name in problem["loc"] if name not in kind.model_fields)
         flag = next(names, None)
         place = f"--{flag.replace('_', '-')} is {problem['input']!r}: " if flag else ""
-        lines.append(place + problem["msg"].removeprefix("Value error, "))
+        lines.append(place + reason_of(problem))
     return lines
 
 

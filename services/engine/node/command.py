@@ -18,6 +18,7 @@ from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 from services.telemetry.tls import ClientTls, TlsFilesError
 from services.unknown_variables import warn_of_unknown_variables
+from services.validation_reason import reason_of
 
 USAGE_ERROR = 2
 
@@ -38,7 +39,7 @@ def run_node(arguments: list[str]) -> int:
     except ValidationError as error:
         for problem in error.errors():
             flag = "".join(f"--{str(name).replace('_', '-')}: " for name in problem["loc"])
-            _complain(f"{flag}{problem['msg'].removeprefix('Value error, ')}")
+            _complain(f"{flag}{reason_of(problem)}")
         return USAGE_ERROR
     except (NodeSecretError, TlsFilesError, ValueError) as error:
         _complain(str(error))

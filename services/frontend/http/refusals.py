@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.frontend.errors import InvalidRequestError
+from services.validation_reason import reason_of
 
 UNKNOWN_FIELD = "octavo_unknown_field"
 """The type of pydantic's error for a field that is not known."""
@@ -31,7 +32,7 @@ def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> Invalid
     elif first["type"] == "literal_error" and isinstance(given, str):
         problem = f": {_shown(given)!r} is not supported here; use {first['ctx']['expected']}"
     else:
-        problem = f": {first['msg'].removeprefix('Value error, ')}"
+        problem = f": {reason_of(first)}"
     if not location:
         return InvalidRequestError(f"the body cannot be read{problem}")
     path = ".".join(_shown(str(part)) for part in location)

@@ -13,10 +13,7 @@ from tests.support.processes import start_engine
 from tests.support.slow_link import obstacle, slow_link
 from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(obstacle()), reason=f"no second host here: {obstacle()}"),
-]
+pytestmark = pytest.mark.skipif(bool(obstacle()), reason=f"no second host here: {obstacle()}")
 DELAY_S = 0.002
 SILENCE_TIMEOUT_S = 6
 

@@ -22,8 +22,6 @@ from tests.support.nodes import NodeProcess
 from tests.support.processes import start_engine
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def expected():

@@ -17,7 +17,6 @@ from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
 from tests.support.pace import stopped
 from tests.support.processes import ServiceProcess
 
-pytestmark = pytest.mark.timeout(600)  # an engine takes 4 s of CPU to start
 MAX_TOKENS = 300
 SILENCE_LIMIT_S = 6.0
 """Longer than a busy machine holds an engine up that is not frozen."""

@@ -15,7 +15,6 @@ from tests.support.nodes import NodeProcess
 from tests.support.processes import start_engine, start_frontend
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
 NUM_TOKENS = 60
 NUM_REQUESTS = 2
 
