@@ -1,9 +1,15 @@
-"""The order in memory of the scales of MXFP4 experts."""
+"""The order in memory of the scales of experts in 4 bits."""
 
 import pytest
 import torch
 
-from models.ops.operands.run_scales import by_row, fill_tiled, tiled_shape
+from models.ops.operands.run_scales import (
+    by_row,
+    entry_group,
+    fill_tiled,
+    integer_words,
+    tiled_shape,
+)
 
 SIZES = pytest.mark.parametrize(("num_rows", "num_columns"), [(8, 32), (24, 288), (16, 512)])
 
@@ -35,3 +41,21 @@ def test_eight_rows_of_gate_and_up_take_turns(num_rows, num_columns):
     assert torch.equal(tiled[:, 0, 8:16, 0], up[:, :8, 0])
     assert torch.equal(by_row(tiled, num_columns, 2), torch.cat((gate, up), dim=1))
     assert torch.equal(by_row(tiled[1], num_columns, 2), torch.cat((gate, up), dim=1)[1])
+
+
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_a_word_of_integers_has_scale_and_zero_point(group, has_zeros):
+    scale = torch.randn(8, 768 // group).to(torch.bfloat16)
+    zero = torch.randint(16, scale.shape, dtype=torch.uint8) if has_zeros else None
+    words = integer_words(scale, zero, group)
+    each = entry_group(group)
+    assert words.shape == (8, 768 // each)
+    assert group % each == 0
+    lower, upper = words.view(torch.bfloat16).view(8, -1, 2).unbind(-1)
+    assert torch.equal(lower, scale.repeat_interleave(group // each, 1))
+    zeros = torch.full_like(scale, 8) if zero is None else zero.to(torch.bfloat16)
+    assert torch.equal(upper, 128 + zeros.repeat_interleave(group // each, 1))
+    tiled = torch.zeros(tiled_shape(8, 768, each), dtype=torch.int32)
+    fill_tiled(tiled, words, 0, 1)
+    assert torch.equal(by_row(tiled, 768, 1), words)
