@@ -103,17 +103,13 @@ def product_of_rounded(
     """
     if not has_kernels(rounded.device):
         return _reference(rounded, scale, weight, weight_scale, bias, dtype)
-    is_blocked = is_by_block(weight, weight_scale)
-    tiles = fp8_tiles(
-        len(rounded), *weight.shape, is_blocked=is_blocked, may_split=may_split,
-        device=rounded.device,
-    )  # fmt: skip
+    tiles = fp8_tiles(len(rounded), *weight.shape, may_split=may_split, device=rounded.device)
     if tiles is not None:
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.linear.rounded_linear import rounded_linear
 
         return rounded_linear(rounded, scale, weight, weight_scale, bias, tiles, dtype)
-    if is_blocked:
+    if is_by_block(weight, weight_scale):
         from models.ops.triton.linear.fp8_linear import fp8_block_linear
 
         return fp8_block_linear(rounded, scale, weight, weight_scale, bias, dtype)

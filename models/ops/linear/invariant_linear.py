@@ -103,7 +103,7 @@ def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tenso
     """Multiplies the rounded tokens; unsplit sums are the same bits in all of Hopper's tiles."""
     x = x.contiguous()
     is_blocked = is_by_block(weight, weight_scale)
-    if fp8_tiles(len(x), *weight.shape, is_blocked=is_blocked, may_split=False, device=x.device):
+    if fp8_tiles(len(x), *weight.shape, may_split=False, device=x.device):
         operands = (*rounded_for(x, weight, weight_scale), weight, weight_scale)
         return product_of_rounded(*operands, None, x.dtype)
     # Imported on first use: a CPU installation has no Triton.

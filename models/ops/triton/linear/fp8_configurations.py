@@ -63,8 +63,7 @@ class NarrowFP8Tiles:
 _TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
 _MOST_ROWS = WideFP8Tiles(rows=128, products=1, slots=6)
 _WAVE_COST = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, _MOST_ROWS: 0.53}
-"""Relative time of a tile on every multiprocessor; of two products it is 1 with scales by row, and
-more with those by block, whose sums leave too few registers."""
+"""Relative time of a tile on every multiprocessor; of two products it is 1."""
 _HALVES = replace(_MOST_ROWS, splits=2)
 _ADDING_COST = 1.1e-3
 """Relative time of a second part's sums: times tokens and outputs, over inputs.
@@ -84,13 +83,11 @@ def fp8_tiles(
     num_outputs: int,
     num_inputs: int,
     *,
-    is_blocked: bool,
     may_split: bool,
     device: torch.device,
 ) -> NarrowFP8Tiles | WideFP8Tiles | None:
     """Returns the tiles of the product [T, K] x [N, K]^T; None where ours does not run.
 
-    is_blocked: whether scales are by block.
     may_split: the caller takes addends.
     """
     if not _takes(num_inputs, device):
@@ -99,12 +96,12 @@ def fp8_tiles(
         splits = _narrow_splits(num_outputs, num_inputs) if may_split else 1
         return _narrow(num_tokens, num_outputs, num_inputs, splits)
     size = (num_outputs, num_inputs)
-    whole = _whole(num_tokens, num_outputs, is_blocked=is_blocked)
+    whole = _whole(num_tokens, num_outputs)
     if not may_split:
         return whole
     split = _split(whole, num_tokens, *size)
     is_built = any(
-        split == _split(_whole(each, num_outputs, is_blocked=is_blocked), each, *size)
+        split == _split(_whole(each, num_outputs), each, *size)
         for each in BUILT_TOKENS
         if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
     )
@@ -115,10 +112,8 @@ def _num_token_tiles(num_tokens: int) -> int:
     return -(-num_tokens // FP8_TOKENS)
 
 
-def _whole(num_tokens: int, num_outputs: int, *, is_blocked: bool) -> WideFP8Tiles:
+def _whole(num_tokens: int, num_outputs: int) -> WideFP8Tiles:
     best = min(_WAVE_COST, key=lambda tiles: _cost(tiles, num_tokens, num_outputs))
-    if is_blocked:
-        return best
     num_waves = -(-_count(_TWO_PRODUCTS, num_tokens, num_outputs) // MULTIPROCESSORS)
     return _TWO_PRODUCTS if num_waves < _cost(best, num_tokens, num_outputs) else best
 

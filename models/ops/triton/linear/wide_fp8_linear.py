@@ -104,15 +104,18 @@ def _multiply_step(
 ):
     """Adds the product of 128 inputs of this group's tokens, with their scales if BLOCKED."""
     layout: gl.constexpr = sums.type.layout
-    none = gl.zeros(sums.shape, gl.float32, layout)
-    product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
+    # Scales are loaded before the product, during which no registers are left.
     if BLOCKED:
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
         of_tokens: gl.constexpr = gl.SliceLayout(1, layout)
         scales = token_scales._reinterpret(gl.float32, [_TOKENS], plain)
         scales = scales.slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS).load(of_tokens)
         row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
-        product *= (scales * row_scales.index(block).load(of_tokens))[:, None]
+        scales *= row_scales.index(block).load(of_tokens)
+    none = gl.zeros(sums.shape, gl.float32, layout)
+    product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
+    if BLOCKED:
+        product *= scales[:, None]
     return sums + product
 
 

@@ -24,8 +24,8 @@ def _hopper(monkeypatch):
     gated_fp8_tiles.cache_clear()
 
 
-def tiles_of(num_tokens, size, *, may_split=False, is_blocked=True):
-    return fp8_tiles(num_tokens, *size, is_blocked=is_blocked, may_split=may_split, device=CUDA)
+def tiles_of(num_tokens, size, *, may_split=False):
+    return fp8_tiles(num_tokens, *size, may_split=may_split, device=CUDA)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -55,13 +55,9 @@ def test_parts_are_for_who_takes_them_and_leave_each_program_enough_inputs():
     assert tiles_of(8, (128, 512), may_split=True).splits == 1
 
 
-@pytest.mark.parametrize("is_blocked", [False, True])
 @pytest.mark.parametrize("size", [*SIZES, (8192, 14336), (2560, 9728), (5120, 17408)], ids=str)
-def test_kernels_of_parts_are_built_before_serving(size, is_blocked):
-    found = {
-        count: tiles_of(count, size, may_split=True, is_blocked=is_blocked)
-        for count in range(65, 4096)
-    }
+def test_kernels_of_parts_are_built_before_serving(size):
+    found = {count: tiles_of(count, size, may_split=True) for count in range(65, 4096)}
     for count, tiles in found.items():
         if tiles.splits > 1:
             # Of these, no larger step than the largest is run.
@@ -70,8 +66,9 @@ def test_kernels_of_parts_are_built_before_serving(size, is_blocked):
 
 
 def test_long_inputs_in_halves_fill_waves():
-    for num_tokens, splits in ((96, 2), (200, 2), (512, 1), (576, 2), (768, 1), (2048, 1)):
+    for num_tokens, splits in ((96, 2), (200, 2), (512, 1), (576, 1), (768, 1), (2048, 1)):
         assert tiles_of(num_tokens, (4096, 12288), may_split=True).splits == splits
+    assert tiles_of(576, (8192, 28672), may_split=True).splits == 2
 
 
 def test_more_tokens_take_wide_tiles():

@@ -61,10 +61,9 @@ norms = {
 }
 cases = product((16, 32, 64, 128), (4096, 12288), (False, True))
 for num_tokens, num_inputs, is_blocked in cases:
-    options = {"is_blocked": is_blocked}
-    tiles = fp8_tiles(num_tokens, OUTPUTS, num_inputs, may_split=True, device=CPU, **options)
+    tiles = fp8_tiles(num_tokens, OUTPUTS, num_inputs, may_split=True, device=CPU)
     programs = tiles.programs if isinstance(tiles, NarrowFP8Tiles) else 1
-    of_product = taken(multiplied(num_tokens, num_inputs, tiles, **options))
+    of_product = taken(multiplied(num_tokens, num_inputs, tiles, is_blocked=is_blocked))
     check(programs, of_product, norms[tiles.splits, is_blocked])
 
 x, weight = torch.zeros(128, 12288).bfloat16(), torch.zeros(OUTPUTS, 12288).bfloat16()
