@@ -11,7 +11,8 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import Experts, FusedMoE, moe_config
+from models.layers.experts import Experts
+from models.layers.moe import FusedMoE, moe_config
 from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId, check_shape

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.loading.cache_scales import check_cache_scale, is_cache_scale
 from models.loading.checkpoint import CheckpointError, CheckpointTensor

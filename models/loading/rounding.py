@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear, fits_fp8
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.dequantize import round_to_fp8

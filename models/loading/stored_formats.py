@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from models.layers.decoder import CausalLM
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.layers.quantization import (
     FLOAT_GROUPS,
     Packing,

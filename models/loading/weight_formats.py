@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from models.layers.decoder import CausalLM, WeightFormat
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.layers.weight import described_weight
 from models.loading.plan import Load

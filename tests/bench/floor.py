@@ -12,7 +12,7 @@ import torch
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.loading.stored_formats import keep_stored_formats
 from models.registry import model_class

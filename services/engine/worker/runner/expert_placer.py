@@ -3,7 +3,7 @@
 import torch
 
 from models.layers.decoder import CausalLM
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.parallel.expert_placement import ExpertPlacement
 from protos.engine.v1 import worker_pb2
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.ops.triton.moe.expert_forms import takes_cores
 
 

@@ -5,7 +5,8 @@ import torch
 
 from models.config import ModelConfig
 from models.gpt_oss import GptOssExperts
-from models.layers.moe import Experts, FusedMoE
+from models.layers.experts import Experts
+from models.layers.moe import FusedMoE
 from models.parallel.collectives import without_other_ranks
 from models.parallel.group import ParallelGroup
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.layers.moe import Experts
+from models.layers.experts import Experts
 from models.loading.model_config import read_model_config
 from models.ops.batch_invariance import is_batch_invariant, use_batch_invariance
 from services.engine.config.engine_config import EngineConfig
