@@ -1,16 +1,18 @@
 """The weights of routed experts: their share on a rank, their formats, and how they are filled."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from models.config_sections.moe import MoeConfig
+from models.layers.quantization import Packing
 from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.batch_invariance import is_batch_invariant
-from models.ops.operands.packed_weights import to_kernel_order
-from models.ops.operands.run_scales import fill_tiled, tiled_shape
+from models.ops.operands.packed_weights import RUN, to_kernel_order
+from models.ops.operands.run_scales import COLUMNS, entry_group, fill_tiled, tiled_shape
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
 from models.parallel.group import SINGLE, ParallelGroup
@@ -27,6 +29,7 @@ class Experts(nn.Module):
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
+    packing: of integers; None in other formats.
     placement: of whole experts; None where every rank has a share of all. Then expert_map and
         expert_load are those of models.ops.moe.expert_parallel.
     """
@@ -62,6 +65,7 @@ class Experts(nn.Module):
         self.down_proj_bias = empty_parameter(count, hidden_size) if bias else None
         self.gate_up_proj_scale: nn.Parameter | None = None
         self.down_proj_scale: nn.Parameter | None = None
+        self.packing: Packing | None = None
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
         """Returns whether weights with such scales may stay FP8: no rank may hold part of one."""
@@ -100,6 +104,36 @@ class Experts(nn.Module):
             (count, *tiled_shape(2 * inner, hidden_size)),
             (count, *tiled_shape(hidden_size, inner)),
         )
+
+    def can_keep_integers(self, packing: Packing) -> bool:
+        """Returns whether weights may stay packed integers: no row or share may end within a run.
+
+        Their columns are in order: experts would each sort their inputs otherwise.
+        """
+        sizes = self.down_proj.shape[1], self._local_size, packing.group or RUN
+        is_plain = packing.kind == "int4" and not packing.has_order
+        return is_plain and not any(size % RUN for size in sizes)
+
+    def keep_integers(self, packing: Packing) -> None:
+        """Makes the weights packed integers with words by group; call before they have values."""
+        count, hidden_size, inner = self.down_proj.shape
+        # A rank's share may end within a group, whose words then are those of smaller groups.
+        group = entry_group(math.gcd(packing.group or 0, hidden_size, inner))
+        self.packing = packing
+        self._keep(
+            torch.uint8,
+            (count, 2 * inner, hidden_size // 2),
+            (count, hidden_size, inner // 2),
+            torch.int32,
+            (count, *tiled_shape(2 * inner, hidden_size, group)),
+            (count, *tiled_shape(hidden_size, inner, group)),
+        )
+
+    @property
+    def columns_per_scale(self) -> int:
+        """Columns of a row of 4-bit weights that share a scale, or a scale and a zero point."""
+        assert self.down_proj_scale is not None, "weights of 4 bits have scales"
+        return COLUMNS // self.down_proj_scale.shape[-1]
 
     def _keep(self, dtype: torch.dtype, gate_up: Shape, down: Shape, scale_dtype: torch.dtype,
               gate_up_scale: Shape, down_scale: Shape) -> None:  # fmt: skip
@@ -207,7 +241,7 @@ class Experts(nn.Module):
         if not self._is_tiled(param):
             return tuple(target.shape)
         weight = self.down_proj if param is self.down_proj_scale else self.gate_up_proj
-        return *target.shape[:-3], target.shape[-2], 2 * weight.shape[-1] // MXFP4_RUN
+        return *target.shape[:-3], target.shape[-2], 2 * weight.shape[-1] // self.columns_per_scale
 
     def fill(
         self,
@@ -216,7 +250,7 @@ class Experts(nn.Module):
         values: torch.Tensor,
         part: int | None = None,
     ) -> None:
-        """Copies into part of param, in the order of kernels.
+        """Copies into part of param, in the order of kernels; packed integers already have it.
 
         part: 0 for the gate in it, 1 for up.
         """
@@ -228,15 +262,15 @@ class Experts(nn.Module):
             target = target.chunk(2, dim=rows)[part]
         target.copy_(values)
         is_weight = param is self.gate_up_proj or param is self.down_proj
-        if is_weight and param.dtype == MXFP4:
+        if is_weight and param.dtype == MXFP4 and self.packing is None:
             # One matrix at a time, whose unpacked copies take little memory.
             for matrix in target if target.dim() == param.dim() else (target,):
                 matrix[:] = to_kernel_order(matrix, is_float=True)
 
     def _is_tiled(self, param: nn.Parameter) -> bool:
-        """Returns whether param has scales of MXFP4."""
+        """Returns whether param has scales of 4-bit weights."""
         is_scale = param is self.gate_up_proj_scale or param is self.down_proj_scale
-        return is_scale and param.dtype == MXFP4
+        return is_scale and param.dtype in (MXFP4, torch.int32)
 
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
         """Returns whether param scales rows of down, which all ranks share."""

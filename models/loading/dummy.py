@@ -1,6 +1,7 @@
 """Random weights for benchmarks: the same every time, in a checkpoint's formats."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
-from models.ops.operands.run_scales import RUNS
+from models.ops.operands.run_scales import COLUMNS, integer_words
 
 SEED = 0
 SLICE_VALUES = 2**24
@@ -33,6 +34,8 @@ def fill_with_random_weights(model: CausalLM) -> None:
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
+        elif param.dtype == torch.int32:
+            _fill_words(param)
         elif param.dtype == MXFP4:
             _fill_mxfp4(name, param, generator)
         elif name.endswith("_scale"):
@@ -48,9 +51,14 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
     if not name.endswith("_scale"):
         param.random_(0, 256, generator=generator)
         return
-    spread = (sum(value**2 for value in E2M1_VALUES) / len(E2M1_VALUES)) ** 0.5
-    row_size = param.shape[1] * RUNS * MXFP4_RUN
-    param.fill_(127 + round(math.log2(row_size**-0.5 / spread)))
+    row_size = param.shape[1] * COLUMNS
+    param.fill_(127 + round(math.log2(row_size**-0.5 / _spread(E2M1_VALUES))))
+
+
+def _fill_words(param: nn.Parameter) -> None:
+    """Gives integers of experts one scale, as _fill_packed does, and the zero point 8."""
+    scale = (param.shape[1] * COLUMNS) ** -0.5 / _spread(range(-8, 8))
+    param.copy_(integer_words(torch.full((1,), scale, dtype=torch.bfloat16), None, MXFP4_RUN))
 
 
 def _fill_packed(layer: QuantizableLinear) -> None:
@@ -61,8 +69,7 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     generator = torch.Generator(layer.weight.device).manual_seed(SEED)
     layer.weight.random_(0, 256, generator=generator)
     values = range(-8, 8) if packing.kind == "int4" else E2M1_VALUES
-    spread = (sum(value**2 for value in values) / len(values)) ** 0.5
-    scale = (2 * layer.weight.shape[1]) ** -0.5 / spread
+    scale = (2 * layer.weight.shape[1]) ** -0.5 / _spread(values)
     if packing.kind == "mxfp4":
         layer.weight_scale.fill_(127 + round(math.log2(scale)))
     else:
@@ -74,6 +81,11 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     bias = layer._parameters.get("bias")
     if bias is not None:
         bias.fill_(0.0)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Returns the standard deviation, around zero, of equally frequent values."""
+    return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
 def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:

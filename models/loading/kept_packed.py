@@ -1,9 +1,10 @@
 """Reads weights of 4 bits into the form in which products take them, without multiplying them out.
 
-Each stored tensor fills one parameter of a layer; models.ops.operands.packed_weights has the forms.
+Each stored tensor fills one parameter of a linear layer; models.ops.operands.packed_weights has the
+forms. Experts have scales and zero points in one parameter, as models.ops.moe.expert_formats says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,8 @@ from models.layers.quantization import Packing
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
 from models.number_formats import E8M0, FP8
-from models.ops.operands.packed_weights import pack, to_kernel_order
+from models.ops.operands.packed_weights import RUN, pack, to_kernel_order
+from models.ops.operands.run_scales import integer_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class KeptPart:
     """Inputs of `decode`, as stored."""
     decode: Callable[..., torch.Tensor]
     shape: tuple[int, ...]
-    """Of the decoded values."""
+    """Of the decoded values, in elements of the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,22 @@ class KeptWeight:
     params: Mapping[str, KeptPart]
     order: torch.Tensor | None = None
     """The group of each column, [K], unless equal runs have one each."""
+
+    def words(self, columns: int) -> KeptPart:
+        """Returns scales and zero points of integers as experts keep them, in one parameter.
+
+        A word belongs to `columns` of a row. Decoded values are the two bfloat16 of each word.
+        """
+        names = [name for name in ("weight_scale", "weight_zero") if name in self.params]
+        each = [self.params[name] for name in names]
+        num_rows, num_bytes = self.params["weight"].shape
+        num_words = 2 * num_bytes // columns
+        decodes = [part.decode for part in each]
+        return KeptPart(
+            tuple(tensor for part in each for tensor in part.parts),
+            partial(_words, decodes=decodes, num_words=num_words),
+            (num_rows, num_words),
+        )
 
     def shares_layer(self, other: "KeptWeight") -> bool:
         """Returns whether one layer can keep both weights, one above the other."""
@@ -96,14 +114,14 @@ def kept_floats(
 
 
 class KeepsBits:
-    """Fills a parameter of bytes with the bits of a tensor that is checked as numbers."""
+    """Fills a parameter of integers with the bits of a tensor that is checked as numbers."""
 
     def __init__(self, layer: LoadsWeights) -> None:
-        self._layer = layer
+        self.layer = layer
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share."""
-        self._layer.weight_loader(param, loaded.view(param.dtype), shard_id)
+        self.layer.weight_loader(param, loaded.view(param.dtype), shard_id)
 
 
 def _real_order(
@@ -140,6 +158,17 @@ def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) 
 
 def _zero(stored: IntegerFormat, groups: tuple[int, int], zero: torch.Tensor) -> torch.Tensor:
     return stored_zero(zero, stored).expand(groups).contiguous()
+
+
+def _words(
+    *stored: torch.Tensor, decodes: Sequence[Callable[..., torch.Tensor]], num_words: int
+) -> torch.Tensor:
+    """Returns the two bfloat16 of each word of a row's scales and zero points, [N, 2 * words]."""
+    scale, *zeros = (decode(part) for decode, part in zip(decodes, stored, strict=True))
+    repeats = num_words // scale.shape[1]
+    scale, *zeros = (each.repeat_interleave(repeats, 1) for each in (scale, *zeros))
+    words = integer_words(scale.to(torch.bfloat16), zeros[0] if zeros else None, RUN)
+    return words.view(torch.bfloat16)
 
 
 def _float_scale(scale: torch.Tensor) -> torch.Tensor:

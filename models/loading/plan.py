@@ -10,6 +10,7 @@ from torch import nn
 from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
+from models.layers.weight import LoadsWeights
 from models.loading.cache_scales import check_cache_scale, is_cache_scale
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import (
@@ -19,7 +20,7 @@ from models.loading.dequantize import (
     normalized_scale,
     rounded_to_fp8,
 )
-from models.loading.kept_packed import KeepsBits
+from models.loading.kept_packed import KeepsBits, KeptPart, KeptWeight
 from models.loading.names import (
     Destination,
     find_destinations,
@@ -49,7 +50,7 @@ class Load:
     """Computes the values from the parts, on any device."""
     destination: Destination
     shape: tuple[int, ...]
-    """Of the decoded values."""
+    """Of the decoded values, in elements of the parameter."""
     stored_as: str
     """The stored format, in words."""
 
@@ -65,7 +66,7 @@ class Load:
         """
         destination = self.destination
         layer, shard_id = destination.layer, destination.shard_id
-        layer = layer.layer if isinstance(layer, RoundsToFP8) else layer
+        layer = layer.layer if isinstance(layer, RoundsToFP8 | KeepsBits) else layer
         if not isinstance(layer, Experts) or layer.placement is None:
             yield self
             return
@@ -177,19 +178,16 @@ class _Plan:
         return scale if is_kept and scale in self._destinations else None
 
     def _kept_loads(self, name: str, tensor: CheckpointTensor, target: str) -> dict[str, Load]:
-        """Returns the loads of a weight of 4 bits that its layer keeps, by the model's names."""
+        """Returns the loads of a weight of 4 bits, by the model's names; none if it is not kept."""
         packed = self._packed.get(name)
         if packed is None or packed.kept is None:
             return {}
-        layer = self._destinations[target].layer
-        if not isinstance(layer, QuantizableLinear) or layer.method.packing is None:
-            return {}
         loads = {}
-        for part, values in packed.kept.params.items():
+        for part, values in _kept_params(self._destinations[target].layer, packed.kept).items():
             own_name = f"{packed_module(target)[0]}.{part}"
             destination = self._destinations[own_name]
-            if destination.param.dtype == MXFP4:
-                destination = replace(destination, layer=KeepsBits(layer))
+            if not destination.param.dtype.is_floating_point:
+                destination = replace(destination, layer=KeepsBits(destination.layer))
             loads[own_name] = Load(
                 tensor, values.parts, values.decode, destination, values.shape,
                 packed.scheme.describe(),
@@ -345,6 +343,15 @@ class _Plan:
         """Returns the file that should hold the missing tensors, or the folder of several files."""
         files = {tensor.file for tensor in self._stored.values()}
         return str(files.pop() if len(files) == 1 else files.pop().parent)
+
+
+def _kept_params(layer: LoadsWeights, kept: KeptWeight) -> Mapping[str, KeptPart]:
+    """Returns the parameters' values of a layer that keeps a weight; none if it does not."""
+    if isinstance(layer, Experts) and layer.packing is not None:
+        words = kept.words(layer.columns_per_scale)
+        return {"weight": kept.params["weight"], "weight_scale": words}
+    is_packed = isinstance(layer, QuantizableLinear) and layer.method.packing is not None
+    return kept.params if is_packed else {}
 
 
 def _rows_of_blocks(blocks: torch.Tensor) -> torch.Tensor:

@@ -59,24 +59,32 @@ def keep_stored_formats(
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
     formats = _StoredFormats(model, quantization, stored, kinds)
+    is_stacked = quantization.method == STACKED_MXFP4
     for path, layer in model.stored_module.named_modules():
-        if quantization.method == STACKED_MXFP4:
-            if "mxfp4" in kinds and isinstance(layer, Experts) and layer.can_keep_mxfp4():
-                names = [f"{path}.gate_up_proj", f"{path}.down_proj"]
-                if formats.are_mxfp4(names):
-                    layer.keep_mxfp4()
-        elif isinstance(layer, QuantizableLinear):
-            modules = stored_modules(model, path)
-            scheme = formats.fp8_scheme([f"{module}.weight" for module in modules])
-            packing = formats.packing(modules)
-            if scheme is not None and fits_fp8(layer, scheme.block_size):
-                use_fp8(layer, scheme.block_size)
-            elif packing is not None and fits_packed(layer, packing):
-                use_packed(layer, packing)
+        if isinstance(layer, Experts) and is_stacked:
+            names = [f"{path}.gate_up_proj", f"{path}.down_proj"]
+            if "mxfp4" in kinds and layer.can_keep_mxfp4() and formats.are_mxfp4(names):
+                layer.keep_mxfp4()
         elif isinstance(layer, Experts):
-            scheme = formats.fp8_scheme(_expert_names(path, model))
-            if scheme is not None and layer.can_keep_fp8(scheme.block_size):
-                layer.keep_fp8(scheme.block_size)
+            _keep_experts(layer, formats, _expert_modules(path, model))
+        elif isinstance(layer, QuantizableLinear) and not is_stacked:
+            _keep_linear(layer, formats, stored_modules(model, path))
+
+
+def _keep_experts(layer: Experts, formats: "_StoredFormats", modules: list[str]) -> None:
+    scheme, packing = formats.fp8_scheme(modules), formats.packing(modules)
+    if scheme is not None and layer.can_keep_fp8(scheme.block_size):
+        layer.keep_fp8(scheme.block_size)
+    elif packing is not None and layer.can_keep_integers(packing):
+        layer.keep_integers(packing)
+
+
+def _keep_linear(layer: QuantizableLinear, formats: "_StoredFormats", modules: list[str]) -> None:
+    scheme, packing = formats.fp8_scheme(modules), formats.packing(modules)
+    if scheme is not None and fits_fp8(layer, scheme.block_size):
+        use_fp8(layer, scheme.block_size)
+    elif packing is not None and fits_packed(layer, packing):
+        use_packed(layer, packing)
 
 
 class _StoredFormats:
@@ -102,11 +110,11 @@ class _StoredFormats:
             return not any(map(self._quantization.ignores, modules))
         return all(name + BLOCKS in self._stored for name in names)
 
-    def fp8_scheme(self, names: list[str]) -> WeightScheme | None:
-        """Returns how these weights are scaled, if all are FP8 with scales of one form."""
+    def fp8_scheme(self, modules: list[str]) -> WeightScheme | None:
+        """Returns how these modules' weights are scaled, if all are FP8 with scales of one form."""
         if "fp8" not in self._kinds:
             return None
-        schemes = {self._one_fp8_scheme(name) for name in names}
+        schemes = {self._one_fp8_scheme(module) for module in modules}
         return schemes.pop() if len({_blocks(scheme) for scheme in schemes}) == 1 else None
 
     def packing(self, modules: list[str]) -> Packing | None:
@@ -116,7 +124,7 @@ class _StoredFormats:
             packing = packings.pop() if len(packings) == 1 else None
         else:
             found = [self._kept(module) for module in modules]
-            first = found[0]
+            first = found[0] if found else None
             is_one_form = first is not None and all(
                 each is not None and first.shares_layer(each) for each in found
             )
@@ -140,11 +148,11 @@ class _StoredFormats:
             case _:
                 return None
 
-    def _one_fp8_scheme(self, name: str) -> WeightScheme | None:
-        module = name.rpartition(".")[0]
+    def _one_fp8_scheme(self, module: str) -> WeightScheme | None:
         if self._stored is None:
             scheme = self._quantization.scheme_of(module)
             return scheme if scheme is not None and scheme.kind == "fp8" else None
+        name = f"{module}.weight"
         if name not in self._stored:
             return None
         values = self._stored[name].values
@@ -161,11 +169,11 @@ def _blocks(scheme: WeightScheme | None) -> object:
     return None if scheme is None else (scheme.kind, scheme.block_size)
 
 
-def _expert_names(path: str, model: CausalLM) -> list[str]:
-    """Returns the names of all tensors of a layer's experts; none if they are stored stacked."""
+def _expert_modules(path: str, model: CausalLM) -> list[str]:
+    """Returns the checkpoint's modules of a layer's experts; none if they are stored stacked."""
     parent, _, own_name = path.rpartition(".")
     return [
-        f"{parent}.{each.checkpoint_name}"
+        f"{parent}.{each.checkpoint_name.removesuffix('.weight')}"
         for each in model.expert_tensors
         if each.parameter.startswith(f"{own_name}.")
     ]

@@ -51,7 +51,7 @@ def _kept_format(layer: nn.Module, weight: nn.Parameter) -> tuple[str, bool]:
             return kept_as, weight.dtype == FP8
     if isinstance(layer, Experts) and weight.dtype in (FP8, MXFP4):
         if weight.dtype == MXFP4:
-            return "mxfp4", False
+            return ("mxfp4" if layer.packing is None else layer.packing.describe()), False
         scale = layer.down_proj_scale
         is_by_row = scale is not None and scale.shape[1:] == (layer.down_proj.shape[1], 1)
         return ("fp8 rows" if is_by_row else "fp8 blocks of 128 x 128"), True

@@ -1,12 +1,15 @@
 """Experts whose weights stay in 8 or 4 bits, and how their values are computed.
 
-Both formats keep a matrix [N, K] in fewer bytes, with scales. gate_up stacks gate and up, each with
+Each format keeps a matrix [N, K] in fewer bytes, with scales. gate_up stacks gate and up, each with
 scales of its own.
 
 - FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)] by block or [N, 1] by row.
 - MXFP4: [N, K / 2] uint8, in the kernel order of models.ops.operands.packed_weights; scales uint8,
   exponents of two plus 127, one per run of 32 elements of a row, in the tile order of
   models.ops.operands.run_scales, [2 * ceil(K / 256), N, 4].
+- Integers: [N, K / 2] uint8, in the same kernel order; scales int32, words of a scale and a zero
+  point for each 32, 64 or 128 elements of a row, in the same tile order,
+  [2 * ceil(K / 256), N, 128 / elements].
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
@@ -16,8 +19,8 @@ import torch
 
 from models.number_formats import E2M1_VALUES, E8M0, FP8, MXFP4_RUN
 from models.ops.linear.fp8_linear import by_element
-from models.ops.operands.packed_weights import to_stored_order
-from models.ops.operands.run_scales import by_row
+from models.ops.operands.packed_weights import packed_values, to_stored_order
+from models.ops.operands.run_scales import by_row, scales_and_zeros
 
 
 def expert_values(
@@ -34,6 +37,8 @@ def expert_values(
         parts = zip(weight.chunk(num_parts), scale.chunk(num_parts), strict=True)
         return torch.cat([_fp8_values(*part, exact) for part in parts]).to(dtype)
     scale = by_row(scale, 2 * weight.shape[1], num_parts)
+    if scale.dtype == torch.int32:
+        return packed_values(weight, *scales_and_zeros(scale), None, dtype)
     return _mxfp4_values(weight, scale, exact).to(dtype)
 
 

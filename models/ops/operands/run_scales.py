@@ -66,6 +66,11 @@ def integer_words(scale: torch.Tensor, zero: torch.Tensor | None, group: int) ->
     return words.repeat_interleave(group // entry_group(group), -1)
 
 
+def scales_and_zeros(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns scales, bfloat16, and zero points, uint8, of the entries of integers."""
+    return words.to(torch.int16).view(torch.bfloat16), (words >> 16 & 0xF).to(torch.uint8)
+
+
 def entry_group(group: int) -> int:
     """Returns the columns of an entry for integers that have a scale for `group` columns."""
     return next(each for each in (COLUMNS, COLUMNS // 2, MXFP4_RUN) if group % each == 0)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from models.loading.loader import load_model
 from models.loading.plan import Load
 from models.parallel.group import ParallelGroup
+from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -27,6 +28,10 @@ def load(folder, rank=None, **options):
 def checkpoint(folder, kind):
     """Writes a checkpoint of a kind, and returns its folder."""
     plain = folder / "plain"
+    if kind == "awq":
+        write_checkpoint(plain, "qwen3_moe", **WIDE | {"moe_intermediate_size": 192})
+        write_quantized(plain, folder / "awq", FORMATS["awq"])
+        return folder / "awq"
     if kind == "fp8":
         (folder / "fp8").mkdir()
         write_checkpoint(plain, "qwen3_moe", **WIDE | {"moe_intermediate_size": 192})
@@ -40,7 +45,7 @@ def checkpoint(folder, kind):
 
 
 @pytest.mark.parametrize("keep_quantized", [False, True], ids=["converted", "kept"])
-@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8", "awq"])
 def test_ranks_hold_the_experts_of_a_single_one(tmp_path, kind, keep_quantized):
     folder = checkpoint(tmp_path, kind)
     whole = load(folder, keep_quantized=keep_quantized)
@@ -55,7 +60,7 @@ def test_ranks_hold_the_experts_of_a_single_one(tmp_path, kind, keep_quantized):
                 assert torch.equal(param.view(torch.uint8), expected.view(torch.uint8))
 
 
-@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8", "awq"])
 def test_experts_move_with_their_scales(tmp_path, kind):
     model = load(checkpoint(tmp_path, kind), 0, keep_quantized=True)
     experts = model.model.layers[1].mlp.experts
@@ -69,7 +74,7 @@ def test_experts_move_with_their_scales(tmp_path, kind):
     assert experts.expert_map.tolist() == swapped.expert_map(0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8", "awq"])
 def test_experts_of_other_ranks_are_not_read(tmp_path, kind, monkeypatch):
     folder = checkpoint(tmp_path, kind)
     read = {}
@@ -91,7 +96,7 @@ def test_experts_of_other_ranks_are_not_read(tmp_path, kind, monkeypatch):
     all_experts = sum(
         values.nbytes
         for name, values in stored.items()
-        if ".experts." in name and not name.endswith(("_scales", "_scale_inv"))
+        if ".experts." in name and not name.endswith(("scales", "_scale_inv", "qzeros"))
     )
     assert totals[0] == totals[1]
     assert sum(totals) == all_experts

@@ -4,7 +4,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from models.number_formats import BLOCK, FP8
 from models.ops.moe.expert_formats import expert_values
-from models.ops.operands.packed_weights import to_kernel_order
+from models.ops.operands.packed_weights import packed_values, quantize_packed, to_kernel_order
+from models.ops.operands.run_scales import entry_group, fill_tiled, integer_words, tiled_shape
 from tests.support.moe_case import tiled
 
 
@@ -16,6 +17,22 @@ def test_packed_mxfp4_has_the_numbers_that_transformers_reads():
         packed = to_kernel_order(blocks[expert].flatten(-2), is_float=True)
         actual = expert_values(packed, tiled([scales[expert]]), torch.float32)
         assert torch.equal(actual, expected[expert])
+
+
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 384])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_stacked_integers_have_the_values_of_linear_layers(group, has_zeros):
+    rows, size, columns = 16, 384, entry_group(group)
+    tiled = torch.empty(tiled_shape(2 * rows, size, columns), dtype=torch.int32)
+    weights, expected = [], []
+    for part in range(2):
+        packed = quantize_packed(torch.randn(rows, size), group, has_zeros=has_zeros)
+        weight, scale, zero, _ = packed
+        fill_tiled(tiled, integer_words(scale, zero, group), part, 2)
+        weights.append(weight)
+        expected.append(packed_values(*packed, torch.float32))
+    actual = expert_values(torch.cat(weights), tiled, torch.float32, num_parts=2)
+    assert torch.equal(actual, torch.cat(expected))
 
 
 @pytest.mark.parametrize(("rows", "size"), [(128, 256), (200, 130)])

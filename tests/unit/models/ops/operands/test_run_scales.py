@@ -8,6 +8,7 @@ from models.ops.operands.run_scales import (
     entry_group,
     fill_tiled,
     integer_words,
+    scales_and_zeros,
     tiled_shape,
 )
 
@@ -56,6 +57,8 @@ def test_a_word_of_integers_has_scale_and_zero_point(group, has_zeros):
     assert torch.equal(lower, scale.repeat_interleave(group // each, 1))
     zeros = torch.full_like(scale, 8) if zero is None else zero.to(torch.bfloat16)
     assert torch.equal(upper, 128 + zeros.repeat_interleave(group // each, 1))
+    assert torch.equal(scales_and_zeros(words)[0], lower)
+    assert torch.equal(scales_and_zeros(words)[1], (upper - 128).to(torch.uint8))
     tiled = torch.zeros(tiled_shape(8, 768, each), dtype=torch.int32)
     fill_tiled(tiled, words, 0, 1)
     assert torch.equal(by_row(tiled, 768, 1), words)
