@@ -23,6 +23,7 @@ from models.loading.names import stored_modules
 from models.loading.packed_weights import FIRST_PARTS, find_packed
 from models.loading.plan import BLOCKS, PLAIN_DTYPES, SCALE
 from models.number_formats import FP8
+from models.ops.operands.packed_weights import RUN
 from models.quantization.config import ROUNDING, QuantizationConfig, WeightKind, WeightScheme
 
 Stored = Mapping[str, CheckpointTensor] | None
@@ -46,6 +47,21 @@ def kept_kinds(
     if can_run_packed(device, dtype):
         return ALL_KINDS
     return frozenset(("fp8",)) if can_run_fp8(device) else frozenset()
+
+
+def needs_bfloat16(
+    device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig
+) -> bool:
+    """Returns whether a device keeps weights of 4 bits in bfloat16 models and not in `dtype`."""
+    if not can_run_packed(device, torch.bfloat16):
+        return False
+    in_bfloat16, kept = (kept_kinds(device, each, quantization) for each in (torch.bfloat16, dtype))
+    # Products take groups of whole runs.
+    return any(
+        scheme.kind in in_bfloat16 - kept
+        and (scheme.kind != "int4" or not (scheme.group_size or RUN) % RUN)
+        for scheme in quantization.schemes
+    )
 
 
 def keep_stored_formats(

@@ -1,15 +1,21 @@
 """Chooses a worker's device and dtypes."""
 
+import structlog
 import torch
 
 from models.config import ModelConfig
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.loading.stored_formats import needs_bfloat16
 from services.engine.config.cache import CacheConfig
 from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.worker import WorkerConfig
 
+log = structlog.get_logger()
+
 FP8_CAPABILITY = (8, 9)
 """First compute capability that converts 8-bit floats."""
+
+_REASON = "weights stay in 4 bits in bfloat16 only"
 
 
 def choose_device(config: WorkerConfig, number: int) -> torch.device:
@@ -34,12 +40,22 @@ def choose_device(config: WorkerConfig, number: int) -> torch.device:
 def choose_dtype(
     config: CheckpointConfig, model_config: ModelConfig, device: torch.device
 ) -> torch.dtype:
-    """Returns the dtype of weights and activations."""
+    """Returns the dtype of weights and activations.
+
+    By default float16 checkpoints are computed in bfloat16 where their weights stay in 4 bits then.
+    """
     name: str = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else model_config.dtype
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "both configurations know names of dtypes only"
+    quantization = model_config.quantization
+    if quantization is None or not needs_bfloat16(device, dtype, quantization):
+        return dtype
+    if config.dtype == "auto" and dtype == torch.float16:
+        log.info("dtype_changed", stored=name, used="bfloat16", reason=_REASON)
+        return torch.bfloat16
+    log.warning("weights_dequantised", dtype=name, reason=_REASON)
     return dtype
 
 
