@@ -1,4 +1,4 @@
-"""Models whose linear layers keep 4 bits on Hopper compute what dequantised ones do."""
+"""Models whose layers and experts keep 4 bits on Hopper compute what dequantised ones do."""
 
 import pytest
 import torch
@@ -13,20 +13,32 @@ pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
 SHAPE = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+TOKENS = (1, 2, 7, 33, 64, 65, 300)
+
+
+@pytest.fixture
+def load_both(tmp_path):
+    """Returns a function that loads a format of a family: as it is kept, and dequantised."""
+    if not can_run_packed(CUDA, torch.bfloat16):
+        pytest.skip("this GPU has no products of 4 bits")
+
+    def load_both(form, variant, **sizes):
+        write_checkpoint(tmp_path / "plain", variant, **SHAPE | sizes)
+        write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
+        options = {"device": CUDA, "dtype": torch.bfloat16}
+        return [
+            load_model(tmp_path / "stored", keep_quantized=is_kept, **options)
+            for is_kept in (None, False)
+        ]
+
+    return load_both
 
 
 @pytest.mark.parametrize(
     "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
 )
-def test_layers_keep_4_bits_and_multiply_their_values(form, tmp_path):
-    if not can_run_packed(CUDA, torch.bfloat16):
-        pytest.skip("this GPU has no products of 4 bits")
-    write_checkpoint(tmp_path / "plain", "llama", **SHAPE)
-    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
-    kept, plain = (
-        load_model(tmp_path / "stored", device=CUDA, dtype=torch.bfloat16, keep_quantized=is_kept)
-        for is_kept in (None, False)
-    )
+def test_layers_keep_4_bits_and_multiply_their_values(form, load_both):
+    kept, plain = load_both(form, "llama")
     layers = [
         (path, layer)
         for path, layer in kept.named_modules()
@@ -35,7 +47,21 @@ def test_layers_keep_4_bits_and_multiply_their_values(form, tmp_path):
     assert len(layers) == 8
     for path, layer in layers:
         assert layer.method.packing is not None
-        for num_tokens in (1, 2, 7, 33, 64, 65, 300):
+        for num_tokens in TOKENS:
             x = torch.randn(num_tokens, 2 * layer.weight.shape[1], device=CUDA).bfloat16()
             expected = plain.get_submodule(path)(x)
             assert (layer(x) - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "form", ["awq", "awq-no-zeros", "gptq", "compressed-int4-32", "compressed-int4-channel"]
+)
+@pytest.mark.parametrize("inner_size", [192, 512])
+def test_experts_keep_integers_and_multiply_their_values(form, inner_size, load_both):
+    kept, plain = load_both(form, "qwen3_moe", moe_intermediate_size=inner_size)
+    for own, other in zip(kept.model.layers, plain.model.layers, strict=True):
+        assert own.mlp.experts.packing is not None
+        for num_tokens in TOKENS:
+            x = torch.randn(num_tokens, SHAPE["hidden_size"], device=CUDA).bfloat16()
+            expected = other.mlp(x)
+            assert (own.mlp(x) - expected).norm() <= 0.02 * expected.norm()
