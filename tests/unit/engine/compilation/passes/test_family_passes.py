@@ -147,6 +147,7 @@ def test_norms_after_other_sums_take_part_in_products_of_8_bits(kind, tmp_path):
         ("modelopt-nvfp4", "qwen3", 3),
         ("compressed-mixed", "llama", 3),
         ("quark-mxfp4", "deepseek_v3", 3),
+        ("awq", "deepseek_v3", 3),
     ],
 )
 def test_weights_of_4_bits_get_their_gate_and_run_at_every_level(form, variant, level, tmp_path):
