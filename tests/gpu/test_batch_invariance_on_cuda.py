@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.kernel_choice import HOPPER
 from models.ops.linear.linear import linear
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.operands.packed_weights import packed_values, quantize_packed
@@ -137,6 +138,14 @@ def test_weights_of_4_bits_have_the_same_bits(tmp_path, form):
     assert_few_ways_agree(tmp_path / "stored")
 
 
+@pytest.mark.parametrize("form", ["awq", "gptq-zeros", "compressed-int4-32"])
+def test_experts_of_4_bit_integers_have_the_same_bits(tmp_path, form):
+    shape = WIDE | {"moe_intermediate_size": 192}
+    write_checkpoint(tmp_path / "plain", "qwen3_moe", **shape)
+    write_quantized(tmp_path / "plain", tmp_path / "stored", PACKED_FORMATS[form])
+    assert_few_ways_agree(tmp_path / "stored")
+
+
 def assert_few_ways_agree(folder):
     expected = run_alone(folder, PROMPTS[:16], **BF16)
     for name in FEW:
@@ -208,13 +217,16 @@ def test_a_product_of_4_bits_may_have_more_than_2_to_the_31_outputs():
     ("kind", "sizes"),
     [
         *product(["bfloat16", "fp8", "fp8-rows"], [(256, 128), (512, 768), (136, 200)]),
-        *product(["mxfp4"], [(256, 128), (512, 768), (160, 96)]),
+        *product(["mxfp4", "int4-32"], [(256, 128), (512, 768), (160, 96)]),
+        *product(["int4-128"], [(256, 128), (512, 768)]),
     ],
 )
 def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
     from models.ops.triton.moe import moe as kernels
 
     hidden_size, inner = sizes
+    if kind.startswith("int4") and torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("experts stay integers of 4 bits on Hopper alone")
     options = {"hidden": hidden_size, "inner": inner, "device": "cuda", "dtype": torch.bfloat16}
     if kind == "bfloat16":
         experts = make_experts(**options)

@@ -38,8 +38,15 @@ MAKERS = {
     "plain": make_experts,
     "fp8": partial(make_quantized_experts, "fp8"),
     "mxfp4": partial(make_quantized_experts, "mxfp4"),
+    "int4": partial(make_quantized_experts, "int4-32"),
 }
 GPT_OSS_20B = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True}
+
+
+def need_kernels(kind):
+    """Skips a test of integers of 4 bits where experts are dequantised instead."""
+    if kind.startswith("int4") and torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("experts stay integers of 4 bits on Hopper alone")
 
 
 def check(num_tokens, routing, *, dtype, **shape):
@@ -119,10 +126,11 @@ def exact_output(experts, call, **options):
     )
 
 
-def check_mxfp4(num_tokens, routing, *, dtype, **shape):
+def check_packed(kind, num_tokens, routing, *, dtype=torch.bfloat16, **shape):
     from models.ops.triton.moe.moe import apply_experts
 
-    experts, call = quantized_case("mxfp4", num_tokens, routing, dtype=dtype, **shape)
+    need_kernels(kind)
+    experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
     actual = apply_experts(*call, experts)
     assert actual.dtype == dtype
     assert_rows_close(actual, exact_output(experts, call))
@@ -237,33 +245,63 @@ def by_expert(rows, experts, matrices, biases):
 @pytest.mark.parametrize("num_tokens", [1, 7, 30, 50, 100, 300])
 def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inner, dtype):
     shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
-    check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
+    check_packed("mxfp4", num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 8, 32, 64, 100, 200, 300, 1000, 2000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
-    check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    check_packed("mxfp4", num_tokens, TOP_4, **GPT_OSS_20B)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "inner"),
+    [
+        *(("int4-32", 64, 96), ("int4-32", 160, 32), ("int4-32", 416, 352)),
+        *(("int4-64", 64, 192), ("int4-64", 448, 320), ("int4-128", 128, 384)),
+    ],
+)
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 50, 100, 300, 700])
+def test_integers_of_4_bits_are_those_of_dequantised_weights(num_tokens, kind, hidden, inner):
+    shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
+    check_packed(kind, num_tokens, ROUTINGS["softmax"], **shape)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 32, 64, 100, 200, 600, 2048])
+def test_qwen3_30b_in_integers_of_4_bits_is_that_of_dequantised_weights(num_tokens):
+    check_packed("int4-128", num_tokens, TOP_8, **QWEN3_30B)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 10, 40, 200])
+def test_kimi_k2_is_that_of_dequantised_weights(num_tokens):
+    # A few of its experts.
+    shape = {"num_experts": 16, "hidden": 7168, "inner": 2048}
+    check_packed("int4-32", num_tokens, TOP_8, **shape)
 
 
 # Each number has tiles of another height on Hopper, but for 16: two of the height of 7.
+@pytest.mark.parametrize("kind", ["mxfp4", "int4-32"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 30, 60, 120, 250, 600])
-def test_mxfp4_experts_may_get_all_tokens_or_none(num_tokens):
+def test_experts_of_4_bits_may_get_all_tokens_or_none(num_tokens, kind):
     from models.ops.triton.moe.moe import apply_experts
 
+    need_kernels(kind)
     shape = {"hidden": 352, "inner": 288, "is_clamped": True}
     experts, (hidden, weights, ids) = quantized_case(
-        "mxfp4", num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape
+        kind, num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape
     )
     ids = torch.tensor([4, 0, 7], dtype=torch.int32, device="cuda").expand_as(ids).contiguous()
     call = hidden, weights, ids
     assert_rows_close(apply_experts(*call, experts), exact_output(experts, call))
 
 
-@pytest.mark.parametrize(("kind", "error"), [("mxfp4", 1e-2), ("fp8", FP8_EXPERTS_ERROR)])
+@pytest.mark.parametrize(
+    ("kind", "error"), [("mxfp4", 1e-2), ("int4-32", 1e-2), ("fp8", FP8_EXPERTS_ERROR)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 60, 600])
 def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
     from models.ops.triton.moe.moe import apply_experts
 
+    need_kernels(kind)
     experts, (hidden, weights, ids) = quantized_case(
         kind, num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, hidden=352, inner=288,
         is_clamped=True,
@@ -282,18 +320,24 @@ def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
     assert ((total - exact).norm() / exact.norm()) < error
 
 
+@pytest.mark.parametrize(
+    ("kind", "hidden"), [("mxfp4", 3072), ("int4-32", 2304), ("int4-32", 2272), ("int4-64", 2752)]
+)
 @pytest.mark.parametrize("num_tokens", [10, 60])
-def test_mxfp4_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens):
-    shape = {"hidden": 3072, "inner": 64, "is_clamped": False}
-    check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=torch.bfloat16, **shape)
+def test_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens, kind, hidden):
+    check_packed(kind, num_tokens, ROUTINGS["softmax"], hidden=hidden, inner=64)
 
 
-def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("mxfp4", GPT_OSS_20B), ("int4-32", GPT_OSS_20B), ("int4-128", QWEN3_30B)],
+)
+def test_bits_of_experts_of_4_bits_do_not_depend_on_the_batch(kind, shape):
     from models.ops.triton.moe.moe import apply_experts
 
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("other GPUs have other kernels")
-    experts, call = quantized_case("mxfp4", 1000, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    experts, call = quantized_case(kind, 1000, TOP_4, dtype=torch.bfloat16, **shape)
     whole = apply_experts(*call, experts)
     # Of up to 4 tokens, the mode alone keeps the order of sums.
     with batch_invariance():
@@ -302,11 +346,12 @@ def test_bits_of_mxfp4_experts_do_not_depend_on_the_batch():
             assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "fp8"])
+@pytest.mark.parametrize("kind", ["mxfp4", "int4-64", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 32, 60, 120, 250, 500, 1000, 1600])
 def test_repeats_of_quantised_experts_have_the_same_bits(num_tokens, kind):
     from models.ops.triton.moe.moe import apply_experts
 
+    need_kernels(kind)
     experts, call = quantized_case(kind, num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
     first = apply_experts(*call, experts)
     num_others = sum((apply_experts(*call, experts) != first).any() for _ in range(50))
@@ -333,11 +378,12 @@ def test_deepseek_v3_in_fp8_is_that_of_rounded_activations(roundings, num_tokens
     check_fp8(roundings, kind, num_tokens, TOP_8, dtype=torch.bfloat16, **shape)
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("num_tokens", [1, 10, 40])
-def test_a_captured_call_follows_its_inputs(num_tokens, make):
+def test_a_captured_call_follows_its_inputs(num_tokens, kind):
+    need_kernels(kind)
     routing = ROUTINGS["sigmoid-groups"]
-    experts = make(device="cuda", dtype=torch.bfloat16)
+    experts = MAKERS[kind](device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(num_tokens, experts.down.shape[1], device="cuda").bfloat16()
     logits, bias = make_logits(num_tokens, routing, device="cuda")
     arguments = (

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import torch
 
 from models.number_formats import BLOCK, FP8, MXFP4_RUN
 from models.ops.moe.expert_formats import expert_values
 from models.ops.operands.experts import ExpertWeights, Routing
-from models.ops.operands.run_scales import fill_tiled, tiled_shape
+from models.ops.operands.run_scales import fill_tiled, integer_words, tiled_shape
 
 ROUTINGS = {
     "softmax": Routing(
@@ -74,16 +75,20 @@ def make_quantized_experts(
 ):  # fmt: skip
     """Returns experts in one of the formats of models.ops.moe.expert_formats; biases have `dtype`.
 
-    Kinds are fp8, with scales by block, fp8-rows and mxfp4.
+    Kinds are fp8, with scales by block, fp8-rows, mxfp4, and int4-32, int4-64 and int4-128, by how
+    many columns share a scale and a zero point.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    draw = {"fp8": _draw_fp8, "fp8-rows": _draw_fp8_rows, "mxfp4": _draw_mxfp4}[kind]
+    draw = _DRAWERS[kind]
     weights = {}
     for name, rows, size, num_parts in (("gate_up", inner, hidden, 2), ("down", hidden, inner, 1)):
         matrices = [draw(num_experts, rows, size, generator) for _ in range(num_parts)]
         values, scales = zip(*matrices, strict=True)
         weights[name] = torch.cat(values, dim=1)
-        weights[f"{name}_scale"] = torch.cat(scales, dim=1) if kind != "mxfp4" else tiled(scales)
+        if kind.startswith("fp8"):
+            weights[f"{name}_scale"] = torch.cat(scales, dim=1)
+        else:
+            weights[f"{name}_scale"] = tiled(scales, size // scales[0].shape[-1])
     if is_clamped:
         sizes = {"gate_up_bias": 2 * inner, "down_bias": hidden}
         for name, size in sizes.items():
@@ -93,10 +98,10 @@ def make_quantized_experts(
     return ExpertWeights(**weights)
 
 
-def tiled(scales):
-    """Returns MXFP4 scales of stacked matrices, [..., N, K / 32] each, in tile order."""
-    *experts, num_rows, num_runs = scales[0].shape
-    shape = *experts, *tiled_shape(len(scales) * num_rows, num_runs * MXFP4_RUN)
+def tiled(scales, group=MXFP4_RUN):
+    """Returns the scales of stacked matrices, [..., N, K / group] each, in tile order."""
+    *experts, num_rows, num_groups = scales[0].shape
+    shape = *experts, *tiled_shape(len(scales) * num_rows, num_groups * group, group)
     result = scales[0].new_empty(shape)
     for part, scale in enumerate(scales):
         fill_tiled(result, scale, part, len(scales))
@@ -134,8 +139,31 @@ def _draw_mxfp4(num_experts, rows, size, generator):
     )
 
 
+def _draw_int4(num_experts, rows, size, generator, group):
+    """Returns packed matrices, and words of their scales and zero points."""
+    device = generator.device
+    shape = (num_experts, rows, size // 2)
+    packed = torch.randint(256, shape, generator=generator, device=device, dtype=torch.uint8)
+    shape = (num_experts, rows, size // group)
+    zero = torch.randint(16, shape, generator=generator, device=device, dtype=torch.uint8)
+    # Values are about 7 times the scale; sums of this many products should come out near 1.
+    scale = torch.rand(shape, generator=generator, device=device) + 0.5
+    return packed, integer_words((scale * size**-0.5 / 7).bfloat16(), zero, group)
+
+
+_DRAWERS = {
+    "fp8": _draw_fp8,
+    "fp8-rows": _draw_fp8_rows,
+    "mxfp4": _draw_mxfp4,
+    **{f"int4-{group}": partial(_draw_int4, group=group) for group in (32, 64, 128)},
+}
+
+
 def exactly(experts):
-    """Returns the same experts in float64 on the CPU, where the reference runs."""
+    """Returns the same experts in float64 on the CPU, where the reference runs.
+
+    Integers are multiplied as what dequantising to bfloat16 gives.
+    """
 
     def double(x):
         return None if x is None else x.detach().cpu().double()
@@ -143,9 +171,10 @@ def exactly(experts):
     def values(weights, scales, num_parts):
         if scales is None:
             return double(weights)
+        dtype = torch.bfloat16 if scales.dtype == torch.int32 else torch.float64
         pairs = zip(weights.cpu(), scales.cpu(), strict=True)
-        each = [expert_values(*pair, torch.float64, num_parts=num_parts) for pair in pairs]
-        return torch.stack(each)
+        each = [expert_values(*pair, dtype, num_parts=num_parts) for pair in pairs]
+        return torch.stack(each).double()
 
     return ExpertWeights(
         gate_up=values(experts.gate_up, experts.gate_up_scale, 2),

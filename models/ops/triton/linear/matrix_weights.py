@@ -206,10 +206,24 @@ def floats_of(words, first, second):
 
 
 @gluon.jit
-def unpacked(tile, scales, layout: gl.constexpr, FIRST_ROW: gl.constexpr = 0):
-    """Returns rows of a tile as the tensor cores' left factor; scales are those of tile_scales.
+def integers_of(words, first, second, zeros):
+    """Returns the eight integers of each word, in the dimensions of _eights_of.
 
-    There are as many rows as scales. Scales of bfloat16 belong to integers, others to floats.
+    first, second: scales of the word's pairs, and zeros plus 128; pairs of bfloat16.
+    """
+    pairs = gl.inline_asm_elementwise(
+        _UNPACK_INTEGERS, "=r,=r,=r,=r,r,r,r,r", [words, first, second, zeros],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    return _eights_of(pairs)
+
+
+@gluon.jit
+def unpacked(tile, scales, layout: gl.constexpr, FIRST_ROW: gl.constexpr = 0):
+    """Returns rows of a tile as the tensor cores' left factor; there are as many as scales.
+
+    scales: those of tile_scales, of which bfloat16 belong to integers and others to floats. Or
+        pairs of bfloat16: first and second for floats, and 128 plus zeros for integers.
     """
     TILE_ROWS: gl.constexpr = tile.shape[0]
     ROWS: gl.constexpr = scales[0].shape[0]
@@ -219,19 +233,17 @@ def unpacked(tile, scales, layout: gl.constexpr, FIRST_ROW: gl.constexpr = 0):
     of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
     words = tile._reinterpret(gl.int32, [TILE_ROWS, COLUMNS // 8], shared)
     words = words.slice(FIRST_ROW, ROWS).load(of_words)
-    first, second, zeros = scales
-    IS_INTEGER: gl.constexpr = first.dtype == gl.bfloat16
-    WIDTH: gl.constexpr = COLUMNS // first.shape[1]
-    first = _by_words(pair_of_bfloat16(first), layout, WIDTH)
-    second = _by_words(pair_of_bfloat16(second), layout, WIDTH)
+    ARE_PAIRS: gl.constexpr = scales[0].dtype == gl.int32
+    IS_INTEGER: gl.constexpr = len(scales) == 3 if ARE_PAIRS else scales[0].dtype == gl.bfloat16
+    WIDTH: gl.constexpr = COLUMNS // scales[0].shape[1]
+    first = _by_words(pair_of_bfloat16(scales[0]), layout, WIDTH)
+    second = _by_words(pair_of_bfloat16(scales[1]), layout, WIDTH)
     if IS_INTEGER:
-        zeros = zeros | 0x4300
-        zeros = _by_words(zeros | zeros << 16, layout, WIDTH)
-        pairs = gl.inline_asm_elementwise(
-            _UNPACK_INTEGERS, "=r,=r,=r,=r,r,r,r,r", [words, first, second, zeros],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-        eights = _eights_of(pairs)
+        zeros = scales[2]
+        if not ARE_PAIRS:
+            zeros = zeros | 0x4300
+            zeros = zeros | zeros << 16
+        eights = integers_of(words, first, second, _by_words(zeros, layout, WIDTH))
     else:
         eights = floats_of(words, first, second)
     # From words and their pairs' elements, eights and halves of a run to columns.

@@ -32,7 +32,7 @@ COMMON = Forms(experts_per_pair=2, heights=tuple((rows, rows // 2) for rows in T
 ON_CORES = Forms(
     experts_per_pair=4, heights=((8, 4), (16, 8), (32, 16), (64, 64), (128, 192), (256, 256))
 )
-"""Of models.ops.triton.moe.matrix_experts.
+"""Of models.ops.triton.moe.packed_experts.
 
 Measured with gpt-oss-20b and shorter last tiles (H100, 2026-11): 64 rows of an expert took 379 us
 in tiles of 64 and 389 in tiles of 128, 256 rows took 964 in tiles of 128 and 947 in tiles of 256.
@@ -49,7 +49,7 @@ DeepSeek-V3, 64 rows of an expert took 3,735 us in tiles of 64 and 3,429 in tile
 
 
 def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether MXFP4 experts run models.ops.triton.moe.matrix_experts on a GPU."""
+    """Returns whether experts of 4 bits run models.ops.triton.moe.packed_experts on a GPU."""
     return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
 
 
@@ -71,14 +71,14 @@ def tile_rows(num_pairs: int, num_experts: int, forms: Forms = COMMON) -> int:
     return next(fitting, heights[-1][0])
 
 
-def first_tokens_of_each_form(num_experts: int, top_k: int, others: Forms | None) -> list[int]:
+def first_tokens_of_each_form(num_experts: int, top_k: int, *others: Forms) -> list[int]:
     """Returns the smallest number of tokens that takes each form, in rising order.
 
     others: forms besides COMMON.
     """
     last_pairs = {
         pairs
-        for forms in ((COMMON,) if others is None else (COMMON, others))
+        for forms in (COMMON, *others)
         for pairs in (
             _most_few(num_experts, top_k, forms),
             *(most * num_experts for _, most in forms.heights[:-1]),

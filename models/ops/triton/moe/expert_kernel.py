@@ -1,4 +1,4 @@
-"""MXFP4 experts on Hopper's tensor cores: weights are the left factor, from registers.
+"""Experts of 4 bits on Hopper's tensor cores: weights are the left factor, from registers.
 
 A program multiplies a tile of rows of one expert's matrix with a tile of tokens that chose it. The
 copy engine fills a ring of weights, asynchronous copies one of inputs, whose rows may be anywhere.
@@ -20,7 +20,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, unpacked
-from models.ops.triton.moe.word_scales import scales_of, word_layout, words_of_row
+from models.ops.triton.moe.word_scales import (
+    scales_of,
+    tile_layout,
+    words_of_columns,
+    words_of_row,
+)
 
 OCTET = gl.constexpr(8)
 """Rows of a tensor core's left factor that one register of a warp belongs to."""
@@ -118,30 +123,34 @@ def store_results(
 @gluon.jit
 def _scale_rows(
     scale_ptr, expert, row, ROWS: gl.constexpr, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr,
-    NUM_INPUTS: gl.constexpr,
+    NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Returns where a tile's first words of scales are, [ROWS, words].
 
     row: of the matrix, gate and up in turns; rows past the end have the scales of the last one.
     """
-    TILE_WORDS: gl.constexpr = max(1, COLUMNS // 128)
-    layout: gl.constexpr = word_layout(ROWS, TILE_WORDS, gl.num_warps(), min(4, COLUMNS // 32))
+    EACH: gl.constexpr = words_of_columns(128, GROUP)
+    layout: gl.constexpr = tile_layout(ROWS, COLUMNS, gl.num_warps(), GROUP)
     rows = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), NUM_ROWS - 1)
-    words = gl.arange(0, TILE_WORDS, gl.SliceLayout(0, layout))
-    scale_ptr += expert.to(gl.int64) * (words_of_row(NUM_INPUTS) * NUM_ROWS)
-    return scale_ptr + rows[:, None] + words[None, :] * NUM_ROWS
+    words = gl.arange(0, words_of_columns(COLUMNS, GROUP), gl.SliceLayout(0, layout))
+    scale_ptr += expert.to(gl.int64) * (words_of_row(NUM_INPUTS) * NUM_ROWS * EACH)
+    scale_ptrs = scale_ptr + rows[:, None] * EACH
+    return scale_ptrs + (words // EACH * (NUM_ROWS * EACH) + words % EACH)[None, :]
 
 
 @gluon.jit
 def _load_scales(
-    scale_rows, step, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr
-):
-    """Loads the words of scales that a step has bytes of; word_scales takes them."""
-    NUM_WORDS: gl.constexpr = words_of_row(NUM_INPUTS)
-    TILE_WORDS: gl.constexpr = scale_rows.shape[1]
-    # Steps past the end have any scales: their weights are zero.
-    word = gl.minimum(step * COLUMNS // 128, NUM_WORDS - TILE_WORDS)
-    return gl.load(scale_rows + word * NUM_ROWS)
+    scale_rows, step, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """Loads the words of scales that a step has, maybe with others; word_scales takes them."""
+    EACH: gl.constexpr = words_of_columns(128, GROUP)
+    # Steps past the end have any scales: their inputs are zero.
+    last: gl.constexpr = words_of_row(NUM_INPUTS) - max(1, COLUMNS // 128)
+    word = gl.minimum(step * COLUMNS // 128, last) * (NUM_ROWS * EACH)
+    if scale_rows.shape[1] < EACH:
+        word += step * COLUMNS % 128 // GROUP
+    return gl.load(scale_rows + word)
 
 
 @gluon.jit
@@ -167,7 +176,7 @@ def fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.co
 def _multiply(
     step, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_rows, ring,
     x_layout: gl.constexpr, NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr,
-    UNPACKED: gl.constexpr,
+    GROUP: gl.constexpr, UNPACKED: gl.constexpr,
 ):  # fmt: skip
     """Begins a tile's product, ends the one before and fills its slot again.
 
@@ -188,10 +197,10 @@ def _multiply(
     async_copy.wait_group(AHEAD - 1)
     fence_async_shared()
     # The scales of the next step load during this one's product.
-    next_scales = _load_scales(scale_rows, step + 1, COLUMNS, NUM_ROWS, NUM_INPUTS)
-    pairs = scales_of(scales, step, COLUMNS)
+    next_scales = _load_scales(scale_rows, step + 1, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP)
+    pairs = scales_of(scales, step, COLUMNS, GROUP)
     tile = weights.index(stage).reshape([ROWS, COLUMNS // 2])
-    left = unpacked(tile, (pairs, pairs, None), layout)
+    left = unpacked(tile, pairs, layout)
     sums = warpgroup_mma(left, inputs.index(stage).permute((1, 0)), sums, is_async=True)
     sums = warpgroup_mma_wait(UNPACKED - 1, deps=[sums])
     # The step before has ended its product in all warps, so its slot is free.
@@ -210,7 +219,7 @@ def _multiply(
 @gluon.jit
 def _sum_tiles(
     weight, place, x_rows, is_row, scale_rows, scales, ring, x_layout: gl.constexpr,
-    NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr, UNPACKED: gl.constexpr,
+    NUM_ROWS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr, UNPACKED: gl.constexpr,
 ):  # fmt: skip
     """Returns a tile's sums [rows, tokens]; loads of all stages but the last have begun.
 
@@ -231,24 +240,26 @@ def _sum_tiles(
         for each in gl.static_range(UNPACKED):
             sums, scales, stage, phase = _multiply(
                 first + each, sums, scales, stage, phase, weight, place, x_rows, is_row,
-                scale_rows, ring, x_layout, NUM_ROWS, NUM_INPUTS, UNPACKED,
+                scale_rows, ring, x_layout, NUM_ROWS, NUM_INPUTS, GROUP, UNPACKED,
             )  # fmt: skip
     if STEPS % UNPACKED != 0:
         sums = warpgroup_mma_wait(0, deps=[sums])
         sums, scales, stage, phase = _multiply(
             STEPS - 1, sums, scales, stage, phase, weight, place, x_rows, is_row, scale_rows, ring,
-            x_layout, NUM_ROWS, NUM_INPUTS, UNPACKED,
+            x_layout, NUM_ROWS, NUM_INPUTS, GROUP, UNPACKED,
         )  # fmt: skip
     sums = warpgroup_mma_wait(0, deps=[sums])
     # Copies of zeros past the end are under way, and the results may pass through the same memory.
     async_copy.wait_group(0)
-    return finished(sums, scale_rows)
+    if GROUP is None:
+        sums = finished(sums, scale_rows)
+    return sums
 
 
 @gluon.jit
 def _compute_tile(
     weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert, first_row, end,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOP_K: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr, TOP_K: gl.constexpr,
     IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
     IS_ALONE: gl.constexpr, TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr, UNPACKED: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -274,8 +285,10 @@ def _compute_tile(
             ROWS * COLUMNS // 2, stage * COLUMNS < NUM_INPUTS,
         )  # fmt: skip
     NUM_ROWS: gl.constexpr = HALVES * NUM_OUTPUTS
-    scale_rows = _scale_rows(scale_ptr, expert, row * HALVES, ROWS, COLUMNS, NUM_ROWS, NUM_INPUTS)
-    scales = _load_scales(scale_rows, 0, COLUMNS, NUM_ROWS, NUM_INPUTS)
+    scale_rows = _scale_rows(
+        scale_ptr, expert, row * HALVES, ROWS, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP
+    )
+    scales = _load_scales(scale_rows, 0, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP)
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // COLUMNS, COLUMNS // 8], [NUM_WARPS, 1], [1, 0]
     )
@@ -292,7 +305,7 @@ def _compute_tile(
         fetch_inputs(x_rows, is_row, inputs.index(stage), stage * COLUMNS, x_layout, NUM_INPUTS)
     sums = _sum_tiles(
         weight, place, x_rows, is_row, scale_rows, scales, (weights, inputs, ready), x_layout,
-        NUM_ROWS, NUM_INPUTS, UNPACKED,
+        NUM_ROWS, NUM_INPUTS, GROUP, UNPACKED,
     )  # fmt: skip
     bias_ptr += expert.to(gl.int64) * (HALVES * NUM_OUTPUTS)
     results = results_of(
@@ -305,8 +318,8 @@ def _compute_tile(
 @gluon.jit
 def expert_kernel(
     weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
     IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr,
     LAST_TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
     UNPACKED: gl.constexpr, BLOCK_E: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -315,6 +328,7 @@ def expert_kernel(
 
     The order of rows is older than the previous kernel unless IS_GATED. NUM_OUTPUTS are those of
     gate and of up alone. An expert's last tile has a height of LAST_TOKENS if its rows fit.
+    scale_ptr: words; word_scales describes GROUP.
     """
     if IS_GATED:
         wait_for_previous(DEPENDENT)
@@ -329,12 +343,12 @@ def expert_kernel(
     if LAST_TOKENS < TOKENS and first_row + LAST_TOKENS >= end:
         _compute_tile(
             weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
-            first_row, end, NUM_OUTPUTS, NUM_INPUTS, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
             IS_ALONE, LAST_TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
         )  # fmt: skip
     else:
         _compute_tile(
             weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
-            first_row, end, NUM_OUTPUTS, NUM_INPUTS, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
             IS_ALONE, TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products of MXFP4 experts of few tokens each on Hopper; few_token_kernel describes how."""
+"""Products of experts of 4 bits with few tokens each on Hopper; see few_token_kernel."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.moe.few_token_kernel import GROUP_ROWS, few_token_kernel
-from models.ops.triton.moe.matrix_experts import ExpertShape, described
+from models.ops.triton.moe.matrix_experts import ExpertShape, described, words_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class FewTokenTiles:
     columns: inputs of a step, 64 or 128.
     slots: steps of the ring.
     programs: of a multiprocessor.
-    most_inputs: of an expert, whose tokens fit the shared memory beside the ring.
+    most_inputs: of an expert of MXFP4, whose tokens fit the shared memory beside the ring.
     registers: of a thread at first, then in a group that multiplies and in the warp that fetches.
     """
 
@@ -58,10 +58,19 @@ groups and 128 inputs 120.4 and 72.3.
 """
 
 
-def has_room(height: int, hidden_size: int, inner_size: int) -> bool:
-    """Returns whether the kernel takes tiles of a height for experts of this size."""
+def has_room(height: int, experts: ExpertWeights) -> bool:
+    """Returns whether the kernel takes tiles of a height for these experts."""
     tiles = FEW_TOKEN_TILES.get(height)
-    return tiles is not None and max(hidden_size, inner_size) <= tiles.most_inputs
+    if tiles is None:
+        return False
+    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
+    assert experts.down_scale is not None, "the weights are of 4 bits"
+    # Words of scales beyond one of a row take the memory of inputs, which have two bytes.
+    most_words = max(
+        words_of(each)[0].shape[-1] for each in (experts.gate_up_scale, experts.down_scale)
+    )
+    taken = (most_words - 1) * 4 * tiles.rows * tiles.slots // (2 * height)
+    return max(experts.down.shape[1], experts.inner_size) + taken <= tiles.most_inputs
 
 
 def few_token_products(
@@ -77,8 +86,8 @@ def few_token_products(
     """
     tiles = FEW_TOKEN_TILES[height]
     num_pairs = ids.numel()
-    assert experts.gate_up_scale is not None, "the weights are MXFP4"
-    assert experts.down_scale is not None, "the weights are MXFP4"
+    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
+    assert experts.down_scale is not None, "the weights are of 4 bits"
     between = hidden.new_empty(num_pairs, experts.inner_size)
     results = hidden.new_empty(num_pairs, hidden.shape[1])
     pairs, starts = order
@@ -90,8 +99,8 @@ def few_token_products(
         (between, experts.down, experts.down_scale, down_bias, results, False),
     ):
         num_outputs = output.shape[1]
-        words = scale.view(torch.int32)
-        _launcher(num_outputs, x.shape[1], shape, height, is_gated, hidden.device)(
+        words, group = words_of(scale)
+        _launcher(num_outputs, x.shape[1], group, shape, height, is_gated, hidden.device)(
             (tiles.programs * properties.multi_processor_count, 1, 1),
             described(weight, num_outputs, tiles.rows, tiles.columns),
             _described_scales(words, tiles.rows), x, words, bias, pairs, starts, output,
@@ -101,13 +110,13 @@ def few_token_products(
 
 
 def _described_scales(words: torch.Tensor, tile_rows: int) -> TensorDescriptor:
-    """Describes words of scales, [E, words of a row, rows, 1], to the copy engine."""
-    num_experts, num_words, num_rows, _ = words.shape
+    """Describes words of scales, [E, words of a row, rows, each], to the copy engine."""
+    num_experts, num_words, num_rows, each = words.shape
     return TensorDescriptor(
         words,
-        [num_experts * num_words, num_rows],
-        [num_rows, 1],
-        [1, tile_rows],
+        [num_experts * num_words, num_rows * each],
+        [num_rows * each, 1],
+        [1, tile_rows * each],
         gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2),
     )
 
@@ -116,18 +125,19 @@ def _described_scales(words: torch.Tensor, tile_rows: int) -> TensorDescriptor:
 def _launcher(
     num_outputs: int,
     num_inputs: int,
+    group: int | None,
     shape: ExpertShape,
     height: int,
     is_gated: bool,
     device: torch.device,
 ) -> Launch:
     tiles = FEW_TOKEN_TILES[height]
-    first, group, fetching = tiles.registers
+    first, multiplying, fetching = tiles.registers
     return Launch(
-        few_token_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs,
+        few_token_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUP=group,
         NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
         HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, TOKENS=height, GROUPS=tiles.groups,
         COLUMNS=tiles.columns, SLOTS=tiles.slots,
         BLOCK_E=max(32, triton.next_power_of_2(shape.num_experts)), num_warps=4, maxnreg=first,
-        GROUP_REGISTERS=group, LOAD_REGISTERS=fetching, **launch_options(device),
+        GROUP_REGISTERS=multiplying, LOAD_REGISTERS=fetching, **launch_options(device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""MXFP4 experts of few tokens each on Hopper: one warp fetches and groups of warps multiply.
+"""Experts of 4 bits with few tokens each on Hopper: one warp fetches and groups of warps multiply.
 
 With few tokens, expert_kernel issues more instructions around a product than memory gives it time
 for. Here the copy engine fetches scales like weights, into a ring that goes on from tile to tile;
@@ -22,7 +22,12 @@ from models.ops.triton.launching.dependent_launch import let_next_start, wait_fo
 from models.ops.triton.linear.matrix_weights import finished, unpacked
 from models.ops.triton.moe.expert_kernel import OCTET, fetch_inputs, results_of, store_results
 from models.ops.triton.moe.token_tiles import after, tiles_of_experts
-from models.ops.triton.moe.word_scales import scales_of, word_layout, words_of_row
+from models.ops.triton.moe.word_scales import (
+    scales_of,
+    tile_layout,
+    words_of_columns,
+    words_of_row,
+)
 
 GROUP_ROWS = gl.constexpr(64)
 """Of a tile, for each group of four warps."""
@@ -58,20 +63,36 @@ def _find_rows(token_tile, of_experts, TOKENS: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_step(sums, step, ring, inputs, slot, phase, GROUP: gl.constexpr):
+def _words_of(tile, step, FIRST_ROW: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
+    """Returns a group's words of scales for a step, of a tile with those of 128 columns."""
+    EACH: gl.constexpr = words_of_columns(128, GROUP)
+    WORDS: gl.constexpr = words_of_columns(COLUMNS, GROUP)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    layout: gl.constexpr = tile_layout(GROUP_ROWS, COLUMNS, 4, GROUP)
+    rows = tile._reinterpret(gl.int32, [tile.shape[1] // EACH, EACH], plain)
+    rows = rows.slice(FIRST_ROW, GROUP_ROWS)
+    if WORDS == EACH:
+        return rows.load(layout)
+    else:  # noqa: RET505  # one branch is compiled
+        # A step has half of them.
+        first = rows.slice(0, WORDS, dim=1).load(layout)
+        second = rows.slice(WORDS, WORDS, dim=1).load(layout)
+        return gl.where(step % 2 == 0, first, second)
+
+
+@gluon.jit
+def _multiply_step(
+    sums, step, ring, inputs, slot, phase, FIRST_ROW: gl.constexpr, GROUP: gl.constexpr
+):
     """Adds a step's product to a group's sums and frees the slot."""
     weights, scales, ready, empty = ring
     on_cores: gl.constexpr = sums.type.layout
-    ROWS: gl.constexpr = scales.shape[2]
+    ROWS: gl.constexpr = weights.shape[2] * weights.shape[3] * OCTET
     COLUMNS: gl.constexpr = inputs.shape[2]
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    of_words: gl.constexpr = word_layout(GROUP_ROWS, 1, 4, COLUMNS // 32)
     mbarrier.wait(ready.index(slot), phase)
-    words = scales.index(slot)._reinterpret(gl.int32, [ROWS, 1], plain)
-    words = words.slice(GROUP * GROUP_ROWS, GROUP_ROWS).load(of_words)
-    pairs = scales_of(words, step, COLUMNS)
+    words = _words_of(scales.index(slot), step, FIRST_ROW, COLUMNS, GROUP)
     tile = weights.index(slot).reshape([ROWS, COLUMNS // 2])
-    left = unpacked(tile, (pairs, pairs, None), on_cores, GROUP * GROUP_ROWS)
+    left = unpacked(tile, scales_of(words, step, COLUMNS, GROUP), on_cores, FIRST_ROW)
     right = inputs.index(step).permute((1, 0))
     sums = warpgroup_mma(left, right, sums, is_async=True)
     mbarrier.arrive(empty.index(slot))
@@ -80,18 +101,18 @@ def _multiply_step(sums, step, ring, inputs, slot, phase, GROUP: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    operands, GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
-    BLOCK_E: gl.constexpr,
+    operands, FIRST_ROW: gl.constexpr, NUM_OUTPUTS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_EXPERTS: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    IS_CLAMPED: gl.constexpr, BLOCK_E: gl.constexpr,
 ):  # fmt: skip
-    """Computes a group's rows of the program's tiles."""
+    """Computes a group's rows of the program's tiles, from FIRST_ROW of each tile on."""
     ring, inputs, starts_ptr, pairs_ptr, scale_ptr, bias_ptr, output_ptr, alpha, limit = operands
     xs, xs_ready, xs_empty = inputs
     STEPS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
     SLOTS: gl.constexpr = ring[0].shape[0]
     HALVES: gl.constexpr = 2 if IS_GATED else 1
-    OUTPUTS: gl.constexpr = ring[1].shape[2] // HALVES
+    OUTPUTS: gl.constexpr = ring[0].shape[2] * OCTET
     ROW_TILES: gl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TOKENS, 16]
@@ -107,12 +128,14 @@ def _multiply(
         while tile < end_of_tokens:
             sums = gl.zeros([GROUP_ROWS, TOKENS], gl.float32, on_cores)
             for step in range(STEPS):
-                sums = _multiply_step(sums, step, ring, xs, slot, phase, GROUP)
+                sums = _multiply_step(sums, step, ring, xs, slot, phase, FIRST_ROW, GROUP)
                 slot, phase = after(slot, phase, SLOTS)
-            row = tile % ROW_TILES * OUTPUTS + GROUP * (GROUP_ROWS // HALVES)
+            row = tile % ROW_TILES * OUTPUTS + FIRST_ROW // HALVES
+            if GROUP is None:
+                sums = finished(sums, scale_ptr)
             results = results_of(
-                finished(sums, scale_ptr), bias_of_expert, row, alpha, limit, NUM_OUTPUTS,
-                HAS_BIAS, IS_GATED, IS_CLAMPED,
+                sums, bias_of_expert, row, alpha, limit, NUM_OUTPUTS, HAS_BIAS, IS_GATED,
+                IS_CLAMPED,
             )  # fmt: skip
             store_results(
                 results, pairs_ptr, output_ptr, row, first_row, end, NUM_OUTPUTS, not IS_GATED
@@ -129,21 +152,22 @@ def _fetch_steps(
     """Fetches steps of an expert's tiles, counted from the first step of `tile`."""
     weights, scales, ready, empty = ring
     SLOTS: gl.constexpr = weights.shape[0]
-    ROWS: gl.constexpr = scales.shape[2]
+    ROW_WORDS: gl.constexpr = scales.shape[2]
     COLUMNS: gl.constexpr = 2 * weights.shape[5]
+    ROWS: gl.constexpr = weights.shape[2] * weights.shape[3] * OCTET
     for at in range(first, end):
         step = at % STEPS
         row_tile = tile % ROW_TILES + at // STEPS
         mbarrier.wait(empty.index(slot), phase ^ 1)
         bar = ready.index(slot)
-        mbarrier.expect(bar, ROWS * COLUMNS // 2 + ROWS * 4)
+        mbarrier.expect(bar, ROWS * COLUMNS // 2 + ROW_WORDS * 4)
         octet = row_tile * weights.shape[2]
         tma.async_copy_global_to_shared(
             weight, [expert, octet, 0, 0, step * (COLUMNS // 2)], bar, weights.index(slot)
         )
         tma.async_copy_global_to_shared(
             scale,
-            [expert * NUM_WORDS + step * COLUMNS // 128, row_tile * ROWS],
+            [expert * NUM_WORDS + step * COLUMNS // 128, row_tile * ROW_WORDS],
             bar,
             scales.index(slot),
         )
@@ -208,8 +232,8 @@ def _fetch(
 @gluon.jit
 def few_token_kernel(
     weight, scale, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
     IS_CLAMPED: gl.constexpr, TOKENS: gl.constexpr, GROUPS: gl.constexpr, COLUMNS: gl.constexpr,
     SLOTS: gl.constexpr, BLOCK_E: gl.constexpr, GROUP_REGISTERS: gl.constexpr,
     LOAD_REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -217,7 +241,8 @@ def few_token_kernel(
     """Does what expert_kernel does, for sorted rows.
 
     weight: [E, octets of outputs, halves, 8, bytes] of tiles [1, ., halves, 8, COLUMNS / 2].
-    scale: [E * words, rows] int32 of tiles [1, ROWS]; scale_ptr: its type says its format.
+    scale: [E * words, rows * each] int32 of tiles [1, ROWS * each]; word_scales describes GROUP.
+    scale_ptr: of the same words.
     """
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     ROWS: gl.constexpr = GROUPS * GROUP_ROWS
@@ -225,7 +250,8 @@ def few_token_kernel(
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     octets: gl.constexpr = [SLOTS, 1, ROWS // HALVES // OCTET, HALVES, OCTET, COLUMNS // 2]
     weights = gl.allocate_shared_memory(weight.dtype, octets, weight.layout)
-    scales = gl.allocate_shared_memory(gl.int32, [SLOTS, 1, ROWS], scale.layout)
+    row_words: gl.constexpr = [SLOTS, 1, ROWS * words_of_columns(128, GROUP)]
+    scales = gl.allocate_shared_memory(gl.int32, row_words, scale.layout)
     xs = gl.allocate_shared_memory(gl.bfloat16, [STEPS, TOKENS, COLUMNS], x_shared)
     ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -250,10 +276,12 @@ def few_token_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    operands, 0, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, 0, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_multiply, (
-                    operands, 1, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, GROUP_ROWS, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_fetch, (
                     weight, scale, x_ptr, ring, inputs, starts_ptr, pairs_ptr, NUM_OUTPUTS,
@@ -267,16 +295,20 @@ def few_token_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    operands, 0, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, 0, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_multiply, (
-                    operands, 1, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, GROUP_ROWS, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_multiply, (
-                    operands, 2, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, 2 * GROUP_ROWS, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_multiply, (
-                    operands, 3, NUM_OUTPUTS, NUM_EXPERTS, IS_GATED, HAS_BIAS, IS_CLAMPED, BLOCK_E,
+                    operands, 3 * GROUP_ROWS, NUM_OUTPUTS, GROUP, NUM_EXPERTS, IS_GATED, HAS_BIAS,
+                    IS_CLAMPED, BLOCK_E,
                 )),
                 (_fetch, (
                     weight, scale, x_ptr, ring, inputs, starts_ptr, pairs_ptr, NUM_OUTPUTS,

@@ -1,4 +1,4 @@
-"""Products of MXFP4 experts on Hopper's tensor cores; expert_kernel describes how."""
+"""Products of experts of 4 bits on Hopper's tensor cores; expert_kernel describes how."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.ops.operands.experts import ExpertWeights
+from models.ops.operands.run_scales import COLUMNS
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.moe.expert_kernel import expert_kernel
@@ -96,8 +97,8 @@ def expert_products(
     """
     hidden_size, inner = hidden.shape[1], experts.inner_size
     num_experts, num_pairs = len(experts.down), ids.numel()
-    assert experts.gate_up_scale is not None, "the weights are MXFP4"
-    assert experts.down_scale is not None, "the weights are MXFP4"
+    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
+    assert experts.down_scale is not None, "the weights are of 4 bits"
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
     pairs, starts = order or (ids, ids)
@@ -109,11 +110,12 @@ def expert_products(
     ):
         num_outputs = output.shape[1]
         num_tiles = num_pairs if order is None else num_pairs // each.tokens + num_experts
-        launch = _launcher(num_outputs, x.shape[1], shape, each, is_gated, hidden.device)
+        words, group = words_of(scale)
+        launch = _launcher(num_outputs, x.shape[1], group, shape, each, is_gated, hidden.device)
         launch(
             (-(-num_outputs // (each.rows // (2 if is_gated else 1))), num_tiles, 1),
-            described(weight, num_outputs, each.rows, each.columns), x, scale.view(torch.int32),
-            bias, pairs, starts, output, experts.alpha, experts.limit or 0.0,
+            described(weight, num_outputs, each.rows, each.columns), x, words, bias, pairs, starts,
+            output, experts.alpha, experts.limit or 0.0,
         )  # fmt: skip
     return results
 
@@ -137,6 +139,16 @@ class ExpertShape:
         )  # fmt: skip
 
 
+def words_of(scale: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+    """Returns scales as words, [E, words, rows, each], and how many columns share one.
+
+    That is None for MXFP4; see models.ops.triton.moe.word_scales.
+    """
+    if scale.dtype == torch.uint8:
+        return scale.view(torch.int32), None
+    return scale, COLUMNS // scale.shape[-1]
+
+
 def described(
     weight: torch.Tensor, num_outputs: int, tile_rows: int, tile_columns: int
 ) -> TensorDescriptor:
@@ -157,13 +169,14 @@ def described(
 def _launcher(
     num_outputs: int,
     num_inputs: int,
+    group: int | None,
     shape: ExpertShape,
     tiles: ExpertTiles,
     is_gated: bool,
     device: torch.device,
 ) -> Launch:
     return Launch(
-        expert_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs,
+        expert_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUP=group,
         NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
         HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, IS_ALONE=shape.is_alone,
         TOKENS=tiles.tokens, ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.num_stages,

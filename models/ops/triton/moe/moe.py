@@ -7,13 +7,14 @@ import torch
 
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
-from models.ops.triton.moe.expert_forms import are_few
+from models.ops.triton.moe.expert_forms import are_few, takes_cores
 from models.ops.triton.moe.fp8_experts import apply_fp8_on_cores, takes_experts
 from models.ops.triton.moe.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.ops.triton.moe.moe_routing import route as route
+from models.ops.triton.moe.packed_experts import apply_packed_on_cores
 from models.ops.triton.moe.token_chunks import token_chunks
 
 _apply_alone = partial(apply_grouped, is_alone=True)
@@ -37,8 +38,11 @@ def apply_experts(
     num_tokens, top_k = ids.shape
     if experts.is_fp8 and takes_experts(experts) and not is_batch_invariant():
         apply: Callable[..., None] = apply_fp8_on_cores
+    elif experts.is_fp8:
+        apply = apply_fp8
     elif experts.is_quantized:
-        apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
+        is_on_cores = takes_cores(hidden.dtype, hidden.device)
+        apply = apply_packed_on_cores if is_on_cores else apply_mxfp4
     elif not are_few(ids.numel(), experts.num_choices, top_k):
         apply = apply_grouped
     elif not is_batch_invariant():

@@ -1,8 +1,8 @@
-"""MXFP4 experts, for any number of tokens; see moe_grouped for the rest.
+"""MXFP4 experts on any GPU, for any number of tokens; see moe_grouped for the rest.
 
 Weights are converted to the activations' dtype on the way to the tensor cores: results are those of
-dequantised weights, memory traffic is that of the stored ones. On Hopper, products in bfloat16 are
-those of matrix_experts.
+dequantised weights, memory traffic is that of the stored ones. In bfloat16 on Hopper
+packed_experts has other kernels.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -19,12 +18,9 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
-from models.ops.triton.moe.expert_forms import ON_CORES, are_few, takes_cores, tile_rows
-from models.ops.triton.moe.few_token_experts import few_token_products, has_room
-from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
+from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
-from models.ops.triton.moe.pair_experts import pair_products
 from models.ops.triton.moe.swiglu import gated
 
 
@@ -129,35 +125,14 @@ def apply_mxfp4(
     output: torch.Tensor,
 ) -> None:
     """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
-    if takes_cores(hidden.dtype, hidden.device):
-        results = _results_on_cores(hidden, ids, experts)
-    else:
-        results = _results(hidden, weights, ids, experts)
+    results = _results(hidden, weights, ids, experts)
     sum_by_token(results, weights, output, is_partial=experts.is_partial)
-
-
-def _results_on_cores(
-    hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
-    num_choices, num_pairs = experts.num_choices, ids.numel()
-    # Sums of parts of the inputs have other bits.
-    if not is_batch_invariant() and are_few(num_pairs, num_choices, ids.shape[1]):
-        return pair_products(hidden, ids, experts)
-    if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
-        return expert_products(hidden, ids, experts, None, ALONE_TILES)
-    order = sort_by_expert(ids, len(experts.down), num_choices)
-    height = tile_rows(num_pairs, num_choices, ON_CORES)
-    if has_room(height, hidden.shape[1], experts.inner_size):
-        return few_token_products(hidden, ids, experts, order, height)
-    tiles = SORTED_TILES[height]
-    return expert_products(hidden, ids, experts, order, tiles)
 
 
 def _results(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Returns the results of pairs on any GPU, not yet weighted, [T * top_k, H]."""
+    """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
     hidden_size, inner = hidden.shape[1], experts.inner_size
     num_experts, num_choices = len(experts.down), experts.num_choices
     top_k, num_pairs = ids.shape[1], ids.numel()

@@ -1,4 +1,4 @@
-"""Products of single pairs of a token and an MXFP4 expert on Hopper; pair_kernel describes how."""
+"""Products of single pairs of a token and an expert of 4 bits on Hopper; see pair_kernel."""
 
 from functools import lru_cache
 
@@ -22,8 +22,8 @@ def pair_products(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeight
     here get no values. Each pair reads its expert, which the second-level cache may have.
     """
     num_pairs, inner = ids.numel(), experts.inner_size
-    assert experts.gate_up_scale is not None, "the weights are MXFP4"
-    assert experts.down_scale is not None, "the weights are MXFP4"
+    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
+    assert experts.down_scale is not None, "the weights are of 4 bits"
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden.shape[1])
     gate_up_bias, down_bias = experts.biases_or(hidden)
@@ -33,7 +33,7 @@ def pair_products(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeight
     ):
         num_outputs = output.shape[1]
         launch = _launcher(
-            num_outputs, x.shape[1], len(experts.down), ids.shape[1], is_gated,
+            num_outputs, x.shape[1], scale.shape[-1], len(experts.down), ids.shape[1], is_gated,
             experts.gate_up_bias is not None, experts.limit is not None, hidden.device,
         )  # fmt: skip
         launch(
@@ -48,6 +48,7 @@ def pair_products(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeight
 def _launcher(
     num_outputs: int,
     num_inputs: int,
+    each: int,
     num_experts: int,
     top_k: int,
     is_gated: bool,
@@ -56,7 +57,7 @@ def _launcher(
     device: torch.device,
 ) -> Launch:
     return Launch(
-        pair_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, NUM_EXPERTS=num_experts,
-        TOP_K=top_k, IS_GATED=is_gated, HAS_BIAS=has_bias, IS_CLAMPED=is_clamped, ROWS=_ROWS,
-        num_warps=_NUM_WARPS, **launch_options(device),
+        pair_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, EACH=each,
+        NUM_EXPERTS=num_experts, TOP_K=top_k, IS_GATED=is_gated, HAS_BIAS=has_bias,
+        IS_CLAMPED=is_clamped, ROWS=_ROWS, num_warps=_NUM_WARPS, **launch_options(device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""MXFP4 experts of few tokens: each pair of a token and an expert is a matrix times a vector.
+"""Experts of 4 bits with few tokens: each pair of a token and an expert is a matrix times a vector.
 
 Such a product takes as long as reading its weights, so that weights pass through registers alone,
 and a program reads all of its own before its first product. The warps of a program share the
@@ -16,9 +16,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
-from models.ops.triton.linear.matrix_weights import finished, floats_of, pair_of_bfloat16
+from models.ops.triton.linear.matrix_weights import (
+    finished,
+    floats_of,
+    integers_of,
+    pair_of_bfloat16,
+)
 from models.ops.triton.moe.expert_kernel import OCTET, gated
-from models.ops.triton.moe.word_scales import words_of_row
+from models.ops.triton.moe.word_scales import pairs_of_integers, words_of_row
 
 _TILE = gl.constexpr(128)
 """Inputs of a warp's tile: four runs of 32, one for each lane of a row."""
@@ -54,7 +59,7 @@ def input_layout(num_warps):
 @gluon.jit
 def _fetch(
     weight_ptr, scale_ptr, rows, scale_rows, step: gl.constexpr, NUM_ROWS: gl.constexpr,
-    NUM_INPUTS: gl.constexpr,
+    NUM_INPUTS: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """Loads words [warps, rows, runs, 4] and scales [warps, rows, runs] of a step.
 
@@ -77,7 +82,7 @@ def _fetch(
     words = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout))))
     at_word = at[:, :, :, None] * 4 + words[None, None, None, :]
     at_scale = (tile * NUM_ROWS)[:, None, None] + scale_rows[None, :, None]
-    at_scale = at_scale * 4 + runs[None, None, :]
+    at_scale = at_scale * EACH + (runs // (4 // EACH))[None, None, :]
     return gl.load(weight_ptr + at_word), gl.load(scale_ptr + at_scale)
 
 
@@ -110,8 +115,14 @@ def _weights(words, scales, on_cores: gl.constexpr):
     """Returns a step's weights as the left factor, [warps, rows, inputs]."""
     NUM_WARPS: gl.constexpr = words.shape[0]
     ROWS: gl.constexpr = words.shape[1]
-    pairs_of_scales = pair_of_bfloat16(scales)[:, :, :, None].broadcast_to(words.shape)
-    eights = floats_of(words, pairs_of_scales, pairs_of_scales)
+    if scales.dtype == gl.int32:
+        scales, zeros = pairs_of_integers(scales)
+        scales = scales[:, :, :, None].broadcast_to(words.shape)
+        zeros = zeros[:, :, :, None].broadcast_to(words.shape)
+        eights = integers_of(words, scales, scales, zeros)
+    else:
+        scales = pair_of_bfloat16(scales)[:, :, :, None].broadcast_to(words.shape)
+        eights = floats_of(words, scales, scales)
     # From runs, words (two dimensions), their pairs' elements, eights and 16ths of a run.
     eights = eights.reshape([NUM_WARPS, ROWS, 4, 2, 2, 2, 2, 2])
     values = eights.permute((0, 1, 3, 7, 6, 4, 2, 5)).reshape([NUM_WARPS, ROWS, _TILE])
@@ -122,13 +133,14 @@ def _weights(words, scales, on_cores: gl.constexpr):
 @gluon.jit
 def pair_kernel(
     weight_ptr, x_ptr, scale_ptr, bias_ptr, ids_ptr, output_ptr, alpha, limit,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, EACH: gl.constexpr,
+    NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
     IS_CLAMPED: gl.constexpr, ROWS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes ROWS // 2 gated inner features of a pair, or ROWS of its results, not yet weighted.
 
     The experts are older than the previous kernel unless IS_GATED.
+    scale_ptr: bytes of MXFP4, or words of integers; EACH are those of 128 columns of a row.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -151,7 +163,7 @@ def pair_kernel(
     NUM_WORDS: gl.constexpr = words_of_row(NUM_INPUTS)
     rows = gl.arange(0, ROWS, row_of)
     scale_rows = gl.minimum(gl.program_id(1) * ROWS + rows, NUM_ROWS - 1)
-    scale_ptr += expert.to(gl.int64) * (NUM_WORDS * NUM_ROWS * 4)
+    scale_ptr += expert.to(gl.int64) * (NUM_WORDS * NUM_ROWS * EACH)
     outputs = gl.program_id(1) * (ROWS // HALVES) + rows // (OCTET * HALVES) * OCTET
     outputs += rows % OCTET
     # Rows past the end read the last one again, which needs no mask.
@@ -160,7 +172,9 @@ def pair_kernel(
     rows = expert.to(gl.int64) * NUM_ROWS + rows
     loaded = ()
     for step in gl.static_range(STEPS):
-        step_loaded = _fetch(weight_ptr, scale_ptr, rows, scale_rows, step, NUM_ROWS, NUM_INPUTS)
+        step_loaded = _fetch(
+            weight_ptr, scale_ptr, rows, scale_rows, step, NUM_ROWS, NUM_INPUTS, EACH
+        )
         # Triton knows tuples of any length, but unpacks none.
         loaded = loaded + (step_loaded,)  # type: ignore[assignment]  # noqa: RUF005
     # The compiler would delay reads to save registers; it moves none across these two.
@@ -175,7 +189,9 @@ def pair_kernel(
         x = _inputs(x_ptr, step, on_cores, NUM_INPUTS)
         sums = mma_v2(_weights(words, scales, on_cores), x, sums)
     # All eight columns have the same sums.
-    results = finished(gl.sum(gl.sum(sums, 2), 0) * 0.125, scale_ptr)
+    results = gl.sum(gl.sum(sums, 2), 0) * 0.125
+    if scale_ptr.dtype.element_ty == gl.uint8:
+        results = finished(results, scale_ptr)
     results = gl.convert_layout(results, row_of)
     if HAS_BIAS:
         results += gl.load(bias_ptr + rows).to(gl.float32)

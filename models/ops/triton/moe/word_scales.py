@@ -1,13 +1,15 @@
-"""Scales of MXFP4 experts for Hopper's tensor cores, from words of four bytes.
+"""Scales of experts in 4 bits for Hopper's tensor cores, from words of four bytes.
 
 models.ops.operands.run_scales has their order in memory, and
-models.ops.triton.linear.matrix_weights takes them.
+models.ops.triton.linear.matrix_weights takes them. GROUP is how many columns share a word of
+integers, 32, 64 or 128; it is None for MXFP4, whose words have the scales of 128 columns.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
+from models.ops.operands.run_scales import COLUMNS as WORD_COLUMNS
 from models.ops.operands.run_scales import RUNS, num_words
 from models.ops.triton.linear.matrix_weights import group_layout
 
@@ -31,6 +33,15 @@ def _pairs(num_runs: int) -> str:
 
 _FOUR_PAIRS = gl.constexpr(_pairs(4))
 _TWO_PAIRS = gl.constexpr(_pairs(2))
+_SCALE_AND_ZERO = gl.constexpr("prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;")
+"""The halves of a word, each twice."""
+
+
+@constexpr_function
+def words_of_columns(num_columns, group):
+    """Returns how many words have the scales of some columns, at least one."""
+    width = WORD_COLUMNS if group is None else group
+    return max(1, num_columns // width)
 
 
 @constexpr_function
@@ -50,12 +61,41 @@ def word_layout(num_rows, num_words, num_warps=4, num_runs=4):
     return gl.SliceLayout(2, of_runs)
 
 
-@gluon.jit
-def scales_of(words, step, COLUMNS: gl.constexpr):
-    """Returns the scales of a step's runs, [rows, COLUMNS / 32], as pairs of bfloat16.
+@constexpr_function
+def tile_layout(num_rows, num_columns, num_warps, group):
+    """Returns the layout of a tile's words, [rows, words], that scales_of takes."""
+    num_runs = min(RUNS, num_columns // 32) if group is None else 1
+    return word_layout(num_rows, words_of_columns(num_columns, group), num_warps, num_runs)
 
-    words: [rows, words] in word_layout, of which the step has bytes.
+
+@gluon.jit
+def pairs_of_integers(words):
+    """Returns the scales of integers and their zeros plus 128, as pairs of bfloat16."""
+    return gl.inline_asm_elementwise(
+        _SCALE_AND_ZERO, "=&r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def scales_of(words, step, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
+    """Returns the scales of a step's columns as matrix_weights.unpacked takes them.
+
+    words: [rows, words] in tile_layout, of which a step of MXFP4 has bytes.
     """
+    if GROUP is None:
+        pairs = _scales_of_runs(words, step, COLUMNS)
+        return pairs, pairs
+    else:  # noqa: RET505  # one branch is compiled
+        scales, zeros = pairs_of_integers(words)
+        full: gl.constexpr = group_layout(words.shape[0], words.shape[1], 1, gl.num_warps())
+        layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
+        scales = gl.convert_layout(scales, layout, assert_trivial=True)
+        return scales, scales, gl.convert_layout(zeros, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _scales_of_runs(words, step, COLUMNS: gl.constexpr):
+    """Returns the scales of a step's runs of MXFP4, [rows, COLUMNS / 32], as pairs of bfloat16."""
     ROWS: gl.constexpr = words.shape[0]
     RUNS: gl.constexpr = min(_RUNS, COLUMNS // 32)
     if RUNS < _RUNS:

@@ -113,12 +113,14 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     """Returns the smallest number of tokens that takes each form of the experts."""
     moe = config.moe
     assert moe is not None, "the caller checked"
-    others = None
-    if config.quantization is not None and config.quantization.method == STACKED_MXFP4:
-        others = ON_CORES
-    elif config.quantization is not None and "fp8" in config.quantization.kinds:
-        others = OF_8_BITS
-    return first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok, others)
+    others = []
+    if config.quantization is not None:
+        kinds = config.quantization.kinds
+        if config.quantization.method == STACKED_MXFP4 or "int4" in kinds:
+            others.append(ON_CORES)
+        if "fp8" in kinds:
+            others.append(OF_8_BITS)
+    return first_tokens_of_each_form(moe.num_experts, moe.num_experts_per_tok, *others)
 
 
 def _has_packed_products(config: ModelConfig) -> bool:

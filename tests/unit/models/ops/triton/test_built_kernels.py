@@ -28,11 +28,13 @@ from models.ops.triton.attention.attention import attend
 from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.triton.linear.fp8_linear import fp8_block_linear
+from models.ops.triton.moe.moe import apply_experts
 from models.ops.operands.packed_weights import quantize_packed
 from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.latent_case import make_latent_case
+from tests.support.moe_case import make_quantized_experts
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -74,6 +76,13 @@ def packed_products():
             x = torch.zeros(num_tokens, 1024).bfloat16()
             packed_linear(x, *weight, None, True)
             packed_linear(x, *weight, torch.zeros(256).bfloat16(), False)
+
+def experts_of_integers():
+    for group, size in ((32, 96), (64, 192), (128, 384)):
+        experts = make_quantized_experts(f"int4-{group}", hidden=size, inner=size)
+        for num_tokens in (1, 3, 10, 30, 60, 300, 700, 2000):
+            ids = torch.zeros(num_tokens, 3, dtype=torch.int32)
+            apply_experts(torch.zeros(num_tokens, size).bfloat16(), ids.float(), ids, experts)
 
 def latents():
     sizes = {"num_heads": 3, "latent_dim": 64, "rope_dim": 16, "has_transform": True}
@@ -140,7 +149,8 @@ with absent_gpu():
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
-            [fused, communicating, rounded_attention, packed_products, latents, on_other_gpus]
+            [fused, communicating, rounded_attention, packed_products, experts_of_integers,
+             latents, on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)
@@ -154,7 +164,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
-        | found_in([packed_products])
+        | found_in([packed_products, experts_of_integers])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

@@ -13,7 +13,7 @@ from models.ops.triton.moe.matrix_experts import SORTED_TILES
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])
-@pytest.mark.parametrize("others", [None, ON_CORES, OF_8_BITS])
+@pytest.mark.parametrize("others", [(), (ON_CORES,), (OF_8_BITS,), (ON_CORES, OF_8_BITS)])
 def test_a_form_begins_where_the_list_says(num_experts, top_k, others):
     def form(num_tokens):
         num_pairs = num_tokens * top_k
@@ -22,14 +22,14 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k, others):
                 are_few(num_pairs, num_experts, top_k, forms),
                 tile_rows(num_pairs, num_experts, forms),
             )
-            for forms in ((COMMON,) if others is None else (COMMON, others))
+            for forms in (COMMON, *others)
         ]
 
     changes = [count for count in range(2, 10_000) if form(count) != form(count - 1)]
-    assert first_tokens_of_each_form(num_experts, top_k, others) == [1, *changes]
+    assert first_tokens_of_each_form(num_experts, top_k, *others) == [1, *changes]
 
 
-def test_mxfp4_experts_have_tiles_of_every_height():
+def test_experts_of_4_bits_have_tiles_of_every_height():
     assert list(SORTED_TILES) == [rows for rows, _ in ON_CORES.heights]
     for rows, both in SORTED_TILES.items():
         assert max(tiles.tokens for tiles in both) == rows

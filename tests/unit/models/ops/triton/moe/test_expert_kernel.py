@@ -1,4 +1,4 @@
-"""Machine code of the kernel of MXFP4 experts, built for a GPU without one."""
+"""Machine code of the kernel of experts of 4 bits, built for a GPU without one."""
 
 import os
 import subprocess
@@ -17,11 +17,10 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts
 
-# Of gpt-oss: 45 tiles of 64 inputs and 23 of 128, so that not all steps are in pairs.
-experts = make_quantized_experts("mxfp4", num_experts=2, hidden=2880, inner=2880, is_clamped=True)
-x = torch.zeros(4, 2880, dtype=torch.bfloat16)
+x = torch.zeros(4, SIZE, dtype=torch.bfloat16)
 ids = torch.zeros(4, 1, dtype=torch.int32)
 order = (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
+experts = make_quantized_experts(KIND, num_experts=2, hidden=SIZE, inner=SIZE, is_clamped=True)
 with absent_gpu():
     expert_products(x, ids, experts, None, ALONE_TILES)
     for tiles in SORTED_TILES.values():
@@ -36,11 +35,16 @@ for build in builds:
 """
 
 
+# Of gpt-oss: 45 tiles of 64 inputs and 23 of 128, so that not all steps are in pairs.
 @pytest.mark.slow
-def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "size"), [("mxfp4", 2880), ("int4-32", 2880), ("int4-64", 2880), ("int4-128", 2944)]
+)
+def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path, kind, size):
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    program = f"KIND, SIZE = {kind!r}, {size}\n{PROGRAM}"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=850)

@@ -1,4 +1,4 @@
-"""Machine code of the kernel of MXFP4 experts of few tokens each, built for a GPU without one."""
+"""Machine code of the kernel of experts of few tokens each, built for a GPU without one."""
 
 import os
 import subprocess
@@ -19,10 +19,13 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
 
-def built(height, size, num_experts, is_clamped):
-    experts = make_quantized_experts(
-        "mxfp4", num_experts=num_experts, hidden=size, inner=size, is_clamped=is_clamped
+def experts_of(kind, hidden, inner, num_experts=2, is_clamped=False):
+    return make_quantized_experts(
+        kind, num_experts=num_experts, hidden=hidden, inner=inner, is_clamped=is_clamped
     )
+
+def built(height, kind, size, num_experts, is_clamped):
+    experts = experts_of(kind, size, size, num_experts, is_clamped)
     x = torch.zeros(4, size, dtype=torch.bfloat16)
     ids = torch.zeros(4, 1, dtype=torch.int32)
     order = torch.zeros(4, dtype=torch.int32), torch.zeros(num_experts + 1, dtype=torch.int32)
@@ -32,11 +35,24 @@ def built(height, size, num_experts, is_clamped):
     after = [build for each in _launches for build in each._builds.values()]
     return [build for build in after if id(build) not in before]
 
-assert has_room(8, 2944, 2880) and not has_room(8, 2880, 2976) and not has_room(256, 64, 64)
+def most_inputs(kind, height):
+    sizes = range(128, 3200, 128)
+    return max(size for size in sizes if has_room(height, experts_of(kind, size, 128)))
+
+assert has_room(8, experts_of("mxfp4", 2944, 2880))
+assert not has_room(8, experts_of("mxfp4", 2880, 2976))
+assert not has_room(256, experts_of("mxfp4", 64, 64))
+# Kinds of other sizes have other memory for their scales.
+assert most_inputs("mxfp4", 8) == most_inputs("int4-128", 8) > most_inputs("int4-64", 8)
+assert most_inputs("int4-64", 8) > most_inputs("int4-32", 8) > 2048
 cases = (None, 2, True), (2880, 40, False), (160, 2, False)
-for (height, tiles), case in product(FEW_TOKEN_TILES.items(), cases):
-    size, *others = case
-    builds = built(height, size or tiles.most_inputs, *others)
+kinds = {
+    "mxfp4": cases, "int4-32": ((None, 2, True), (160, 2, False)), "int4-64": ((None, 40, False),),
+    "int4-128": ((None, 2, True), (2048, 128, False)),
+}
+each_case = [(kind, *case) for kind, of_kind in kinds.items() for case in of_kind]
+for (height, tiles), (kind, size, *others) in product(FEW_TOKEN_TILES.items(), each_case):
+    builds = built(height, kind, size or most_inputs(kind, height), *others)
     assert len(builds) == 2
     for build in builds:
         # Programs fit the 228 KiB of a multiprocessor, of which each takes one more.

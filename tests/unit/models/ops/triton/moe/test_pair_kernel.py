@@ -1,4 +1,4 @@
-"""Machine code of the kernel of single pairs of a token and an MXFP4 expert."""
+"""Machine code of the kernel of single pairs of a token and an expert of 4 bits."""
 
 import os
 import subprocess
@@ -17,15 +17,18 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code
 from tests.support.moe_case import make_quantized_experts
 
-experts = make_quantized_experts("mxfp4", num_experts=2, hidden=2880, inner=2880, is_clamped=True)
 x = torch.zeros(1, 2880, dtype=torch.bfloat16)
 ids = torch.zeros(1, 2, dtype=torch.int32)
 with absent_gpu():
-    pair_products(x, ids, experts)
+    for kind in ("mxfp4", "int4-32", "int4-64"):
+        experts = make_quantized_experts(
+            kind, num_experts=2, hidden=2880, inner=2880, is_clamped=True
+        )
+        pair_products(x, ids, experts)
 builds = [
     build for each in _launches if each._kernel is pair_kernel for build in each._builds.values()
 ]
-assert len(builds) == 2
+assert len(builds) == 6
 for build in builds:
     code = machine_code(build.asm["cubin"])
     # No register is kept in memory.
