@@ -48,15 +48,22 @@ DEEPSEEK_V3 = {"num_experts": 256, "hidden": 7168, "inner": 2048}
 MODELS = {
     "Qwen3-30B-A3B": ("bf16", QWEN3_30B, softmax(8)),
     "Qwen3-30B-A3B fp8": ("fp8", QWEN3_30B, softmax(8)),
+    "Qwen3-30B-A3B int4": ("int4-128", QWEN3_30B, softmax(8)),
     "gpt-oss-20b": ("bf16", GPT_OSS, softmax(4)),
     "gpt-oss-20b mxfp4": ("mxfp4", GPT_OSS, softmax(4)),
     "GLM-4.5-Air": ("bf16", {"num_experts": 128, "hidden": 4096, "inner": 1408}, softmax(8)),
     "Mixtral-8x7B": ("bf16", {"num_experts": 8, "hidden": 4096, "inner": 14336}, softmax(2)),
     "DeepSeek-V3": ("bf16", DEEPSEEK_V3, DEEPSEEK),
     "DeepSeek-V3 fp8": ("fp8", DEEPSEEK_V3, DEEPSEEK),
+    "DeepSeek-V3 int4": ("int4-32", DEEPSEEK_V3, DEEPSEEK),
 }
-FORMS = {"fp8": OF_8_BITS, "mxfp4": ON_CORES}
-BYTES_PER_NUMBER = {"bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32}
+FORMS = {
+    "fp8": (OF_8_BITS,), "mxfp4": (ON_CORES,), "int4-32": (ON_CORES,), "int4-128": (ON_CORES,),
+}  # fmt: skip
+BYTES_PER_NUMBER = {
+    "bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32, "int4-32": 0.5 + 4 / 32,
+    "int4-128": 0.5 + 4 / 128,
+}  # fmt: skip
 TOKENS = (1, 4, 8, 32, 128, 512, 2048, 8192)
 LATENT_SIZES = {
     "DeepSeek-V3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64},
@@ -97,7 +104,7 @@ def experts(
         logits, bias, x = inputs[num_tokens]
         return apply_experts(x, *route(logits, bias, routing), layer)
 
-    forms = first_tokens_of_each_form(num_experts, routing.top_k, FORMS.get(kind))
+    forms = first_tokens_of_each_form(num_experts, routing.top_k, *FORMS.get(kind, ()))
     inputs = {
         num_tokens: (
             *make_logits(num_tokens, routing, num_experts=num_experts, device="cuda"),
