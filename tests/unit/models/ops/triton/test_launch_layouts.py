@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.absent_hopper import launched_by, pretend
 pretend()
 from models.cudagraph_mode import CUDAGraphMode
@@ -73,6 +74,11 @@ def quantized(variant, kind, **overrides):
     quantize_checkpoint(made(variant, **WIDE, **overrides), path, kind)
     return path
 
+def of_4_bits(form, variant, **overrides):
+    path = next(checkpoints)
+    write_quantized(made(variant, **WIDE, **overrides), path, FORMATS[form])
+    return path
+
 def eagle3(model):
     head = next(checkpoints)
     head.mkdir()
@@ -120,6 +126,8 @@ def weights(level):
             experts = quantized("qwen3_moe", kind, moe_intermediate_size=size)
             serve(experts, level, keeps_format=True)
     serve(packed(intermediate_size=96), level, keeps_format=True)
+    experts = of_4_bits("compressed-int4-32", "qwen3_moe", moe_intermediate_size=96)
+    serve(experts, level, keeps_format=True)
 
 def drafts(level):
     serve(drafting("deepseek_v3"), level, num_speculative_tokens=1)
