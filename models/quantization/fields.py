@@ -41,8 +41,9 @@ def check_expression(name: str, expression: str) -> None:
 def with_wildcards(names: tuple[str, ...]) -> tuple[str, ...]:
     """Returns names with `*` as regular expressions after `re:`; such a name covers its parts."""
     return tuple(
-        f"re:{fnmatch.translate(name.removesuffix('*') + '*')}" if "*" in name else name
+        f"re:{fnmatch.translate(pattern)}" if "*" in pattern else pattern
         for name in names
+        for pattern in ((name, f"{name}.*") if "*" in name else (name,))
     )
 
 

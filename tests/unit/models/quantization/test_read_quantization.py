@@ -151,14 +151,18 @@ def test_the_file_of_modelopt_names_the_layers_that_stay():
             "quantization": {
                 "quant_algo": "NVFP4",
                 "kv_cache_quant_algo": "FP8",
-                "exclude_modules": ["lm_head", "model.layers.0*", "*.router"],
+                "exclude_modules": ["lm_head", "model.layers.0*", "*.router", "*gate", "*.vision"],
             },
         }
     )
     assert config.is_cache_fp8
-    modules = ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.router"]
-    assert [config.scheme_of(module) for module in modules] == [None] * 3
-    assert config.scheme_of("model.layers.1.mlp.up_proj") is not None
+    modules = [
+        "lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.router",
+        "model.layers.1.mlp.gate", "model.vision.layers.1.up_proj",
+    ]  # fmt: skip
+    assert [config.scheme_of(module) for module in modules] == [None] * 5
+    for module in ("model.layers.1.mlp.up_proj", "model.layers.1.mlp.gate_proj"):
+        assert config.scheme_of(module) is not None
 
 
 def test_layers_of_mixed_precision_have_their_own_formats():
