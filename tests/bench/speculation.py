@@ -21,6 +21,7 @@ from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.server import collect_garbage_rarely
+from services.engine.worker.start.device import choose_dtype
 from tests.bench.program import reported
 from tests.bench.report import Report
 from tests.bench.settings import Settings, list_of_numbers, make_parser
@@ -187,10 +188,7 @@ def main() -> None:
         arguments, config = settings.arguments, settings.config
         device = chosen_device(settings)
         torch.set_num_threads(config.worker.num_threads)
-        name = (
-            settings.model.dtype if config.checkpoint.dtype == "auto" else config.checkpoint.dtype
-        )
-        dtype = torch.float32 if device == "cpu" else getattr(torch, name)
+        dtype = choose_dtype(config.checkpoint, settings.model, torch.device(device))
         model = load_model(
             config.checkpoint.model,
             device=torch.device(device),

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from services.engine.config.compilation import CompilationConfig
-from services.engine.worker.start.device import choose_cache_dtype
+from services.engine.worker.start.device import choose_cache_dtype, choose_dtype
 from tests.bench.settings import Settings
 from tests.support.graph_engine import GraphEngine
 
@@ -37,16 +37,13 @@ def make_engine(
     compilation: other settings than the command line's.
     """
     config = settings.config
-    dtype = config.checkpoint.dtype if config.checkpoint.dtype != "auto" else settings.model.dtype
-    if config.checkpoint.dtype == "auto" and device == "cpu":
-        dtype = "float32"
-    model_dtype = getattr(torch, dtype)
+    dtype = choose_dtype(config.checkpoint, settings.model, torch.device(device))
     return GraphEngine(
         config.checkpoint.model,
         compilation or config.compilation,
         device=device,
-        dtype=model_dtype,
-        cache_dtype=choose_cache_dtype(config.cache, model_dtype, torch.device(device)),
+        dtype=dtype,
+        cache_dtype=choose_cache_dtype(config.cache, dtype, torch.device(device)),
         load_format=config.checkpoint.load_format,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
