@@ -8,11 +8,11 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.ops.operands.experts import ExpertWeights
 from models.ops.operands.run_scales import COLUMNS
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.moe.expert_kernel import expert_kernel
+from models.ops.triton.moe.expert_product import ExpertProduct, ProductShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,6 @@ class ExpertTiles:
     max_registers: int | None
 
 
-_Both = tuple[ExpertTiles, ExpertTiles]
-
-
 def _tiles(
     tokens: int,
     rows: int,
@@ -63,7 +60,7 @@ _FULL_TOKENS = 256
 _LAST_TOKENS = {64: 16, 128: 64, 256: 64}
 """By height of the other tiles: about half of the last tiles have few tokens."""
 _HIGH = _tiles(128, 128, 64, 4, 8, max_registers=128)
-ALONE_TILES = _tiles(8, 64, 256, 5), _tiles(8, 64, 256, 5)
+ALONE_TILES = _tiles(8, 64, 256, 5)
 """For pairs computed alone."""
 SORTED_TILES = {
     8: (_tiles(8, 64, 256, 3), _tiles(8, 64, 256, 3)),
@@ -79,64 +76,40 @@ Measured with gpt-oss-20b (H200, 2026-11-26; us of gate and up, and of down). 12
 in these tiles, down 74 in tiles of 64 rows. 256 tokens: 158 and 83, gate and up 179 in the tiles of
 down. 2048 tokens: 592 and 307, the other way round 605 and 325.
 """
+_SHORT_INPUTS = 1024
+_SHORT_TILES = SORTED_TILES[64][1]
+"""For more tokens, too, where a product has few inputs and a program thus few steps.
+
+Measured with 768 inputs, down of Qwen3-30B-A3B in groups of 128 (H100, 2026-11-26): 2048 tokens
+took 148 us, in tiles of 128 164, in tiles of 256 214.
+"""
 
 
-def expert_products(
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    experts: ExpertWeights,
-    order: tuple[torch.Tensor, torch.Tensor] | None,
-    tiles: _Both,
-) -> torch.Tensor:
-    """Returns the results of pairs of a token and an expert, not yet weighted, [T * top_k, H].
+def sorted_tiles(height: int, shape: ProductShape) -> ExpertTiles:
+    """Returns the tiles of a product, by expert_forms.tile_rows."""
+    if height > _SHORT_TILES.tokens and shape.num_inputs <= _SHORT_INPUTS:
+        return _SHORT_TILES
+    return SORTED_TILES[height][0 if shape.is_gated else 1]
 
-    hidden [T, H] bfloat16 and ids [T, top_k] int32 are contiguous; pairs of experts that are not
-    here get no values.
-    order: of models.ops.triton.moe.moe_routing.sort_by_expert; None computes each pair alone.
-    tiles: of the product with gate and up, and of that with down.
+
+def expert_product(
+    product: ExpertProduct, order: tuple[torch.Tensor, torch.Tensor] | None, tiles: ExpertTiles
+) -> None:
+    """Computes a product into its output.
+
+    order: of models.ops.triton.moe.moe_routing.sort_by_expert; rows between both products are in
+        it. None computes each pair alone.
     """
-    hidden_size, inner = hidden.shape[1], experts.inner_size
-    num_experts, num_pairs = len(experts.down), ids.numel()
-    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
-    assert experts.down_scale is not None, "the weights are of 4 bits"
-    between = hidden.new_empty(num_pairs, inner)
-    results = hidden.new_empty(num_pairs, hidden_size)
-    pairs, starts = order or (ids, ids)
-    gate_up_bias, down_bias = experts.biases_or(hidden)
-    shape = ExpertShape.of(experts, ids.shape[1], is_alone=order is None)
-    for x, weight, scale, bias, output, each, is_gated in (
-        (hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, between, tiles[0], True),
-        (between, experts.down, experts.down_scale, down_bias, results, tiles[1], False),
-    ):
-        num_outputs = output.shape[1]
-        num_tiles = num_pairs if order is None else num_pairs // each.tokens + num_experts
-        words, group = words_of(scale)
-        launch = _launcher(num_outputs, x.shape[1], group, shape, each, is_gated, hidden.device)
-        launch(
-            (-(-num_outputs // (each.rows // (2 if is_gated else 1))), num_tiles, 1),
-            described(weight, num_outputs, each.rows, each.columns), x, words, bias, pairs, starts,
-            output, experts.alpha, experts.limit or 0.0,
-        )  # fmt: skip
-    return results
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertShape:
-    """Constants of both products of a layer's experts."""
-
-    num_experts: int
-    top_k: int
-    has_bias: bool
-    is_clamped: bool
-    is_alone: bool
-
-    @staticmethod
-    def of(experts: ExpertWeights, top_k: int, *, is_alone: bool) -> "ExpertShape":
-        """Returns the constants for some experts."""
-        return ExpertShape(
-            num_experts=len(experts.down), top_k=top_k, has_bias=experts.gate_up_bias is not None,
-            is_clamped=experts.limit is not None, is_alone=is_alone,
-        )  # fmt: skip
+    shape, num_pairs = product.shape, len(product.output)
+    is_alone = order is None
+    num_tiles = num_pairs if is_alone else num_pairs // tiles.tokens + shape.num_experts
+    pairs, starts = order or (product.ids, product.ids)
+    words, group = words_of(product.scale)
+    _launcher(shape, group, tiles, is_alone, product.device)(
+        (-(-shape.num_outputs // (tiles.rows // (2 if shape.is_gated else 1))), num_tiles, 1),
+        described(product.weight, shape.num_outputs, tiles.rows, tiles.columns), product.x, words,
+        product.bias, pairs, starts, product.output, product.alpha, product.limit,
+    )  # fmt: skip
 
 
 def words_of(scale: torch.Tensor) -> tuple[torch.Tensor, int | None]:
@@ -167,21 +140,13 @@ def described(
 
 @lru_cache
 def _launcher(
-    num_outputs: int,
-    num_inputs: int,
-    group: int | None,
-    shape: ExpertShape,
-    tiles: ExpertTiles,
-    is_gated: bool,
-    device: torch.device,
+    shape: ProductShape, group: int | None, tiles: ExpertTiles, is_alone: bool, device: torch.device
 ) -> Launch:
     return Launch(
-        expert_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUP=group,
-        NUM_EXPERTS=shape.num_experts, TOP_K=shape.top_k, IS_GATED=is_gated,
-        HAS_BIAS=shape.has_bias, IS_CLAMPED=shape.is_clamped, IS_ALONE=shape.is_alone,
-        TOKENS=tiles.tokens, ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.num_stages,
-        UNPACKED=tiles.num_unpacked, LAST_TOKENS=tiles.last_tokens,
+        expert_kernel, GROUP=group, IS_ALONE=is_alone, TOKENS=tiles.tokens, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, STAGES=tiles.num_stages, UNPACKED=tiles.num_unpacked,
+        LAST_TOKENS=tiles.last_tokens,
         **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
         BLOCK_E=triton.next_power_of_2(shape.num_experts), num_warps=tiles.num_warps,
-        **launch_options(device),
+        **shape.constants, **launch_options(device),
     )  # fmt: skip

@@ -4,60 +4,46 @@ from functools import lru_cache
 
 import torch
 
-from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
+from models.ops.triton.moe.expert_product import ExpertProduct, ProductShape
 from models.ops.triton.moe.pair_kernel import pair_kernel
 
-_ROWS = 16
 _NUM_WARPS = 8
-"""Of a program. Measured with one token of gpt-oss-20b (H100, 2026-11): 30.3 us a layer; 31.2 with
-gate and up in 4 warps, 30.9 with them in 32 rows, 32.1 with down in 4 warps."""
+_ROWS = 16
+_SHORT_INPUTS = 1024
+_SHORT_ROWS = 32
+"""Rows of a program, more of them where its warps have one step of 128 inputs each, at most.
+
+Measured with one token of gpt-oss-20b (H100, 2026-11): 30.3 us a layer; 31.2 with gate and up in 4
+warps, 30.9 with them in 32 rows, 32.1 with down in 4 warps. Products of Qwen3-30B-A3B in groups of
+128 (H100, 2026-11-26), 4 tokens: with 2048 inputs 21.8 us, in 4 warps 23.4, in 32 rows 23.6; with
+768 inputs 13.4 in 32 rows, 15.0 in 16. One token of Kimi-K2 in groups of 32, 2048 inputs: 27.4, in
+32 rows 28.2.
+"""
 
 
-def pair_products(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights) -> torch.Tensor:
-    """Returns the results of pairs of a token and an expert, not yet weighted, [T * top_k, H].
+def pair_product(product: ExpertProduct) -> None:
+    """Computes a product into its output.
 
-    hidden [T, H] bfloat16 and ids [T, top_k] int32 are contiguous; pairs of experts that are not
-    here get no values. Each pair reads its expert, which the second-level cache may have.
+    Each pair reads its expert, which the second-level cache may have.
     """
-    num_pairs, inner = ids.numel(), experts.inner_size
-    assert experts.gate_up_scale is not None, "the weights are of 4 bits"
-    assert experts.down_scale is not None, "the weights are of 4 bits"
-    between = hidden.new_empty(num_pairs, inner)
-    results = hidden.new_empty(num_pairs, hidden.shape[1])
-    gate_up_bias, down_bias = experts.biases_or(hidden)
-    for x, weight, scale, bias, output, is_gated in (
-        (hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, between, True),
-        (between, experts.down, experts.down_scale, down_bias, results, False),
-    ):
-        num_outputs = output.shape[1]
-        launch = _launcher(
-            num_outputs, x.shape[1], scale.shape[-1], len(experts.down), ids.shape[1], is_gated,
-            experts.gate_up_bias is not None, experts.limit is not None, hidden.device,
-        )  # fmt: skip
-        launch(
-            (num_pairs, -(-num_outputs // (_ROWS // 2 if is_gated else _ROWS)), 1),
-            weight.view(torch.int32), x, scale, bias, ids, output,
-            experts.alpha, experts.limit or 0.0,
-        )  # fmt: skip
-    return results
+    shape = product.shape
+    outputs = _rows(shape) // (2 if shape.is_gated else 1)
+    _launcher(shape, product.scale.shape[-1], product.device)(
+        (len(product.output), -(-shape.num_outputs // outputs), 1),
+        product.weight.view(torch.int32), product.x, product.scale, product.bias, product.ids,
+        product.output, product.alpha, product.limit,
+    )  # fmt: skip
+
+
+def _rows(shape: ProductShape) -> int:
+    return _SHORT_ROWS if shape.num_inputs <= _SHORT_INPUTS else _ROWS
 
 
 @lru_cache
-def _launcher(
-    num_outputs: int,
-    num_inputs: int,
-    each: int,
-    num_experts: int,
-    top_k: int,
-    is_gated: bool,
-    has_bias: bool,
-    is_clamped: bool,
-    device: torch.device,
-) -> Launch:
+def _launcher(shape: ProductShape, each: int, device: torch.device) -> Launch:
     return Launch(
-        pair_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, EACH=each,
-        NUM_EXPERTS=num_experts, TOP_K=top_k, IS_GATED=is_gated, HAS_BIAS=has_bias,
-        IS_CLAMPED=is_clamped, ROWS=_ROWS, num_warps=_NUM_WARPS, **launch_options(device),
+        pair_kernel, EACH=each, ROWS=_rows(shape), num_warps=_NUM_WARPS, **shape.constants,
+        **launch_options(device),
     )  # fmt: skip

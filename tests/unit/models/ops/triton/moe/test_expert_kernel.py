@@ -12,7 +12,8 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
 from models.ops.triton.moe.expert_kernel import expert_kernel
-from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_products
+from models.ops.triton.moe.expert_product import both_products
+from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_product
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts
@@ -21,15 +22,16 @@ x = torch.zeros(4, SIZE, dtype=torch.bfloat16)
 ids = torch.zeros(4, 1, dtype=torch.int32)
 order = (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
 experts = make_quantized_experts(KIND, num_experts=2, hidden=SIZE, inner=SIZE, is_clamped=True)
+both = both_products(x, ids, experts)
 with absent_gpu():
-    expert_products(x, ids, experts, None, ALONE_TILES)
-    for tiles in SORTED_TILES.values():
-        expert_products(x, ids, experts, order, tiles)
+    for product, each in zip(both, zip(*SORTED_TILES.values())):
+        expert_product(product, None, ALONE_TILES)
+        for tiles in set(each):
+            expert_product(product, order, tiles)
 builds = [
     build for each in _launches if each._kernel is expert_kernel for build in each._builds.values()
 ]
-both = [ALONE_TILES, *SORTED_TILES.values()]
-assert len(builds) == sum(map(len, map(set, zip(*both))))
+assert len(builds) == 2 + sum(len(set(each)) for each in zip(*SORTED_TILES.values()))
 for build in builds:
     check_unpacked_products(machine_code(build.asm["cubin"]))
 """

@@ -12,47 +12,59 @@ import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
+from models.ops.triton.moe.expert_product import both_products
 from models.ops.triton.moe.few_token_experts import (
-    FEW_TOKEN_TILES, few_token_products, has_room,
+    FEW_TOKEN_TILES, few_token_product, few_token_tiles,
 )
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
 
-def experts_of(kind, hidden, inner, num_experts=2, is_clamped=False):
-    return make_quantized_experts(
-        kind, num_experts=num_experts, hidden=hidden, inner=inner, is_clamped=is_clamped
+def products_of(kind, size, num_experts=2, is_clamped=False):
+    experts = make_quantized_experts(
+        kind, num_experts=num_experts, hidden=size, inner=size, is_clamped=is_clamped
     )
-
-def built(height, kind, size, num_experts, is_clamped):
-    experts = experts_of(kind, size, size, num_experts, is_clamped)
-    x = torch.zeros(4, size, dtype=torch.bfloat16)
     ids = torch.zeros(4, 1, dtype=torch.int32)
+    return both_products(torch.zeros(4, size, dtype=torch.bfloat16), ids, experts)
+
+def built(tiles, kind, size, num_experts, is_clamped):
     order = torch.zeros(4, dtype=torch.int32), torch.zeros(num_experts + 1, dtype=torch.int32)
     before = {id(build) for each in _launches for build in each._builds.values()}
     with absent_gpu():
-        few_token_products(x, ids, experts, order, height)
+        for each in products_of(kind, size, num_experts, is_clamped):
+            few_token_product(each, order, tiles)
     after = [build for each in _launches for build in each._builds.values()]
     return [build for build in after if id(build) not in before]
 
-def most_inputs(kind, height):
-    sizes = range(128, 3200, 128)
-    return max(size for size in sizes if has_room(height, experts_of(kind, size, 128)))
+EACH = {"mxfp4": 1, "int4-128": 1, "int4-64": 2, "int4-32": 4}
+def most_inputs(kind, tiles):
+    return max(size for size in range(128, 3200, 128) if tiles.has_room(size, EACH[kind]))
 
-assert has_room(8, experts_of("mxfp4", 2944, 2880))
-assert not has_room(8, experts_of("mxfp4", 2880, 2976))
-assert not has_room(256, experts_of("mxfp4", 64, 64))
+for height, each_tiles in FEW_TOKEN_TILES.items():
+    for tiles in each_tiles:
+        for kind, words in EACH.items():
+            gate_up, down = products_of(kind, 384)
+            assert few_token_tiles(height, gate_up) == each_tiles[0]
+(small,), (middle,), (first, second) = FEW_TOKEN_TILES.values()
+gate_up, down = products_of("mxfp4", 2880)
+assert few_token_tiles(8, down) == small
+assert few_token_tiles(32, down) == second
+assert few_token_tiles(64, down) is None
+assert few_token_tiles(8, products_of("mxfp4", 2976)[0]) is None
 # Kinds of other sizes have other memory for their scales.
-assert most_inputs("mxfp4", 8) == most_inputs("int4-128", 8) > most_inputs("int4-64", 8)
-assert most_inputs("int4-64", 8) > most_inputs("int4-32", 8) > 2048
+assert most_inputs("mxfp4", small) == most_inputs("int4-128", small) > most_inputs("int4-64", small)
+assert most_inputs("int4-64", small) > most_inputs("int4-32", small) > 2048
 cases = (None, 2, True), (2880, 40, False), (160, 2, False)
 kinds = {
     "mxfp4": cases, "int4-32": ((None, 2, True), (160, 2, False)), "int4-64": ((None, 40, False),),
     "int4-128": ((None, 2, True), (2048, 128, False)),
 }
 each_case = [(kind, *case) for kind, of_kind in kinds.items() for case in of_kind]
-for (height, tiles), (kind, size, *others) in product(FEW_TOKEN_TILES.items(), each_case):
-    builds = built(height, kind, size or most_inputs(kind, height), *others)
+all_tiles = [tiles for each in FEW_TOKEN_TILES.values() for tiles in each]
+for tiles, (kind, size, *others) in product(all_tiles, each_case):
+    if size is not None and not tiles.has_room(size, EACH[kind]):
+        continue
+    builds = built(tiles, kind, size or most_inputs(kind, tiles), *others)
     assert len(builds) == 2
     for build in builds:
         # Programs fit the 228 KiB of a multiprocessor, of which each takes one more.

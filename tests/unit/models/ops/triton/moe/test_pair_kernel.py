@@ -11,24 +11,26 @@ import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.moe.pair_experts import pair_products
+from models.ops.triton.moe.expert_product import both_products
+from models.ops.triton.moe.pair_experts import pair_product
 from models.ops.triton.moe.pair_kernel import pair_kernel
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code
 from tests.support.moe_case import make_quantized_experts
 
-x = torch.zeros(1, 2880, dtype=torch.bfloat16)
 ids = torch.zeros(1, 2, dtype=torch.int32)
 with absent_gpu():
-    for kind in ("mxfp4", "int4-32", "int4-64"):
+    # Programs have more rows of few inputs.
+    for kind, size in (("mxfp4", 2880), ("int4-32", 2880), ("int4-64", 2880), ("int4-128", 768)):
         experts = make_quantized_experts(
-            kind, num_experts=2, hidden=2880, inner=2880, is_clamped=True
+            kind, num_experts=2, hidden=size, inner=size, is_clamped=True
         )
-        pair_products(x, ids, experts)
+        for product in both_products(torch.zeros(1, size, dtype=torch.bfloat16), ids, experts):
+            pair_product(product)
 builds = [
     build for each in _launches if each._kernel is pair_kernel for build in each._builds.values()
 ]
-assert len(builds) == 6
+assert len(builds) == 8
 for build in builds:
     code = machine_code(build.asm["cubin"])
     # No register is kept in memory.
