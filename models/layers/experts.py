@@ -29,7 +29,8 @@ class Experts(nn.Module):
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
-    packing: of integers; None in other formats.
+    packing: of weights that come one expert at a time in 4 bits, already in the order of kernels;
+        None for others.
     placement: of whole experts; None where every rank has a share of all. Then expert_map and
         expert_load are those of models.ops.moe.expert_parallel.
     """
@@ -105,21 +106,25 @@ class Experts(nn.Module):
             (count, *tiled_shape(hidden_size, inner)),
         )
 
-    def can_keep_integers(self, packing: Packing) -> bool:
-        """Returns whether weights may stay packed integers: no row or share may end within a run.
+    def can_keep_packed(self, packing: Packing) -> bool:
+        """Returns whether weights that come one expert at a time may stay in 4 bits.
 
-        Their columns are in order: experts would each sort their inputs otherwise.
+        No row or share may end within a run, and columns are in order: experts would each sort
+        their inputs otherwise.
         """
         sizes = self.down_proj.shape[1], self._local_size, packing.group or RUN
-        is_plain = packing.kind == "int4" and not packing.has_order
+        is_plain = packing.kind in ("int4", "mxfp4") and not packing.has_order
         return is_plain and not any(size % RUN for size in sizes)
 
-    def keep_integers(self, packing: Packing) -> None:
-        """Makes the weights packed integers with words by group; call before they have values."""
+    def keep_packed(self, packing: Packing) -> None:
+        """Makes the weights MXFP4 or integers with words by group; call before they have values."""
+        self.packing = packing
+        if packing.kind == "mxfp4":
+            self.keep_mxfp4()
+            return
         count, hidden_size, inner = self.down_proj.shape
         # A rank's share may end within a group, whose words then are those of smaller groups.
         group = entry_group(math.gcd(packing.group or 0, hidden_size, inner))
-        self.packing = packing
         self._keep(
             torch.uint8,
             (count, 2 * inner, hidden_size // 2),
@@ -250,7 +255,7 @@ class Experts(nn.Module):
         values: torch.Tensor,
         part: int | None = None,
     ) -> None:
-        """Copies into part of param, in the order of kernels; packed integers already have it.
+        """Copies into part of param, in the order of kernels; weights with a packing have it.
 
         part: 0 for the gate in it, 1 for up.
         """

@@ -91,8 +91,8 @@ def _keep_experts(layer: Experts, formats: "_StoredFormats", modules: list[str])
     scheme, packing = formats.fp8_scheme(modules), formats.packing(modules)
     if scheme is not None and layer.can_keep_fp8(scheme.block_size):
         layer.keep_fp8(scheme.block_size)
-    elif packing is not None and layer.can_keep_integers(packing):
-        layer.keep_integers(packing)
+    elif packing is not None and layer.can_keep_packed(packing):
+        layer.keep_packed(packing)
 
 
 def _keep_linear(layer: QuantizableLinear, formats: "_StoredFormats", modules: list[str]) -> None:

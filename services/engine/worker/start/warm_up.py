@@ -50,6 +50,9 @@ _PROMPT_TOKENS = (33, 256, 512, 520)
 _PACKED_KINDS: frozenset[WeightKind] = frozenset(("int4", "mxfp4", "nvfp4"))
 """Weights with other kernels of many tokens: PACKED_TOKENS."""
 
+_PACKED_EXPERTS: frozenset[WeightKind] = frozenset(("int4", "mxfp4"))
+"""Weights of experts that have the forms ON_CORES."""
+
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
 """In batch-invariant mode, tokens of more steps with other kernels.
 
@@ -116,7 +119,7 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     others = []
     if config.quantization is not None:
         kinds = config.quantization.kinds
-        if config.quantization.method == STACKED_MXFP4 or "int4" in kinds:
+        if not kinds.isdisjoint(_PACKED_EXPERTS):
             others.append(ON_CORES)
         if "fp8" in kinds:
             others.append(OF_8_BITS)

@@ -111,7 +111,7 @@ def assert_same_values(kept, plain):
         torch.testing.assert_close(
             values_of(layer), expected, rtol=SCALE_ERROR, atol=1e-7, msg=path
         )
-    # tests/unit/models/loading/test_integer_experts.py has the experts that stay packed.
+    # tests/unit/models/loading/test_packed_experts.py has the experts that stay packed.
     packed = {*layers, *(path for path, each in kept.named_modules() if isinstance(each, Experts))}
     for name, param in plain.named_parameters():
         if name.rpartition(".")[0] not in packed or name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""Experts stored as integers of 4 bits: kept so, shared out, or dequantised."""
+"""Experts stored in 4 bits, one at a time: kept so, shared out, or dequantised."""
 
 import json
 
@@ -42,9 +42,14 @@ KEPT = {
     "compressed-int4-zeros": ("int4 groups of 64, zero points", 64),
     "compressed-int4-256": ("int4 groups of 256, zero points", 128),
     "compressed-int4-channel": ("int4 rows", 128),
+    "compressed-mxfp4": ("mxfp4", 32),
+    "quark-mxfp4": ("mxfp4", 32),
 }
-"""Format -> how experts are kept, and columns of a word."""
-DEQUANTISED = ("gptq-act-order", "compressed-int4-order", "gptq-8-bit", "compressed-int8")
+"""Format -> how experts are kept, and columns that share a scale."""
+DEQUANTISED = (
+    "gptq-act-order", "compressed-int4-order", "gptq-8-bit", "compressed-int8", "compressed-nvfp4",
+    "modelopt-nvfp4",
+)  # fmt: skip
 DEEPSEEK = {
     "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
     "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128, "num_hidden_layers": 2,
@@ -143,7 +148,7 @@ def test_layers_compute_what_those_of_dequantised_weights_do(stored, form):
         assert (own.mlp(x) - expected).norm() <= 2 * SCALE_ERROR * expected.norm()
 
 
-@pytest.mark.parametrize("form", ["awq-128", "gptq", "compressed-int4-32"])
+@pytest.mark.parametrize("form", ["awq-128", "gptq", "compressed-int4-32", "quark-mxfp4"])
 @pytest.mark.parametrize("variant", ["mixtral", "deepseek_v3"])
 def test_other_families_keep_them(stored, form, variant):
     kept, plain = load_both(stored(form, variant))
@@ -173,7 +178,7 @@ def test_shares_that_end_within_a_run_are_dequantised(stored):
 
 
 @pytest.mark.parametrize("form", DEQUANTISED)
-def test_columns_in_an_order_and_8_bits_are_dequantised(stored, form):
+def test_columns_in_an_order_and_other_formats_are_dequantised(stored, form):
     kept, plain = load_both(stored(form))
     for own, other in zip(experts_of(kept), experts_of(plain), strict=True):
         assert torch.equal(own.down_proj, other.down_proj)
@@ -213,12 +218,19 @@ def test_groups_of_two_sizes_in_a_layer_are_dequantised(source, tmp_path):
         assert torch.equal(own.down_proj, other.down_proj)
 
 
-def test_a_scale_that_is_not_a_number_is_an_error(stored):
-    folder = stored("awq")
+@pytest.mark.parametrize(
+    ("form", "part", "value", "words"),
+    [
+        ("awq", "scales", float("inf"), "NaN or infinity$"),
+        ("quark-mxfp4", "weight_scale", 191, r"NaN or infinity, or a scale of 2\^64 or more$"),
+    ],
+)
+def test_a_scale_that_products_do_not_take_is_an_error(stored, form, part, value, words):
+    folder = stored(form)
     tensors = load_file(folder / WEIGHTS)
-    tensors["model.layers.0.mlp.experts.2.down_proj.scales"][0, 0] = float("inf")
+    tensors[f"model.layers.0.mlp.experts.2.down_proj.{part}"][0, 0] = value
     save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"experts\.2\.down_proj.*holds NaN or infinity$"):
+    with pytest.raises(CheckpointError, match=rf"experts\.2\.down_proj.*holds {words}"):
         load(folder, keep_quantized=True)
 
 
@@ -228,7 +240,9 @@ def test_made_up_experts_are_kept_alike_and_sane(stored, form):
     model, again = (load(folder, keep_quantized=True, load_format="dummy") for _ in range(2))
     assert {each.packing.describe() for each in experts_of(model)} == {KEPT[form][0]}
     for matrix in values(experts_of(model)[0]):
-        assert matrix.std() == pytest.approx(matrix.shape[1] ** -0.5, rel=0.05)
+        # Scales of MXFP4 are powers of two.
+        tolerance = 0.42 if KEPT[form][0] == "mxfp4" else 0.05
+        assert matrix.std() == pytest.approx(matrix.shape[1] ** -0.5, rel=tolerance)
     outcome = logits(model)
     assert outcome.isfinite().all()
     assert torch.equal(outcome, logits(again))
