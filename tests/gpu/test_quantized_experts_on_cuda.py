@@ -5,8 +5,6 @@ import torch
 
 from models.layers.quantization import can_run_fp8
 from models.loading.loader import load_model
-from models.ops.kernel_choice import HOPPER
-from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import FP8, WIDE, quantize_checkpoint
@@ -54,22 +52,6 @@ def test_a_half_has_not_the_range_of_mxfp4_and_is_dequantised(tmp_path):
     pack_experts(tmp_path, write_checkpoint(tmp_path, "gpt_oss", intermediate_size=96))
     model = load(tmp_path, torch.float16)
     assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float16
-
-
-# Groups of 64 and 32 columns, and whole rows; with zero points and without.
-@pytest.mark.parametrize("form", ["awq", "gptq-zeros", "compressed-int4-32", "gptq-channel"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
-def test_integers_of_4_bits_stay_packed(tmp_path, variant, form):
-    if torch.cuda.get_device_capability() != HOPPER:
-        pytest.skip("experts stay integers of 4 bits on Hopper alone")
-    sizes = WIDE if variant == "mixtral" else WIDE | {"moe_intermediate_size": 192}
-    write_checkpoint(tmp_path / "plain", variant, **sizes)
-    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
-    kept = load(tmp_path / "stored", torch.bfloat16)
-    dtypes = {param.dtype for name, param in kept.named_parameters() if "experts." in name}
-    assert dtypes == {torch.uint8, torch.int32}
-    plain = load(tmp_path / "stored", torch.bfloat16, keep_quantized=False)
-    assert_same_logits(kept, plain, torch.bfloat16)
 
 
 @DTYPES
