@@ -16,6 +16,9 @@ SLICE_VALUES = 2**24
 """Values drawn at a time for a parameter whose dtype torch cannot draw in."""
 FP8_SCALE = 1 / FP8_MAX
 """Scale of FP8 weights, so that values of the whole range become at most one."""
+INTEGERS = range(-7, 8)
+"""Values of integers of 4 bits. With -8 their mean would not be 0: what all tokens have in common
+would grow from layer to layer, and all would choose the same experts."""
 
 
 def fill_with_random_weights(model: CausalLM) -> None:
@@ -28,6 +31,9 @@ def fill_with_random_weights(model: CausalLM) -> None:
     of_packed = {param for layer in packed for param in layer.parameters()}
     for layer in packed:
         _fill_packed(layer)
+    named = dict(model.named_parameters())
+    words = [name for name, param in named.items() if param.dtype == torch.int32]
+    of_integers = {name.removesuffix("_scale") for name in words}
     for name, param in model.named_parameters():
         if param in of_packed:
             continue
@@ -36,6 +42,8 @@ def fill_with_random_weights(model: CausalLM) -> None:
             _fill_fp8(param, generator)
         elif param.dtype == torch.int32:
             _fill_words(param)
+        elif name in of_integers:
+            _fill_integers(param, generator)
         elif param.dtype == MXFP4:
             _fill_mxfp4(name, param, generator)
         elif name.endswith("_scale"):
@@ -57,8 +65,17 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
 
 def _fill_words(param: nn.Parameter) -> None:
     """Gives integers of experts one scale, as _fill_packed does, and the zero point 8."""
-    scale = (param.shape[1] * COLUMNS) ** -0.5 / _spread(range(-8, 8))
+    scale = (param.shape[1] * COLUMNS) ** -0.5 / _spread(INTEGERS)
     param.copy_(integer_words(torch.full((1,), scale, dtype=torch.bfloat16), None, MXFP4_RUN))
+
+
+def _fill_integers(param: torch.Tensor, generator: torch.Generator) -> None:
+    """Draws two of INTEGERS for each byte; 8 stands for 0."""
+    count = len(INTEGERS)
+    param.random_(0, count**2, generator=generator)
+    for part in torch.split(param.view(-1), SLICE_VALUES):
+        # From the pair's number to that of either half, plus 1.
+        part += part // count + 17
 
 
 def _fill_packed(layer: QuantizableLinear) -> None:
@@ -67,8 +84,12 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     assert packing is not None, "the caller checked"
     assert layer.weight_scale is not None, "packed weights have scales"
     generator = torch.Generator(layer.weight.device).manual_seed(SEED)
-    layer.weight.random_(0, 256, generator=generator)
-    values = range(-8, 8) if packing.kind == "int4" else E2M1_VALUES
+    if packing.kind == "int4":
+        values: Sequence[float] = INTEGERS
+        _fill_integers(layer.weight, generator)
+    else:
+        values = E2M1_VALUES
+        layer.weight.random_(0, 256, generator=generator)
     scale = (2 * layer.weight.shape[1]) ** -0.5 / _spread(values)
     if packing.kind == "mxfp4":
         layer.weight_scale.fill_(127 + round(math.log2(scale)))
