@@ -16,6 +16,7 @@ from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
 from models.loading.model_config import read_model_config
+from models.loading.packed_weights import find_packed
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
 from models.loading.weight_formats import weight_formats
@@ -92,17 +93,18 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         if with_draft_layers:
             share_with_draft_layers(model, stored)
         quantization = config.quantization
+        packed = {} if stored is None else find_packed(stored, quantization, dtype)
         if quantization is not None:
             kinds = ALL_KINDS if keep_quantized else kept_kinds(device, dtype, quantization)
             if keep_quantized is not False:
-                keep_stored_formats(model, stored, kinds)
+                keep_stored_formats(model, stored, packed, kinds)
         if stored is None:
             _give_storage(model, device)
             model.weight_formats = weight_formats((), model)
             fill_with_random_weights(model)
         else:
             # Finds wrong sizes in config.json before memory is allocated for them.
-            loads = plan_loads(stored, model, dtype)
+            loads = plan_loads(stored, packed, model, dtype)
             check_fit(loads, model)
             check_room(model, device)
             params = _give_storage(model, device)

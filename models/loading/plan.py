@@ -28,7 +28,7 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
-from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, find_packed, packed_module
+from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, PackedWeight, packed_module
 from models.loading.rounding import RoundsToFP8, is_rounded
 from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
@@ -109,30 +109,38 @@ def by_model_name(
 
 
 def plan_loads(
-    stored: Mapping[str, CheckpointTensor], model: CausalLM, dtype: torch.dtype
+    stored: Mapping[str, CheckpointTensor],
+    packed: Mapping[str, PackedWeight],
+    model: CausalLM,
+    dtype: torch.dtype,
 ) -> list[Load]:
     """Returns the loads, in stored order.
 
-    Weights stay FP8 if their parameters are; others are dequantised to `dtype` on the way.
+    Weights stay FP8 if their parameters are; others are dequantised to `dtype` on the way. packed:
+    of find_packed.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, of an unreadable dtype, or without its scale.
     """
-    return _Plan(stored, model, dtype).loads()
+    return _Plan(stored, packed, model, dtype).loads()
 
 
 class _Plan:
     """The rules of `plan_loads`."""
 
     def __init__(
-        self, stored: Mapping[str, CheckpointTensor], model: CausalLM, dtype: torch.dtype
+        self,
+        stored: Mapping[str, CheckpointTensor],
+        packed: Mapping[str, PackedWeight],
+        model: CausalLM,
+        dtype: torch.dtype,
     ) -> None:
         self._stored = stored
+        self._packed = packed
         self._model = model
         self._dtype = dtype
         self._quantization = model.config.quantization
         self._destinations = find_destinations(model)
-        self._packed = find_packed(stored, self._quantization, dtype)
         self._is_rounding = self._quantization is not None and self._quantization.method == ROUNDING
 
     def loads(self) -> list[Load]:

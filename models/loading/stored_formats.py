@@ -20,7 +20,7 @@ from models.layers.quantization import (
 from models.loading.checkpoint import CheckpointTensor
 from models.loading.kept_packed import KeptWeight
 from models.loading.names import stored_modules
-from models.loading.packed_weights import FIRST_PARTS, find_packed
+from models.loading.packed_weights import FIRST_PARTS, PackedWeight
 from models.loading.plan import BLOCKS, PLAIN_DTYPES, SCALE
 from models.number_formats import FP8
 from models.ops.operands.packed_weights import RUN
@@ -65,16 +65,19 @@ def needs_bfloat16(
 
 
 def keep_stored_formats(
-    model: CausalLM, stored: Stored, kinds: frozenset[WeightKind] = ALL_KINDS
+    model: CausalLM,
+    stored: Stored,
+    packed: Mapping[str, PackedWeight],
+    kinds: frozenset[WeightKind] = ALL_KINDS,
 ) -> None:
     """Makes the model's weights of some kinds keep their stored format, where products take it.
 
     The model has no values yet. Without a checkpoint, all weights that its config does not exclude
-    count as stored so.
+    count as stored so. packed: of find_packed.
     """
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
-    formats = _StoredFormats(model, quantization, stored, kinds)
+    formats = _StoredFormats(quantization, stored, packed, kinds)
     is_stacked = quantization.method == STACKED_MXFP4
     for path, layer in model.stored_module.named_modules():
         if isinstance(layer, Experts) and is_stacked:
@@ -108,16 +111,15 @@ class _StoredFormats:
 
     def __init__(
         self,
-        model: CausalLM,
         quantization: QuantizationConfig,
         stored: Stored,
+        packed: Mapping[str, PackedWeight],
         kinds: frozenset[WeightKind],
     ) -> None:
         self._quantization = quantization
         self._stored = stored
+        self._packed = packed
         self._kinds = kinds
-        dtype = next(model.parameters()).dtype
-        self._packed = {} if stored is None else find_packed(stored, quantization, dtype)
 
     def are_mxfp4(self, names: list[str]) -> bool:
         """Returns whether all these stacked experts are MXFP4."""

@@ -95,7 +95,7 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
         finally:
             torch.set_default_dtype(previous)
     if config.quantization is not None:
-        keep_stored_formats(model, None)
+        keep_stored_formats(model, None, {})
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     of_experts = {id(param) for module in experts for param in module.parameters()}
     dense = [param for param in model.parameters() if id(param) not in of_experts]

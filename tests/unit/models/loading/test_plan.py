@@ -88,7 +88,7 @@ def load(make_model, checkpoint, tmp_path):
         }
         save_file(kept | tensors, tmp_path / SINGLE_FILE)
         stored = by_model_name(open_checkpoint(tmp_path), model)
-        load_weights(plan_loads(stored, model, torch.float32), CPU, lambda line: None)
+        load_weights(plan_loads(stored, {}, model, torch.float32), CPU, lambda line: None)
         return model.model.layers[0].mlp.experts.weight
 
     return load
