@@ -8,7 +8,7 @@ from torch import nn
 
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
-from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
+from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4
 from models.ops.operands.run_scales import COLUMNS, integer_words
 
 SEED = 0
@@ -34,7 +34,7 @@ def fill_with_random_weights(model: CausalLM) -> None:
     named = dict(model.named_parameters())
     words = [name for name, param in named.items() if param.dtype == torch.int32]
     of_integers = {name.removesuffix("_scale") for name in words}
-    for name, param in model.named_parameters():
+    for name, param in named.items():
         if param in of_packed:
             continue
         generator = torch.Generator(param.device).manual_seed(SEED)
@@ -66,7 +66,7 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
 def _fill_words(param: nn.Parameter) -> None:
     """Gives integers of experts one scale, as _fill_packed does, and the zero point 8."""
     scale = (param.shape[1] * COLUMNS) ** -0.5 / _spread(INTEGERS)
-    param.copy_(integer_words(torch.full((1,), scale, dtype=torch.bfloat16), None, MXFP4_RUN))
+    param.copy_(integer_words(torch.tensor(scale, dtype=torch.bfloat16), None))
 
 
 def _fill_integers(param: torch.Tensor, generator: torch.Generator) -> None:

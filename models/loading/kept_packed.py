@@ -15,7 +15,7 @@ from models.layers.quantization import Packing
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
 from models.number_formats import E8M0, FP8
-from models.ops.operands.packed_weights import RUN, pack, to_kernel_order
+from models.ops.operands.packed_weights import pack, to_kernel_order
 from models.ops.operands.run_scales import integer_words
 
 
@@ -165,10 +165,8 @@ def _words(
 ) -> torch.Tensor:
     """Returns the two bfloat16 of each word of a row's scales and zero points, [N, 2 * words]."""
     scale, *zeros = (decode(part) for decode, part in zip(decodes, stored, strict=True))
-    repeats = num_words // scale.shape[1]
-    scale, *zeros = (each.repeat_interleave(repeats, 1) for each in (scale, *zeros))
-    words = integer_words(scale.to(torch.bfloat16), zeros[0] if zeros else None, RUN)
-    return words.view(torch.bfloat16)
+    words = integer_words(scale.to(torch.bfloat16), zeros[0] if zeros else None)
+    return words.repeat_interleave(num_words // words.shape[1], 1).view(torch.bfloat16)
 
 
 def _float_scale(scale: torch.Tensor) -> torch.Tensor:

@@ -148,7 +148,7 @@ def _draw_int4(num_experts, rows, size, generator, group):
     zero = torch.randint(16, shape, generator=generator, device=device, dtype=torch.uint8)
     # Values are about 7 times the scale; sums of this many products should come out near 1.
     scale = torch.rand(shape, generator=generator, device=device) + 0.5
-    return packed, integer_words((scale * size**-0.5 / 7).bfloat16(), zero, group)
+    return packed, integer_words((scale * size**-0.5 / 7).bfloat16(), zero)
 
 
 _DRAWERS = {

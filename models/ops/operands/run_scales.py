@@ -50,20 +50,15 @@ def by_row(tiled: torch.Tensor, num_columns: int, num_parts: int) -> torch.Tenso
     return words.flatten(-2)[..., : num_columns * each // COLUMNS]
 
 
-def integer_words(scale: torch.Tensor, zero: torch.Tensor | None, group: int) -> torch.Tensor:
-    """Returns the entries of integers: scales in the lower half, zero points in the upper.
+def integer_words(scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+    """Returns the entries of integers, int32: scales in the lower half, zero points in the upper.
 
     A zero point z is there as the bfloat16 128 + z, whose last bits it is.
 
-    scale: [..., groups] bfloat16. zero: of the same shape, uint8 below 16; None means 8 everywhere.
-    group: columns of one scale, a multiple of 32.
-
-    Returns:
-        int32 [..., entries], for as many columns each as `entry_group` says.
+    scale: bfloat16. zero: of the same shape, uint8 below 16; None means 8 everywhere.
     """
     upper = (torch.full_like(scale, 8, dtype=torch.int32) if zero is None else zero.int()) | 0x4300
-    words = upper << 16 | scale.view(torch.int16).int() & 0xFFFF
-    return words.repeat_interleave(group // entry_group(group), -1)
+    return upper << 16 | scale.view(torch.int16).int() & 0xFFFF
 
 
 def scales_and_zeros(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

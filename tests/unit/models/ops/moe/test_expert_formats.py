@@ -28,7 +28,8 @@ def test_stacked_integers_have_the_values_of_linear_layers(group, has_zeros):
     for part in range(2):
         packed = quantize_packed(torch.randn(rows, size), group, has_zeros=has_zeros)
         weight, scale, zero, _ = packed
-        fill_tiled(tiled, integer_words(scale, zero, group), part, 2)
+        words = integer_words(scale, zero).repeat_interleave(group // columns, -1)
+        fill_tiled(tiled, words, part, 2)
         weights.append(weight)
         expected.append(packed_values(*packed, torch.float32))
     actual = expert_values(torch.cat(weights), tiled, torch.float32, num_parts=2)

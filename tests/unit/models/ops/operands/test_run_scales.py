@@ -49,8 +49,8 @@ def test_eight_rows_of_gate_and_up_take_turns(num_rows, num_columns):
 def test_a_word_of_integers_has_scale_and_zero_point(group, has_zeros):
     scale = torch.randn(8, 768 // group).to(torch.bfloat16)
     zero = torch.randint(16, scale.shape, dtype=torch.uint8) if has_zeros else None
-    words = integer_words(scale, zero, group)
     each = entry_group(group)
+    words = integer_words(scale, zero).repeat_interleave(group // each, -1)
     assert words.shape == (8, 768 // each)
     assert group % each == 0
     lower, upper = words.view(torch.bfloat16).view(8, -1, 2).unbind(-1)
