@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from models.config_sections.moe import MoeConfig
-from models.layers.quantization import Packing
+from models.layers.quantization import FLOAT_GROUPS, Packing
 from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.batch_invariance import is_batch_invariant
@@ -112,24 +112,27 @@ class Experts(nn.Module):
         No row or share may end within a run, and columns are in order: experts would each sort
         their inputs otherwise.
         """
-        sizes = self.down_proj.shape[1], self._local_size, packing.group or RUN
-        is_plain = packing.kind in ("int4", "mxfp4") and not packing.has_order
-        return is_plain and not any(size % RUN for size in sizes)
+        group = packing.group if packing.kind == "int4" else None
+        sizes = self.down_proj.shape[1], self._local_size, group or RUN
+        return not packing.has_order and not any(size % RUN for size in sizes)
 
     def keep_packed(self, packing: Packing) -> None:
-        """Makes the weights MXFP4 or integers with words by group; call before they have values."""
+        """Makes the weights floats or integers of 4 bits; call before they have values."""
         self.packing = packing
         if packing.kind == "mxfp4":
             self.keep_mxfp4()
             return
         count, hidden_size, inner = self.down_proj.shape
-        # A rank's share may end within a group, whose words then are those of smaller groups.
-        group = entry_group(math.gcd(packing.group or 0, hidden_size, inner))
+        scale_dtype, group = torch.bfloat16, FLOAT_GROUPS["nvfp4"]
+        if packing.kind == "int4":
+            scale_dtype = torch.int32
+            # A rank's share may end within a group, whose words then are those of smaller groups.
+            group = entry_group(math.gcd(packing.group or 0, hidden_size, inner))
         self._keep(
             torch.uint8,
             (count, 2 * inner, hidden_size // 2),
             (count, hidden_size, inner // 2),
-            torch.int32,
+            scale_dtype,
             (count, *tiled_shape(2 * inner, hidden_size, group)),
             (count, *tiled_shape(hidden_size, inner, group)),
         )
@@ -275,7 +278,7 @@ class Experts(nn.Module):
     def _is_tiled(self, param: nn.Parameter) -> bool:
         """Returns whether param has scales of 4-bit weights."""
         is_scale = param is self.gate_up_proj_scale or param is self.down_proj_scale
-        return is_scale and param.dtype in (MXFP4, torch.int32)
+        return is_scale and self.down_proj.dtype == torch.uint8
 
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
         """Returns whether param scales rows of down, which all ranks share."""

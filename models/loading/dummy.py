@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4
-from models.ops.operands.run_scales import COLUMNS, integer_words
+from models.ops.operands.run_scales import integer_words
 
 SEED = 0
 SLICE_VALUES = 2**24
@@ -23,29 +24,19 @@ would grow from layer to layer, and all would choose the same experts."""
 
 def fill_with_random_weights(model: CausalLM) -> None:
     """Draws weights that keep activations finite, the same ones every time on one device."""
-    packed = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, QuantizableLinear) and layer.method.packing is not None
-    ]
-    of_packed = {param for layer in packed for param in layer.parameters()}
-    for layer in packed:
-        _fill_packed(layer)
-    named = dict(model.named_parameters())
-    words = [name for name, param in named.items() if param.dtype == torch.int32]
-    of_integers = {name.removesuffix("_scale") for name in words}
-    for name, param in named.items():
-        if param in of_packed:
+    filled: set[nn.Parameter] = set()
+    for layer in model.modules():
+        if isinstance(layer, QuantizableLinear) and layer.method.packing is not None:
+            _fill_packed(layer)
+            filled.update(layer.parameters())
+        elif isinstance(layer, Experts):
+            filled.update(_fill_packed_experts(layer))
+    for name, param in model.named_parameters():
+        if param in filled:
             continue
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
-        elif param.dtype == torch.int32:
-            _fill_words(param)
-        elif name in of_integers:
-            _fill_integers(param, generator)
-        elif param.dtype == MXFP4:
-            _fill_mxfp4(name, param, generator)
         elif name.endswith("_scale"):
             param.fill_(FP8_SCALE)
         elif param.dim() > 1:
@@ -54,19 +45,24 @@ def fill_with_random_weights(model: CausalLM) -> None:
             param.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
 
-def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> None:
-    """Draws packed values, and scales that give them the spread of unquantised weights."""
-    if not name.endswith("_scale"):
-        param.random_(0, 256, generator=generator)
-        return
-    row_size = param.shape[1] * COLUMNS
-    param.fill_(127 + round(math.log2(row_size**-0.5 / _spread(E2M1_VALUES))))
-
-
-def _fill_words(param: nn.Parameter) -> None:
-    """Gives integers of experts one scale, as _fill_packed does, and the zero point 8."""
-    scale = (param.shape[1] * COLUMNS) ** -0.5 / _spread(INTEGERS)
-    param.copy_(integer_words(torch.tensor(scale, dtype=torch.bfloat16), None))
+def _fill_packed_experts(layer: Experts) -> list[nn.Parameter]:
+    """Draws experts of 4 bits, as _fill_packed does; returns their parameters."""
+    filled = []
+    for weight, scale in (
+        (layer.gate_up_proj, layer.gate_up_proj_scale),
+        (layer.down_proj, layer.down_proj_scale),
+    ):
+        if weight.dtype != torch.uint8:
+            continue
+        assert scale is not None, "weights of 4 bits have scales"
+        is_integer = scale.dtype == torch.int32
+        number = _draw_packed(weight, is_integer=is_integer)
+        if is_integer:
+            scale.copy_(integer_words(torch.tensor(number, dtype=torch.bfloat16), None))
+        else:
+            scale.fill_(_exponent(number) if scale.dtype == MXFP4 else number)
+        filled += [weight, scale]
+    return filled
 
 
 def _fill_integers(param: torch.Tensor, generator: torch.Generator) -> None:
@@ -83,16 +79,9 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     packing = layer.method.packing
     assert packing is not None, "the caller checked"
     assert layer.weight_scale is not None, "packed weights have scales"
-    generator = torch.Generator(layer.weight.device).manual_seed(SEED)
-    if packing.kind == "int4":
-        values: Sequence[float] = INTEGERS
-        _fill_integers(layer.weight, generator)
-    else:
-        values = E2M1_VALUES
-        layer.weight.random_(0, 256, generator=generator)
-    scale = (2 * layer.weight.shape[1]) ** -0.5 / _spread(values)
+    scale = _draw_packed(layer.weight, is_integer=packing.kind == "int4")
     if packing.kind == "mxfp4":
-        layer.weight_scale.fill_(127 + round(math.log2(scale)))
+        layer.weight_scale.fill_(_exponent(scale))
     else:
         layer.weight_scale.fill_(1.0 if layer.weight_outer_scale is not None else scale)
     if layer.weight_outer_scale is not None:
@@ -102,6 +91,22 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     bias = layer._parameters.get("bias")
     if bias is not None:
         bias.fill_(0.0)
+
+
+def _draw_packed(weight: torch.Tensor, *, is_integer: bool) -> float:
+    """Draws numbers of 4 bits; returns the scale that gives them their spread."""
+    generator = torch.Generator(weight.device).manual_seed(SEED)
+    values: Sequence[float] = INTEGERS if is_integer else E2M1_VALUES
+    if is_integer:
+        _fill_integers(weight, generator)
+    else:
+        weight.random_(0, 256, generator=generator)
+    return float((2 * weight.shape[-1]) ** -0.5 / _spread(values))
+
+
+def _exponent(scale: float) -> int:
+    """Returns the scale of MXFP4 that is next to one."""
+    return 127 + round(math.log2(scale))
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -18,6 +18,9 @@ from models.number_formats import E8M0, FP8
 from models.ops.operands.packed_weights import pack, to_kernel_order
 from models.ops.operands.run_scales import integer_words
 
+SCALE_LIMIT = 2.0**64
+"""Products of 4-bit floats overflow from this scale on."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptPart:
@@ -39,11 +42,26 @@ class KeptWeight:
     order: torch.Tensor | None = None
     """The group of each column, [K], unless equal runs have one each."""
 
-    def words(self, columns: int) -> KeptPart:
-        """Returns scales and zero points of integers as experts keep them, in one parameter.
+    def of_expert(self, columns: int) -> dict[str, KeptPart]:
+        """Returns the values of an expert's matrix, whose scales are in one parameter.
 
-        A word belongs to `columns` of a row. Decoded values are the two bfloat16 of each word.
+        columns: how many of a row share an entry of the scales.
         """
+        params = {"weight": self.params["weight"], "weight_scale": self.params["weight_scale"]}
+        if self.packing.kind == "int4":
+            params["weight_scale"] = self._words(columns)
+        elif self.packing.kind == "nvfp4":
+            params["weight_scale"] = self._whole_scales()
+        return params
+
+    def _whole_scales(self) -> KeptPart:
+        """Returns the scales of NVFP4 multiplied by the one of all of them."""
+        scale, outer = self.params["weight_scale"], self.params["weight_outer_scale"]
+        decode = partial(_whole_scale, decode_outer=outer.decode)
+        return KeptPart((*scale.parts, *outer.parts), decode, scale.shape)
+
+    def _words(self, columns: int) -> KeptPart:
+        """Returns scales and zero points of integers; decoded are the two bfloat16 of each word."""
         names = [name for name in ("weight_scale", "weight_zero") if name in self.params]
         each = [self.params[name] for name in names]
         num_rows, num_bytes = self.params["weight"].shape
@@ -171,6 +189,14 @@ def _words(
 
 def _float_scale(scale: torch.Tensor) -> torch.Tensor:
     return scale if scale.dtype == FP8 else scale.view(E8M0)
+
+
+def _whole_scale(
+    scale: torch.Tensor, outer: torch.Tensor, *, decode_outer: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Returns products of scales, [N, K / 16] bfloat16; infinity where kernels would overflow."""
+    whole = (scale.float() * decode_outer(outer)).to(torch.bfloat16)
+    return whole.masked_fill(whole.abs() >= SCALE_LIMIT, torch.inf)
 
 
 def _outer_scale(outer: torch.Tensor, *, num_rows: int, is_inverse: bool) -> torch.Tensor:

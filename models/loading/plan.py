@@ -355,13 +355,10 @@ class _Plan:
 
 def _kept_params(layer: LoadsWeights, kept: KeptWeight) -> Mapping[str, KeptPart]:
     """Returns the parameters' values of a layer that keeps a weight; none if it does not."""
-    packing = layer.packing if isinstance(layer, Experts) else None
-    if isinstance(layer, Experts) and packing is not None and packing.kind == "int4":
-        words = kept.words(layer.columns_per_scale)
-        return {"weight": kept.params["weight"], "weight_scale": words}
-    if isinstance(layer, QuantizableLinear):
-        packing = layer.method.packing
-    return {} if packing is None else kept.params
+    if isinstance(layer, Experts):
+        return {} if layer.packing is None else kept.of_expert(layer.columns_per_scale)
+    is_kept = isinstance(layer, QuantizableLinear) and layer.method.packing is not None
+    return kept.params if is_kept else {}
 
 
 def _rows_of_blocks(blocks: torch.Tensor) -> torch.Tensor:

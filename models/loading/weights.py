@@ -68,7 +68,7 @@ def load_weights(
     # Read together: on a CUDA device each read waits for all queued work.
     for load, has_only_numbers in zip(loads, torch.stack(are_finite).tolist(), strict=True):
         if not has_only_numbers:
-            is_kept_scale = load.destination.param.dtype == MXFP4
+            is_kept_scale = load.destination.param.dtype == MXFP4 or load.stored_as == "nvfp4"
             raise CheckpointError(
                 f"{load.tensor.file}: tensor {load.tensor.name} holds NaN or infinity"
                 + (", or a scale of 2^64 or more" if is_kept_scale else "")

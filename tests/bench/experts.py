@@ -49,6 +49,7 @@ MODELS = {
     "Qwen3-30B-A3B": ("bf16", QWEN3_30B, softmax(8)),
     "Qwen3-30B-A3B fp8": ("fp8", QWEN3_30B, softmax(8)),
     "Qwen3-30B-A3B int4": ("int4-128", QWEN3_30B, softmax(8)),
+    "Qwen3-30B-A3B nvfp4": ("nvfp4", QWEN3_30B, softmax(8)),
     "gpt-oss-20b": ("bf16", GPT_OSS, softmax(4)),
     "gpt-oss-20b mxfp4": ("mxfp4", GPT_OSS, softmax(4)),
     "GLM-4.5-Air": ("bf16", {"num_experts": 128, "hidden": 4096, "inner": 1408}, softmax(8)),
@@ -58,11 +59,12 @@ MODELS = {
     "DeepSeek-V3 int4": ("int4-32", DEEPSEEK_V3, DEEPSEEK),
 }
 FORMS = {
-    "fp8": (OF_8_BITS,), "mxfp4": (ON_CORES,), "int4-32": (ON_CORES,), "int4-128": (ON_CORES,),
-}  # fmt: skip
+    "fp8": (OF_8_BITS,),
+    **dict.fromkeys(("mxfp4", "nvfp4", "int4-32", "int4-128"), (ON_CORES,)),
+}
 BYTES_PER_NUMBER = {
-    "bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32, "int4-32": 0.5 + 4 / 32,
-    "int4-128": 0.5 + 4 / 128,
+    "bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 2 / 16,
+    "int4-32": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128,
 }  # fmt: skip
 TOKENS = (1, 4, 8, 32, 128, 512, 2048, 8192)
 LATENT_SIZES = {

@@ -138,8 +138,8 @@ def test_weights_of_4_bits_have_the_same_bits(tmp_path, form):
     assert_few_ways_agree(tmp_path / "stored")
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq-zeros", "compressed-int4-32"])
-def test_experts_of_4_bit_integers_have_the_same_bits(tmp_path, form):
+@pytest.mark.parametrize("form", ["awq", "gptq-zeros", "compressed-int4-32", "compressed-nvfp4"])
+def test_experts_of_4_bits_have_the_same_bits(tmp_path, form):
     shape = WIDE | {"moe_intermediate_size": 192}
     write_checkpoint(tmp_path / "plain", "qwen3_moe", **shape)
     write_quantized(tmp_path / "plain", tmp_path / "stored", PACKED_FORMATS[form])
@@ -217,7 +217,7 @@ def test_a_product_of_4_bits_may_have_more_than_2_to_the_31_outputs():
     ("kind", "sizes"),
     [
         *product(["bfloat16", "fp8", "fp8-rows"], [(256, 128), (512, 768), (136, 200)]),
-        *product(["mxfp4", "int4-32"], [(256, 128), (512, 768), (160, 96)]),
+        *product(["mxfp4", "int4-32", "nvfp4"], [(256, 128), (512, 768), (160, 96)]),
         *product(["int4-128"], [(256, 128), (512, 768)]),
     ],
 )
@@ -225,8 +225,9 @@ def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
     from models.ops.triton.moe import moe as kernels
 
     hidden_size, inner = sizes
-    if kind.startswith("int4") and torch.cuda.get_device_capability() != HOPPER:
-        pytest.skip("experts stay integers of 4 bits on Hopper alone")
+    is_kept_on_hopper = kind == "nvfp4" or kind.startswith("int4")
+    if is_kept_on_hopper and torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("experts in this format stay in 4 bits on Hopper alone")
     options = {"hidden": hidden_size, "inner": inner, "device": "cuda", "dtype": torch.bfloat16}
     if kind == "bfloat16":
         experts = make_experts(**options)

@@ -39,14 +39,16 @@ MAKERS = {
     "fp8": partial(make_quantized_experts, "fp8"),
     "mxfp4": partial(make_quantized_experts, "mxfp4"),
     "int4": partial(make_quantized_experts, "int4-32"),
+    "nvfp4": partial(make_quantized_experts, "nvfp4"),
 }
 GPT_OSS_20B = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True}
 
 
 def need_kernels(kind):
-    """Skips a test of integers of 4 bits where experts are dequantised instead."""
-    if kind.startswith("int4") and torch.cuda.get_device_capability() != HOPPER:
-        pytest.skip("experts stay integers of 4 bits on Hopper alone")
+    """Skips a test of a format of 4 bits where experts are dequantised instead."""
+    is_kept_on_hopper = kind == "nvfp4" or kind.startswith("int4")
+    if is_kept_on_hopper and torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("experts in this format stay in 4 bits on Hopper alone")
 
 
 def check(num_tokens, routing, *, dtype, **shape):
@@ -258,17 +260,19 @@ def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
     [
         *(("int4-32", 64, 96), ("int4-32", 160, 32), ("int4-32", 416, 352)),
         *(("int4-64", 64, 192), ("int4-64", 448, 320), ("int4-128", 128, 384)),
+        *(("nvfp4", 64, 96), ("nvfp4", 160, 32), ("nvfp4", 416, 352)),
     ],
 )
 @pytest.mark.parametrize("num_tokens", [1, 7, 30, 50, 100, 300, 700])
-def test_integers_of_4_bits_are_those_of_dequantised_weights(num_tokens, kind, hidden, inner):
+def test_experts_of_4_bits_are_those_of_dequantised_weights(num_tokens, kind, hidden, inner):
     shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
     check_packed(kind, num_tokens, ROUTINGS["softmax"], **shape)
 
 
+@pytest.mark.parametrize("kind", ["int4-128", "nvfp4"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 32, 64, 100, 200, 600, 2048])
-def test_qwen3_30b_in_integers_of_4_bits_is_that_of_dequantised_weights(num_tokens):
-    check_packed("int4-128", num_tokens, TOP_8, **QWEN3_30B)
+def test_qwen3_30b_in_4_bits_is_that_of_dequantised_weights(num_tokens, kind):
+    check_packed(kind, num_tokens, TOP_8, **QWEN3_30B)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 10, 40, 200])
@@ -279,7 +283,7 @@ def test_kimi_k2_is_that_of_dequantised_weights(num_tokens):
 
 
 # Each number has tiles of another height on Hopper, but for 16: two of the height of 7.
-@pytest.mark.parametrize("kind", ["mxfp4", "int4-32"])
+@pytest.mark.parametrize("kind", ["mxfp4", "int4-32", "nvfp4"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 30, 60, 120, 250, 600])
 def test_experts_of_4_bits_may_get_all_tokens_or_none(num_tokens, kind):
     from models.ops.triton.moe.moe import apply_experts
@@ -295,7 +299,8 @@ def test_experts_of_4_bits_may_get_all_tokens_or_none(num_tokens, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("mxfp4", 1e-2), ("int4-32", 1e-2), ("fp8", FP8_EXPERTS_ERROR)]
+    ("kind", "error"),
+    [("mxfp4", 1e-2), ("int4-32", 1e-2), ("nvfp4", 1e-2), ("fp8", FP8_EXPERTS_ERROR)],
 )
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 60, 600])
 def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
@@ -321,7 +326,8 @@ def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
 
 
 @pytest.mark.parametrize(
-    ("kind", "hidden"), [("mxfp4", 3072), ("int4-32", 2304), ("int4-32", 2272), ("int4-64", 2752)]
+    ("kind", "hidden"),
+    [*(("mxfp4", 3072), ("int4-32", 2304), ("int4-32", 2272)), ("int4-64", 2752), ("nvfp4", 2304)],
 )
 @pytest.mark.parametrize("num_tokens", [10, 60])
 def test_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens, kind, hidden):
@@ -330,7 +336,10 @@ def test_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens, kind, 
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [("mxfp4", GPT_OSS_20B), ("int4-32", GPT_OSS_20B), ("int4-128", QWEN3_30B)],
+    [
+        *(("mxfp4", GPT_OSS_20B), ("int4-32", GPT_OSS_20B)),
+        *(("int4-128", QWEN3_30B), ("nvfp4", QWEN3_30B)),
+    ],
 )
 def test_bits_of_experts_of_4_bits_do_not_depend_on_the_batch(kind, shape):
     from models.ops.triton.moe.moe import apply_experts
@@ -346,7 +355,7 @@ def test_bits_of_experts_of_4_bits_do_not_depend_on_the_batch(kind, shape):
             assert torch.equal(apply_experts(*part, experts), whole[:num_tokens])
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "int4-64", "fp8"])
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4", "int4-64", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 32, 60, 120, 250, 500, 1000, 1600])
 def test_repeats_of_quantised_experts_have_the_same_bits(num_tokens, kind):
     from models.ops.triton.moe.moe import apply_experts

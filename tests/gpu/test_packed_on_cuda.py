@@ -66,6 +66,7 @@ def test_layers_keep_4_bits_and_multiply_their_values(form, load_both):
         "gptq-channel",
         "compressed-int4-32",
         "quark-mxfp4",
+        "modelopt-nvfp4",
     ],
 )
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def make_quantized_experts(
 ):  # fmt: skip
     """Returns experts in one of the formats of models.ops.moe.expert_formats; biases have `dtype`.
 
-    Kinds are fp8, with scales by block, fp8-rows, mxfp4, and int4-32, int4-64 and int4-128, by how
-    many columns share a scale and a zero point.
+    Kinds are fp8, with scales by block, fp8-rows, mxfp4, nvfp4, and int4-32, int4-64 and int4-128,
+    by how many columns share a scale and a zero point.
     """
     generator = torch.Generator(device).manual_seed(seed)
     draw = _DRAWERS[kind]
@@ -139,6 +139,16 @@ def _draw_mxfp4(num_experts, rows, size, generator):
     )
 
 
+def _draw_nvfp4(num_experts, rows, size, generator):
+    """Returns packed matrices and their scales."""
+    device = generator.device
+    shape = (num_experts, rows, size // 2)
+    packed = torch.randint(256, shape, generator=generator, device=device, dtype=torch.uint8)
+    scale = torch.rand(num_experts, rows, size // 16, generator=generator, device=device) + 0.5
+    # Values are about 3 times the scale; sums of this many products should come out near 1.
+    return packed, (scale * size**-0.5 / 3).bfloat16()
+
+
 def _draw_int4(num_experts, rows, size, generator, group):
     """Returns packed matrices, and words of their scales and zero points."""
     device = generator.device
@@ -155,6 +165,7 @@ _DRAWERS = {
     "fp8": _draw_fp8,
     "fp8-rows": _draw_fp8_rows,
     "mxfp4": _draw_mxfp4,
+    "nvfp4": _draw_nvfp4,
     **{f"int4-{group}": partial(_draw_int4, group=group) for group in (32, 64, 128)},
 }
 
@@ -162,7 +173,7 @@ _DRAWERS = {
 def exactly(experts):
     """Returns the same experts in float64 on the CPU, where the reference runs.
 
-    Integers are multiplied as what dequantising to bfloat16 gives.
+    Integers and NVFP4 are multiplied as what dequantising to bfloat16 gives.
     """
 
     def double(x):
@@ -171,7 +182,8 @@ def exactly(experts):
     def values(weights, scales, num_parts):
         if scales is None:
             return double(weights)
-        dtype = torch.bfloat16 if scales.dtype == torch.int32 else torch.float64
+        is_rounded = scales.dtype in (torch.int32, torch.bfloat16)
+        dtype = torch.bfloat16 if is_rounded else torch.float64
         pairs = zip(weights.cpu(), scales.cpu(), strict=True)
         each = [expert_values(*pair, dtype, num_parts=num_parts) for pair in pairs]
         return torch.stack(each).double()

@@ -7,6 +7,8 @@ scales of its own.
 - MXFP4: [N, K / 2] uint8, in the kernel order of models.ops.operands.packed_weights; scales uint8,
   exponents of two plus 127, one per run of 32 elements of a row, in the tile order of
   models.ops.operands.run_scales, [2 * ceil(K / 256), N, 4].
+- NVFP4: [N, K / 2] uint8, in the same kernel order; scales bfloat16, each the product of both
+  stored ones, per 16 elements of a row, in the same tile order, [2 * ceil(K / 256), N, 8].
 - Integers: [N, K / 2] uint8, in the same kernel order; scales int32, words of a scale and a zero
   point for each 32, 64 or 128 elements of a row, in the same tile order,
   [2 * ceil(K / 256), N, 128 / elements].
@@ -17,7 +19,7 @@ Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Com
 
 import torch
 
-from models.number_formats import E2M1_VALUES, E8M0, FP8, MXFP4_RUN
+from models.number_formats import E2M1_VALUES, E8M0, FP8
 from models.ops.linear.fp8_linear import by_element
 from models.ops.operands.packed_weights import packed_values, to_stored_order
 from models.ops.operands.run_scales import by_row, scales_and_zeros
@@ -39,7 +41,7 @@ def expert_values(
     scale = by_row(scale, 2 * weight.shape[1], num_parts)
     if scale.dtype == torch.int32:
         return packed_values(weight, *scales_and_zeros(scale), None, dtype)
-    return _mxfp4_values(weight, scale, exact).to(dtype)
+    return _float_values(weight, scale, exact).to(dtype)
 
 
 def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -48,10 +50,11 @@ def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
     return weight.to(dtype) * by_element(scale, weight.shape).to(dtype)
 
 
-def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _float_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     values = e2m1_values(to_stored_order(weight, is_float=True), dtype)
-    scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
-    return values * scales
+    scales = powers_of_two(scale) if scale.dtype == torch.uint8 else scale
+    group = values.shape[-1] // scales.shape[-1]
+    return values * scales.to(dtype).repeat_interleave(group, -1)
 
 
 def e2m1_values(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """Order of the scales of experts in 4 bits, in which kernels read those of a tile at once.
 
-A matrix [N, K] has an entry for each group of columns of a row: MXFP4 a byte for 32 columns,
-integers a word for 32, 64 or 128. In tile order they are [2 * ceil(K / 256), N, entries]: those of
-128 columns of a row side by side, zeros past the end. Where two matrices are stacked, gate and up,
-eight rows of each take turns, as in the tiles of their products.
+A matrix [N, K] has an entry for each group of columns of a row: MXFP4 a byte for 32 columns, NVFP4
+a bfloat16 for 16, integers a word for 32, 64 or 128. In tile order they are
+[2 * ceil(K / 256), N, entries]: those of 128 columns of a row side by side, zeros past the end.
+Where two matrices are stacked, gate and up, eight rows of each take turns, as in the tiles of their
+products.
 """
 
 import torch

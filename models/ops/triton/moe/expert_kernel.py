@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.matrix_weights import finished, unpacked
 from models.ops.triton.moe.word_scales import (
+    are_floats,
+    columns_of_word,
     scales_of,
     tile_layout,
     words_of_columns,
@@ -149,7 +151,7 @@ def _load_scales(
     last: gl.constexpr = words_of_row(NUM_INPUTS) - max(1, COLUMNS // 128)
     word = gl.minimum(step * COLUMNS // 128, last) * (NUM_ROWS * EACH)
     if scale_rows.shape[1] < EACH:
-        word += step * COLUMNS % 128 // GROUP
+        word += step * COLUMNS % 128 // columns_of_word(GROUP)
     return gl.load(scale_rows + word)
 
 
@@ -251,7 +253,7 @@ def _sum_tiles(
     sums = warpgroup_mma_wait(0, deps=[sums])
     # Copies of zeros past the end are under way, and the results may pass through the same memory.
     async_copy.wait_group(0)
-    if GROUP is None:
+    if are_floats(GROUP):
         sums = finished(sums, scale_rows)
     return sums
 

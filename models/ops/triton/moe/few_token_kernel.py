@@ -23,6 +23,7 @@ from models.ops.triton.linear.matrix_weights import finished, unpacked
 from models.ops.triton.moe.expert_kernel import OCTET, fetch_inputs, results_of, store_results
 from models.ops.triton.moe.token_tiles import after, tiles_of_experts
 from models.ops.triton.moe.word_scales import (
+    are_floats,
     scales_of,
     tile_layout,
     words_of_columns,
@@ -131,7 +132,7 @@ def _multiply(
                 sums = _multiply_step(sums, step, ring, xs, slot, phase, FIRST_ROW, GROUP)
                 slot, phase = after(slot, phase, SLOTS)
             row = tile % ROW_TILES * OUTPUTS + FIRST_ROW // HALVES
-            if GROUP is None:
+            if are_floats(GROUP):
                 sums = finished(sums, scale_ptr)
             results = results_of(
                 sums, bias_of_expert, row, alpha, limit, NUM_OUTPUTS, HAS_BIAS, IS_GATED,

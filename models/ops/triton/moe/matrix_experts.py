@@ -113,13 +113,12 @@ def expert_product(
 
 
 def words_of(scale: torch.Tensor) -> tuple[torch.Tensor, int | None]:
-    """Returns scales as words, [E, words, rows, each], and how many columns share one.
+    """Returns scales as words, [E, words, rows, each], and how many columns share a scale.
 
-    That is None for MXFP4; see models.ops.triton.moe.word_scales.
+    The latter is None for MXFP4; see models.ops.triton.moe.word_scales.
     """
-    if scale.dtype == torch.uint8:
-        return scale.view(torch.int32), None
-    return scale, COLUMNS // scale.shape[-1]
+    group = None if scale.dtype == torch.uint8 else COLUMNS // scale.shape[-1]
+    return scale.view(torch.int32), group
 
 
 def described(

@@ -7,6 +7,7 @@ import torch
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.moe.expert_product import ExpertProduct, ProductShape
+from models.ops.triton.moe.matrix_experts import words_of
 from models.ops.triton.moe.pair_kernel import pair_kernel
 
 _NUM_WARPS = 8
@@ -30,9 +31,11 @@ def pair_product(product: ExpertProduct) -> None:
     """
     shape = product.shape
     outputs = _rows(shape) // (2 if shape.is_gated else 1)
-    _launcher(shape, product.scale.shape[-1], product.device)(
+    words, group = words_of(product.scale)
+    scale = product.scale if group is None else words
+    _launcher(shape, group, scale.shape[-1], product.device)(
         (len(product.output), -(-shape.num_outputs // outputs), 1),
-        product.weight.view(torch.int32), product.x, product.scale, product.bias, product.ids,
+        product.weight.view(torch.int32), product.x, scale, product.bias, product.ids,
         product.output, product.alpha, product.limit,
     )  # fmt: skip
 
@@ -42,8 +45,8 @@ def _rows(shape: ProductShape) -> int:
 
 
 @lru_cache
-def _launcher(shape: ProductShape, each: int, device: torch.device) -> Launch:
+def _launcher(shape: ProductShape, group: int | None, each: int, device: torch.device) -> Launch:
     return Launch(
-        pair_kernel, EACH=each, ROWS=_rows(shape), num_warps=_NUM_WARPS, **shape.constants,
-        **launch_options(device),
+        pair_kernel, GROUP=group, EACH=each, ROWS=_rows(shape), num_warps=_NUM_WARPS,
+        **shape.constants, **launch_options(device),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from models.ops.triton.linear.matrix_weights import (
     pair_of_bfloat16,
 )
 from models.ops.triton.moe.expert_kernel import OCTET, gated
-from models.ops.triton.moe.word_scales import pairs_of_integers, words_of_row
+from models.ops.triton.moe.word_scales import are_floats, halves_of, words_of_row
 
 _TILE = gl.constexpr(128)
 """Inputs of a warp's tile: four runs of 32, one for each lane of a row."""
@@ -111,18 +111,21 @@ def _inputs(x_ptr, step: gl.constexpr, on_cores: gl.constexpr, NUM_INPUTS: gl.co
 
 
 @gluon.jit
-def _weights(words, scales, on_cores: gl.constexpr):
+def _weights(words, scales, on_cores: gl.constexpr, GROUP: gl.constexpr):
     """Returns a step's weights as the left factor, [warps, rows, inputs]."""
     NUM_WARPS: gl.constexpr = words.shape[0]
     ROWS: gl.constexpr = words.shape[1]
-    if scales.dtype == gl.int32:
-        scales, zeros = pairs_of_integers(scales)
-        scales = scales[:, :, :, None].broadcast_to(words.shape)
-        zeros = zeros[:, :, :, None].broadcast_to(words.shape)
-        eights = integers_of(words, scales, scales, zeros)
-    else:
+    if GROUP is None:
         scales = pair_of_bfloat16(scales)[:, :, :, None].broadcast_to(words.shape)
         eights = floats_of(words, scales, scales)
+    else:
+        first, second = halves_of(scales, GROUP)
+        first = first[:, :, :, None].broadcast_to(words.shape)
+        second = second[:, :, :, None].broadcast_to(words.shape)
+        if are_floats(GROUP):
+            eights = floats_of(words, first, second)
+        else:
+            eights = integers_of(words, first, first, second)
     # From runs, words (two dimensions), their pairs' elements, eights and 16ths of a run.
     eights = eights.reshape([NUM_WARPS, ROWS, 4, 2, 2, 2, 2, 2])
     values = eights.permute((0, 1, 3, 7, 6, 4, 2, 5)).reshape([NUM_WARPS, ROWS, _TILE])
@@ -133,14 +136,15 @@ def _weights(words, scales, on_cores: gl.constexpr):
 @gluon.jit
 def pair_kernel(
     weight_ptr, x_ptr, scale_ptr, bias_ptr, ids_ptr, output_ptr, alpha, limit,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, EACH: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
     NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    IS_CLAMPED: gl.constexpr, ROWS: gl.constexpr, DEPENDENT: gl.constexpr,
+    IS_CLAMPED: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes ROWS // 2 gated inner features of a pair, or ROWS of its results, not yet weighted.
 
     The experts are older than the previous kernel unless IS_GATED.
-    scale_ptr: bytes of MXFP4, or words of integers; EACH are those of 128 columns of a row.
+    scale_ptr: bytes of MXFP4, or words, which word_scales describes with GROUP; EACH are those of
+        128 columns of a row.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -187,10 +191,10 @@ def pair_kernel(
     for step in gl.static_range(STEPS):
         words, scales = loaded[step]  # type: ignore[var-annotated]  # as above
         x = _inputs(x_ptr, step, on_cores, NUM_INPUTS)
-        sums = mma_v2(_weights(words, scales, on_cores), x, sums)
+        sums = mma_v2(_weights(words, scales, on_cores, GROUP), x, sums)
     # All eight columns have the same sums.
     results = gl.sum(gl.sum(sums, 2), 0) * 0.125
-    if scale_ptr.dtype.element_ty == gl.uint8:
+    if are_floats(GROUP):
         results = finished(results, scale_ptr)
     results = gl.convert_layout(results, row_of)
     if HAS_BIAS:

@@ -1,8 +1,9 @@
 """Scales of experts in 4 bits for Hopper's tensor cores, from words of four bytes.
 
 models.ops.operands.run_scales has their order in memory, and
-models.ops.triton.linear.matrix_weights takes them. GROUP is how many columns share a word of
-integers, 32, 64 or 128; it is None for MXFP4, whose words have the scales of 128 columns.
+models.ops.triton.linear.matrix_weights takes them. GROUP is how many columns share a scale: 32, 64
+or 128 of integers, whose words are theirs alone, and 16 of NVFP4, whose words have the scales of 32
+columns. It is None for MXFP4, whose words have those of 128.
 """
 
 from triton.experimental import gluon
@@ -33,15 +34,28 @@ def _pairs(num_runs: int) -> str:
 
 _FOUR_PAIRS = gl.constexpr(_pairs(4))
 _TWO_PAIRS = gl.constexpr(_pairs(2))
-_SCALE_AND_ZERO = gl.constexpr("prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;")
+_HALVES = gl.constexpr("prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;")
 """The halves of a word, each twice."""
+_RANGE = gl.constexpr(0x20002000)
+"""Makes both bfloat16 of a word 2^64 larger, for matrix_weights.finished."""
+
+
+@constexpr_function
+def are_floats(group):
+    """Returns whether weights are floats of 4 bits, not integers."""
+    return group in (None, 16)
+
+
+@constexpr_function
+def columns_of_word(group):
+    """Returns how many columns of a row have their scales in one word."""
+    return WORD_COLUMNS if group is None else max(32, group)
 
 
 @constexpr_function
 def words_of_columns(num_columns, group):
     """Returns how many words have the scales of some columns, at least one."""
-    width = WORD_COLUMNS if group is None else group
-    return max(1, num_columns // width)
+    return max(1, num_columns // columns_of_word(group))
 
 
 @constexpr_function
@@ -69,10 +83,16 @@ def tile_layout(num_rows, num_columns, num_warps, group):
 
 
 @gluon.jit
-def pairs_of_integers(words):
-    """Returns the scales of integers and their zeros plus 128, as pairs of bfloat16."""
+def halves_of(words, GROUP: gl.constexpr):
+    """Returns the two bfloat16 of each word, as pairs of the same.
+
+    These are the scales of integers and their zeros plus 128, or the scales of the first and the
+    second 16 columns, 2^64 too large.
+    """
+    if are_floats(GROUP):
+        words += _RANGE
     return gl.inline_asm_elementwise(
-        _SCALE_AND_ZERO, "=&r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        _HALVES, "=&r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
 
 
@@ -86,11 +106,15 @@ def scales_of(words, step, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
         pairs = _scales_of_runs(words, step, COLUMNS)
         return pairs, pairs
     else:  # noqa: RET505  # one branch is compiled
-        scales, zeros = pairs_of_integers(words)
+        first, second = halves_of(words, GROUP)
         full: gl.constexpr = group_layout(words.shape[0], words.shape[1], 1, gl.num_warps())
         layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
-        scales = gl.convert_layout(scales, layout, assert_trivial=True)
-        return scales, scales, gl.convert_layout(zeros, layout, assert_trivial=True)
+        first = gl.convert_layout(first, layout, assert_trivial=True)
+        second = gl.convert_layout(second, layout, assert_trivial=True)
+        if are_floats(GROUP):
+            return first, second
+        else:  # noqa: RET505  # as above
+            return first, first, second
 
 
 @gluon.jit

@@ -48,10 +48,7 @@ _PROMPT_TOKENS = (33, 256, 512, 520)
 """Tokens of other steps with other kernels, of as few prompts as they fit into."""
 
 _PACKED_KINDS: frozenset[WeightKind] = frozenset(("int4", "mxfp4", "nvfp4"))
-"""Weights with other kernels of many tokens: PACKED_TOKENS."""
-
-_PACKED_EXPERTS: frozenset[WeightKind] = frozenset(("int4", "mxfp4"))
-"""Weights of experts that have the forms ON_CORES."""
+"""Weights of 4 bits: with other kernels of many tokens, PACKED_TOKENS, and experts ON_CORES."""
 
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
 """In batch-invariant mode, tokens of more steps with other kernels.
@@ -119,7 +116,7 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     others = []
     if config.quantization is not None:
         kinds = config.quantization.kinds
-        if not kinds.isdisjoint(_PACKED_EXPERTS):
+        if not kinds.isdisjoint(_PACKED_KINDS):
             others.append(ON_CORES)
         if "fp8" in kinds:
             others.append(OF_8_BITS)

@@ -19,7 +19,7 @@ from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
 SCALE_ERROR = 2**-8
-"""Scales of integers are kept in bfloat16."""
+"""Scales of integers and of NVFP4 are kept in bfloat16."""
 AWQ_128 = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 128}
 INT4_256 = {
     "num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 256,
@@ -44,12 +44,11 @@ KEPT = {
     "compressed-int4-channel": ("int4 rows", 128),
     "compressed-mxfp4": ("mxfp4", 32),
     "quark-mxfp4": ("mxfp4", 32),
+    "compressed-nvfp4": ("nvfp4", 16),
+    "modelopt-nvfp4": ("nvfp4", 16),
 }
 """Format -> how experts are kept, and columns that share a scale."""
-DEQUANTISED = (
-    "gptq-act-order", "compressed-int4-order", "gptq-8-bit", "compressed-int8", "compressed-nvfp4",
-    "modelopt-nvfp4",
-)  # fmt: skip
+DEQUANTISED = ("gptq-act-order", "compressed-int4-order", "gptq-8-bit", "compressed-int8")
 DEEPSEEK = {
     "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
     "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128, "num_hidden_layers": 2,
@@ -148,7 +147,9 @@ def test_layers_compute_what_those_of_dequantised_weights_do(stored, form):
         assert (own.mlp(x) - expected).norm() <= 2 * SCALE_ERROR * expected.norm()
 
 
-@pytest.mark.parametrize("form", ["awq-128", "gptq", "compressed-int4-32", "quark-mxfp4"])
+@pytest.mark.parametrize(
+    "form", ["awq-128", "gptq", "compressed-int4-32", "quark-mxfp4", "modelopt-nvfp4"]
+)
 @pytest.mark.parametrize("variant", ["mixtral", "deepseek_v3"])
 def test_other_families_keep_them(stored, form, variant):
     kept, plain = load_both(stored(form, variant))
@@ -223,12 +224,14 @@ def test_groups_of_two_sizes_in_a_layer_are_dequantised(source, tmp_path):
     [
         ("awq", "scales", float("inf"), "NaN or infinity$"),
         ("quark-mxfp4", "weight_scale", 191, r"NaN or infinity, or a scale of 2\^64 or more$"),
+        ("compressed-nvfp4", "weight_global_scale", 1e-18, r".*scale of 2\^64 or more$"),
+        ("modelopt-nvfp4", "weight_scale_2", 1e18, r".*scale of 2\^64 or more$"),
     ],
 )
 def test_a_scale_that_products_do_not_take_is_an_error(stored, form, part, value, words):
     folder = stored(form)
     tensors = load_file(folder / WEIGHTS)
-    tensors[f"model.layers.0.mlp.experts.2.down_proj.{part}"][0, 0] = value
+    tensors[f"model.layers.0.mlp.experts.2.down_proj.{part}"].view(-1)[0] = value
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(CheckpointError, match=rf"experts\.2\.down_proj.*holds {words}"):
         load(folder, keep_quantized=True)

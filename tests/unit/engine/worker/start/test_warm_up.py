@@ -113,9 +113,10 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
         ({"quant_method": "mxfp4"}, ON_CORES),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, ON_CORES),
         (dict(FORMATS["quark-mxfp4"].config), ON_CORES),
+        (dict(FORMATS["modelopt-nvfp4"].config), ON_CORES),
         (FP8_CONFIG, OF_8_BITS),
     ],
-    ids=["stacked mxfp4", "int4", "mxfp4", "fp8"],
+    ids=["stacked mxfp4", "int4", "mxfp4", "nvfp4", "fp8"],
 )
 def test_every_way_through_quantised_experts_is_warmed_up(
     tmp_path, quantization, others, num_experts, top_k

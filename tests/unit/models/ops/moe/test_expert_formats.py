@@ -36,6 +36,17 @@ def test_stacked_integers_have_the_values_of_linear_layers(group, has_zeros):
     assert torch.equal(actual, torch.cat(expected))
 
 
+def test_stacked_nvfp4_has_the_values_of_linear_layers_but_for_the_rounding_of_scales():
+    weights, scales, expected = [], [], []
+    for _ in range(2):
+        weight, scale, _, row_scale = quantize_packed(torch.randn(16, 352), 16, is_float=True)
+        weights.append(weight)
+        scales.append((scale.float() * row_scale).bfloat16())
+        expected.append(packed_values(weight, scale, None, row_scale, torch.float32))
+    actual = expert_values(torch.cat(weights), tiled(scales, 16), torch.float32, num_parts=2)
+    torch.testing.assert_close(actual, torch.cat(expected), rtol=2**-8, atol=0)
+
+
 @pytest.mark.parametrize(("rows", "size"), [(128, 256), (200, 130)])
 def test_stacked_fp8_parts_have_blocks_of_their_own(rows, size):
     parts = [torch.randn(rows, size).to(FP8) for _ in range(2)]

@@ -77,9 +77,9 @@ def packed_products():
             packed_linear(x, *weight, None, True)
             packed_linear(x, *weight, torch.zeros(256).bfloat16(), False)
 
-def experts_of_integers():
-    for group, size in ((32, 96), (64, 192), (128, 384)):
-        experts = make_quantized_experts(f"int4-{group}", hidden=size, inner=size)
+def experts_of_4_bits():
+    for kind, size in (("nvfp4", 96), ("int4-32", 96), ("int4-64", 192), ("int4-128", 384)):
+        experts = make_quantized_experts(kind, hidden=size, inner=size)
         for num_tokens in (1, 3, 10, 30, 60, 300, 700, 2000):
             ids = torch.zeros(num_tokens, 3, dtype=torch.int32)
             apply_experts(torch.zeros(num_tokens, size).bfloat16(), ids.float(), ids, experts)
@@ -149,7 +149,7 @@ with absent_gpu():
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
-            [fused, communicating, rounded_attention, packed_products, experts_of_integers,
+            [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
              latents, on_other_gpus]
         )
     )
@@ -164,7 +164,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
-        | found_in([packed_products, experts_of_integers])
+        | found_in([packed_products, experts_of_4_bits])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

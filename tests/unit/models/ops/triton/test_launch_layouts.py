@@ -126,8 +126,9 @@ def weights(level):
             experts = quantized("qwen3_moe", kind, moe_intermediate_size=size)
             serve(experts, level, keeps_format=True)
     serve(packed(intermediate_size=96), level, keeps_format=True)
-    experts = of_4_bits("compressed-int4-32", "qwen3_moe", moe_intermediate_size=96)
-    serve(experts, level, keeps_format=True)
+    for form in ("compressed-int4-32", "modelopt-nvfp4"):
+        experts = of_4_bits(form, "qwen3_moe", moe_intermediate_size=96)
+        serve(experts, level, keeps_format=True)
 
 def drafts(level):
     serve(drafting("deepseek_v3"), level, num_speculative_tokens=1)

@@ -40,7 +40,8 @@ for build in builds:
 # Of gpt-oss: 45 tiles of 64 inputs and 23 of 128, so that not all steps are in pairs.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "size"), [("mxfp4", 2880), ("int4-32", 2880), ("int4-64", 2880), ("int4-128", 2944)]
+    ("kind", "size"),
+    [*((kind, 2880) for kind in ("mxfp4", "nvfp4", "int4-32", "int4-64")), ("int4-128", 2944)],
 )
 def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path, kind, size):
     environment = {

@@ -36,7 +36,7 @@ def built(tiles, kind, size, num_experts, is_clamped):
     after = [build for each in _launches for build in each._builds.values()]
     return [build for build in after if id(build) not in before]
 
-EACH = {"mxfp4": 1, "int4-128": 1, "int4-64": 2, "int4-32": 4}
+EACH = {"mxfp4": 1, "nvfp4": 4, "int4-128": 1, "int4-64": 2, "int4-32": 4}
 def most_inputs(kind, tiles):
     return max(size for size in range(128, 3200, 128) if tiles.has_room(size, EACH[kind]))
 
@@ -58,6 +58,7 @@ cases = (None, 2, True), (2880, 40, False), (160, 2, False)
 kinds = {
     "mxfp4": cases, "int4-32": ((None, 2, True), (160, 2, False)), "int4-64": ((None, 40, False),),
     "int4-128": ((None, 2, True), (2048, 128, False)),
+    "nvfp4": ((None, 2, True), (160, 2, False)),
 }
 each_case = [(kind, *case) for kind, of_kind in kinds.items() for case in of_kind]
 all_tiles = [tiles for each in FEW_TOKEN_TILES.values() for tiles in each]

@@ -21,7 +21,8 @@ from tests.support.moe_case import make_quantized_experts
 ids = torch.zeros(1, 2, dtype=torch.int32)
 with absent_gpu():
     # Programs have more rows of few inputs.
-    for kind, size in (("mxfp4", 2880), ("int4-32", 2880), ("int4-64", 2880), ("int4-128", 768)):
+    sizes = {"mxfp4": 2880, "nvfp4": 2880, "int4-32": 2880, "int4-64": 2880, "int4-128": 768}
+    for kind, size in sizes.items():
         experts = make_quantized_experts(
             kind, num_experts=2, hidden=size, inner=size, is_clamped=True
         )
@@ -30,7 +31,7 @@ with absent_gpu():
 builds = [
     build for each in _launches if each._kernel is pair_kernel for build in each._builds.values()
 ]
-assert len(builds) == 8
+assert len(builds) == 10
 for build in builds:
     code = machine_code(build.asm["cubin"])
     # No register is kept in memory.
