@@ -152,6 +152,13 @@ def int8(weight: Tensor) -> tuple[Parts, Tensor]:
     return {"weight": (made.q - 128).to(torch.int8), "weight_scale": made.scale}, made.values
 
 
+def static_int8(weight: Tensor) -> tuple[Parts, Tensor]:
+    """Rounds to bytes, with a scale and a zero point for all inputs."""
+    parts, values = int8(weight)
+    zero = torch.tensor([3], dtype=torch.int8)
+    return {**parts, "input_scale": torch.tensor([0.02]), "input_zero_point": zero}, values
+
+
 def _to_e2m1(values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns 4-bit floats packed by two, the first in the lower half, and their values."""
     code = (values.abs().unsqueeze(-1) - E2M1).abs().argmin(-1)

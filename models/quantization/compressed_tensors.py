@@ -145,14 +145,17 @@ def _fp8_blocks(
 
 
 def _activations(prefix: str, scheme: object) -> Activations:
-    """Returns what activations are rounded to; integers need products that do not exist here."""
+    """Returns what the checkpoint's tool rounds activations to."""
     if scheme is None:
         return "model"
     name = f"{prefix}input_activations"
     if not isinstance(scheme, dict):
         raise QuantizationError(name, scheme, "an object")
     stored = scheme.get("type"), scheme.get("num_bits")
-    if stored not in (("float", 8), ("float", 4)):
-        wanted = "absent, ('float', 8) or ('float', 4): activations are not rounded to integers"
+    formats: dict[tuple[object, object], Activations] = {
+        ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
+    }  # fmt: skip
+    if stored not in formats:
+        wanted = "absent, ('float', 8), ('float', 4) or ('int', 8)"
         raise QuantizationError(f"{name}.type and num_bits", stored, wanted)
-    return "fp8" if stored == ("float", 8) else "fp4"
+    return formats[stored]

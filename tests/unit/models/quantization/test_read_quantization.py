@@ -102,8 +102,8 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (compressed(INT4 | {"strategy": "block"}), "strategy is 'block'"),
         (compressed(FP4 | {"group_size": 64}), r"group_size is 64; it must be 16 \(NVFP4\)"),
         (
-            compressed(INT4 | {"num_bits": 8}, {"num_bits": 8, "type": "int"}),
-            "activations are not rounded to integers",
+            compressed(INT4, {"num_bits": 4, "type": "int"}),
+            r"is \('int', 4\); it must be absent, \('float', 8\), \('float', 4\) or \('int', 8\)",
         ),
         (compressed(WEIGHTS | {"strategy": "block"}), "block_structure is None"),
         (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
