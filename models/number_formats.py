@@ -20,6 +20,8 @@ MXFP4 = torch.uint8
 """Dtype of packed MXFP4 weights, two to a byte, and of their scales."""
 MXFP4_RUN = 32
 """Elements of a row that share an MXFP4 scale; 16 bytes."""
+NVFP4_RUN = 16
+"""Elements of a row that share an NVFP4 scale."""
 _E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*_E2M1_MAGNITUDES, *(-value for value in _E2M1_MAGNITUDES))
 """Values of a 4-bit float, by its bits."""

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from models.number_formats import BLOCK, FP8
+from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
 from models.ops.kernel_choice import HOPPER
 from models.ops.linear.linear import linear
 from models.ops.linear.packed_linear import packed_linear
@@ -18,7 +18,7 @@ SCALED_MM_MULTIPLE = 16
 """torch._scaled_mm needs both sizes of a weight to be a multiple of this."""
 
 PackedKind = Literal["int4", "mxfp4", "nvfp4"]
-FLOAT_GROUPS: dict[PackedKind, int] = {"mxfp4": 32, "nvfp4": 16}
+FLOAT_GROUPS: dict[PackedKind, int] = {"mxfp4": MXFP4_RUN, "nvfp4": NVFP4_RUN}
 """Columns of 4-bit floats that share a scale."""
 
 
@@ -70,8 +70,6 @@ class QuantizableLinear(nn.Module, ABC):
     weight_scale: nn.Parameter | None
     weight_zero: nn.Parameter | None
     """Of packed integers: zero points [N, K / group] uint8."""
-    weight_outer_scale: nn.Parameter | None
-    """Of NVFP4: [N, 1] float32."""
     weight_order: nn.Parameter | None
     """The input of each column, [K] int32; None: the first of the first, and so on."""
 
@@ -80,7 +78,6 @@ class QuantizableLinear(nn.Module, ABC):
         self.method = UNQUANTIZED
         self.weight_scale = None
         self.weight_zero = None
-        self.weight_outer_scale = None
         self.weight_order = None
 
     @property
@@ -151,14 +148,12 @@ def use_packed(layer: QuantizableLinear, packing: Packing) -> None:
     """Makes a layer keep and multiply its weight in 4 bits; call before it has values."""
     num_rows, num_columns = layer.weight.shape
     groups = num_rows, num_columns // (packing.group or num_columns)
-    scale_dtype = {"int4": torch.bfloat16, "mxfp4": torch.uint8, "nvfp4": FP8}[packing.kind]
+    scale_dtype = torch.uint8 if packing.kind == "mxfp4" else torch.bfloat16
     layer.method = LinearMethod(_packed_product, packing.describe(), packing=packing)
     layer.weight = _empty_like(layer, (num_rows, num_columns // 2), torch.uint8)
     layer.weight_scale = _empty_like(layer, groups, scale_dtype)
     if packing.has_zeros:
         layer.weight_zero = _empty_like(layer, groups, torch.uint8)
-    if packing.kind == "nvfp4":
-        layer.weight_outer_scale = _empty_like(layer, (num_rows, 1), torch.float32)
     if packing.has_order:
         layer.weight_order = _empty_like(layer, (num_columns,), torch.int32)
 
@@ -180,10 +175,7 @@ def _packed_product(
     assert layer.weight_scale is not None, "use_packed gave it one"
     if layer.weight_order is not None:
         x = x.index_select(1, layer.weight_order)
-    return packed_linear(
-        x, layer.weight, layer.weight_scale, layer.weight_zero, layer.weight_outer_scale, bias,
-        False,
-    )  # fmt: skip
+    return packed_linear(x, layer.weight, layer.weight_scale, layer.weight_zero, bias, False)
 
 
 UNQUANTIZED = LinearMethod(_product)

@@ -2,8 +2,7 @@
 
 import torch
 
-from models.number_formats import FP8, FP8_MAX, MXFP4_RUN, SMALLEST_AMAX
-from models.ops.moe.expert_formats import e2m1_values, powers_of_two
+from models.number_formats import E2M1_VALUES, E8M0, FP8, FP8_MAX, MXFP4_RUN, SMALLEST_AMAX
 
 STRIP_ROWS = 1024
 """Rows of an FP8 weight that are converted at a time, rounded up to whole blocks."""
@@ -84,7 +83,7 @@ def dequantize_mxfp4(
     result = torch.empty(shape, dtype=dtype, device=blocks.device)
     # One expert at a time: indices and float32 values take many times the memory of the blocks.
     for target, expert, exponents in zip(result, blocks, scales, strict=True):
-        values = e2m1_values(expert, torch.float32) * powers_of_two(exponents).unsqueeze(-1)
+        values = _e2m1_values(expert) * _powers_of_two(exponents).unsqueeze(-1)
         target.copy_(values.flatten(-2).transpose(0, 1))
     return result
 
@@ -124,11 +123,22 @@ def dequantize_fp4(
     for first in range(0, num_rows, STRIP_ROWS):
         rows = slice(first, first + STRIP_ROWS)
         part = scale[rows]
-        scales = part.to(torch.float32) if part.dtype == FP8 else powers_of_two(part)
+        scales = part.to(torch.float32) if part.dtype == FP8 else _powers_of_two(part)
         scales = scales / factor if is_inverse else scales * factor
-        values = e2m1_values(packed[rows], torch.float32)
+        values = _e2m1_values(packed[rows])
         result[rows] = values * scales.repeat_interleave(run, 1)
     return result
+
+
+def _e2m1_values(packed: torch.Tensor) -> torch.Tensor:
+    """Returns the 4-bit floats of packed bytes, [..., 2 * n] float32, lower halves first."""
+    table = torch.tensor(E2M1_VALUES, device=packed.device)
+    return table[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
+
+
+def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Returns the float32 values of unsigned exponent bytes; 255 is NaN."""
+    return exponents.view(E8M0).to(torch.float32)
 
 
 def round_to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

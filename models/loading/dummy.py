@@ -80,12 +80,7 @@ def _fill_packed(layer: QuantizableLinear) -> None:
     assert packing is not None, "the caller checked"
     assert layer.weight_scale is not None, "packed weights have scales"
     scale = _draw_packed(layer.weight, is_integer=packing.kind == "int4")
-    if packing.kind == "mxfp4":
-        layer.weight_scale.fill_(_exponent(scale))
-    else:
-        layer.weight_scale.fill_(1.0 if layer.weight_outer_scale is not None else scale)
-    if layer.weight_outer_scale is not None:
-        layer.weight_outer_scale.fill_(scale)
+    layer.weight_scale.fill_(_exponent(scale) if packing.kind == "mxfp4" else scale)
     if layer.weight_zero is not None:
         layer.weight_zero.fill_(8)
     bias = layer._parameters.get("bias")

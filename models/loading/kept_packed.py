@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from models.layers.quantization import Packing
+from models.layers.quantization import FLOAT_GROUPS, PackedKind, Packing
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
-from models.number_formats import E8M0, FP8
+from models.number_formats import E8M0
 from models.ops.operands.packed_weights import pack, to_kernel_order
 from models.ops.operands.run_scales import integer_words
 
@@ -47,18 +47,9 @@ class KeptWeight:
 
         columns: how many of a row share an entry of the scales.
         """
-        params = {"weight": self.params["weight"], "weight_scale": self.params["weight_scale"]}
-        if self.packing.kind == "int4":
-            params["weight_scale"] = self._words(columns)
-        elif self.packing.kind == "nvfp4":
-            params["weight_scale"] = self._whole_scales()
-        return params
-
-    def _whole_scales(self) -> KeptPart:
-        """Returns the scales of NVFP4 multiplied by the one of all of them."""
-        scale, outer = self.params["weight_scale"], self.params["weight_outer_scale"]
-        decode = partial(_whole_scale, decode_outer=outer.decode)
-        return KeptPart((*scale.parts, *outer.parts), decode, scale.shape)
+        is_integer = self.packing.kind == "int4"
+        scale = self._words(columns) if is_integer else self.params["weight_scale"]
+        return {"weight": self.params["weight"], "weight_scale": scale}
 
     def _words(self, columns: int) -> KeptPart:
         """Returns scales and zero points of integers; decoded are the two bfloat16 of each word."""
@@ -118,17 +109,15 @@ def kept_floats(
 
     Arguments are those of dequantize_fp4.
     """
-    num_rows = len(packed)
-    params = {
-        "weight": KeptPart((packed,), partial(to_kernel_order, is_float=True), tuple(packed.shape)),
-        "weight_scale": KeptPart((scale,), _float_scale, tuple(scale.shape)),
-    }
-    group = 2 * packed.shape[1] // scale.shape[1]
+    weight = KeptPart((packed,), partial(to_kernel_order, is_float=True), tuple(packed.shape))
     if outer is None:
-        return KeptWeight(Packing(kind="mxfp4", group=group), params)
-    decode = partial(_outer_scale, num_rows=num_rows, is_inverse=is_inverse)
-    params["weight_outer_scale"] = KeptPart((outer,), decode, (num_rows, 1))
-    return KeptWeight(Packing(kind="nvfp4", group=group), params)
+        scales = KeptPart((scale,), _exponents, tuple(scale.shape))
+    else:
+        decode = partial(_products_of_scales, is_inverse=is_inverse)
+        scales = KeptPart((scale, outer), decode, tuple(scale.shape))
+    kind: PackedKind = "mxfp4" if outer is None else "nvfp4"
+    packing = Packing(kind=kind, group=FLOAT_GROUPS[kind])
+    return KeptWeight(packing, {"weight": weight, "weight_scale": scales})
 
 
 class KeepsBits:
@@ -187,18 +176,14 @@ def _words(
     return words.repeat_interleave(num_words // words.shape[1], 1).view(torch.bfloat16)
 
 
-def _float_scale(scale: torch.Tensor) -> torch.Tensor:
-    return scale if scale.dtype == FP8 else scale.view(E8M0)
+def _exponents(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(E8M0)
 
 
-def _whole_scale(
-    scale: torch.Tensor, outer: torch.Tensor, *, decode_outer: Callable[..., torch.Tensor]
+def _products_of_scales(
+    scale: torch.Tensor, outer: torch.Tensor, *, is_inverse: bool
 ) -> torch.Tensor:
-    """Returns products of scales, [N, K / 16] bfloat16; infinity where kernels would overflow."""
-    whole = (scale.float() * decode_outer(outer)).to(torch.bfloat16)
-    return whole.masked_fill(whole.abs() >= SCALE_LIMIT, torch.inf)
-
-
-def _outer_scale(outer: torch.Tensor, *, num_rows: int, is_inverse: bool) -> torch.Tensor:
-    outer = outer.float().reshape(1, 1).expand(num_rows, 1)
-    return (1 / outer if is_inverse else outer).contiguous()
+    """Returns [N, K / 16] bfloat16, with infinity where kernels would overflow."""
+    exact, factor = scale.float(), outer.float().reshape(())
+    product = (exact / factor if is_inverse else exact * factor).to(torch.bfloat16)
+    return product.masked_fill(product.abs() >= SCALE_LIMIT, torch.inf)

@@ -10,11 +10,9 @@ from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import dequantize_fp4
 from models.loading.integers import IntegerFormat, Layout, dequantize_integers, unpack_words
 from models.loading.kept_packed import KeptWeight, kept_floats, kept_integers
-from models.number_formats import FP8, MXFP4_RUN
+from models.number_formats import FP8, MXFP4_RUN, NVFP4_RUN
 from models.quantization.config import QuantizationConfig, WeightKind, WeightScheme
 
-NVFP4_RUN = 16
-"""Elements of a row that share an NVFP4 scale."""
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_METHODS = ("awq", "gptq")
 FIRST_PARTS = ("qweight", "weight_packed", "weight")

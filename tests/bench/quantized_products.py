@@ -49,40 +49,40 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 
 def quantized(values: torch.Tensor, name: str) -> Tensors:
-    """Returns a weight in a format: the weight, its scales, zeros and row scales."""
+    """Returns a weight in a format: the weight, its scales and zeros."""
     if name == "bf16":
-        return values, None, None, None
+        return values, None, None
     if name in PACKED:
         group, options = PACKED[name]
         return quantize_packed(values, group, **options)
     exact = values.float()
     if name == "fp8 rows":
         scale = exact.abs().amax(1, keepdim=True) / FP8_MAX
-        return (exact / scale).to(FP8), scale, None, None
+        return (exact / scale).to(FP8), scale, None
     # One scale fits all blocks of random numbers.
     scale = torch.full([-(-size // BLOCK) for size in values.shape], 5 / FP8_MAX / 64)
     scale = scale.to(values.device)
-    return (exact / scale[0, 0]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale, None, None
+    return (exact / scale[0, 0]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale, None
 
 
 def values_of(weight: Tensors, name: str) -> torch.Tensor:
     """Returns a weight's values in float32."""
-    stored, scale, zero, row_scale = weight
+    stored, scale, zero = weight
     assert stored is not None, "a format has a weight"
     if scale is None:
         return stored.float()
     if name in PACKED:
-        return packed_values(stored, scale, zero, row_scale, torch.float32)
+        return packed_values(stored, scale, zero, torch.float32)
     return dequantized(stored, scale, torch.float32)
 
 
 def multiplied(x: torch.Tensor, weight: Tensors, name: str, *, is_gated: bool) -> torch.Tensor:
     """Returns a product through the operator that layers call."""
-    stored, scale, zero, row_scale = weight
+    stored, scale, zero = weight
     assert stored is not None, "a format has a weight"
     if name in PACKED:
         assert scale is not None, "a packed weight has scales"
-        return packed_linear(x, stored, scale, zero, row_scale, None, is_gated)
+        return packed_linear(x, stored, scale, zero, None, is_gated)
     return (gated_linear if is_gated else linear)(x, stored, None, scale)
 
 

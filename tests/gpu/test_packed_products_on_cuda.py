@@ -107,13 +107,12 @@ def test_tiles_that_share_inputs_take_any_size(tiles, form, is_gated):
 
     for num_rows, num_inputs in ((1008, 1536), (34832, 512)):
         packed, exact = make_weight(num_rows, num_inputs, form)
-        weight, scale, zero, row_scale = packed
+        weight, scale, zero = packed
         for num_tokens in (1, tiles.tokens, tiles.tokens + 1, 5 * tiles.tokens // 2):
             x = torch.randn(num_tokens, num_inputs, device="cuda").bfloat16()
             output, again = (
                 packed_wide_linear(
-                    x, weight, None, tiles, weight_scale=scale, weight_zero=zero,
-                    row_scale=row_scale, is_gated=is_gated,
+                    x, weight, None, tiles, weight_scale=scale, weight_zero=zero, is_gated=is_gated,
                 )
                 for _ in range(2)
             )  # fmt: skip

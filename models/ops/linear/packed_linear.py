@@ -8,7 +8,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
-from models.ops.operands.packed_weights import packed_values
+from models.ops.operands.packed_weights import columns_per_scale, packed_values
 from models.ops.triton.linear.linear_configurations import MatrixTiles
 from models.ops.triton.linear.packed_configurations import (
     MOST_PACKED_TOKENS,
@@ -23,7 +23,6 @@ def _packed_linear(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     weight_zero: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
     bias: torch.Tensor | None,
     is_gated: bool,
 ) -> torch.Tensor:
@@ -37,21 +36,19 @@ def _packed_linear(
         weight: [N, K / 2] uint8 in kernel order; with a gate 2 * N rows, gate before up.
         weight_scale: [N, K / group]; models.ops.operands.packed_weights has the formats.
         weight_zero: of integers, or None.
-        row_scale: of NVFP4, or None.
         bias: [N], or of a gated product [2 * N].
         is_gated: whether a gate follows.
 
     Returns:
         [T, N].
     """
-    x, packed = x.contiguous(), (weight, weight_scale, weight_zero, row_scale)
+    x, packed = x.contiguous(), (weight, weight_scale, weight_zero)
     if is_batch_invariant():
         return _invariant_linear(x, packed, bias, is_gated=is_gated)
     tiles, is_fused = None, is_gated and bias is None and len(weight) % 16 == 0
     if has_kernels(x.device):
-        num_inputs = x.shape[1]
         tiles = packed_tiles(
-            len(x), len(weight), num_inputs, group=num_inputs // weight_scale.shape[1],
+            len(x), len(weight), x.shape[1], group=columns_per_scale(weight, weight_scale),
             is_gated=is_fused, dtype=x.dtype, device=x.device,
         )  # fmt: skip
     if tiles is None:
@@ -62,8 +59,8 @@ def _packed_linear(
     return silu_and_mul(output) if is_gated and not is_fused else output
 
 
-Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""A weight, its scales, zeros and scales of rows, as in _packed_linear."""
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""A weight, its scales and zeros, as in _packed_linear."""
 
 
 def _kernel_linear(
@@ -79,16 +76,14 @@ def _kernel_linear(
     from models.ops.triton.linear.matrix_linear import matrix_linear
     from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
 
-    weight, scale, zero, row_scale = packed
+    weight, scale, zero = packed
     if isinstance(tiles, PackedTiles):
         return packed_wide_linear(
-            x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, row_scale=row_scale,
-            is_gated=is_gated,
-        )  # fmt: skip
+            x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, is_gated=is_gated
+        )
     return matrix_linear(
-        x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, row_scale=row_scale,
-        is_gated=is_gated,
-    )  # fmt: skip
+        x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, is_gated=is_gated
+    )
 
 
 def _invariant_linear(
@@ -96,20 +91,18 @@ def _invariant_linear(
 ) -> torch.Tensor:
     """Runs _packed_linear; each row's sum has one order for a weight's shape.
 
-    A product of the unpacked weight has the bits of one that unpacks it on its way, unless there
-    are scales of rows: these multiply the sums there.
+    A product of the unpacked weight has the bits of one that unpacks it on its way.
     """
-    weight, scale, _, row_scale = packed
+    weight, scale, zero = packed
     if not has_kernels(x.device):
         values = _values(*packed, x.dtype)
         output = row_wise(lambda row: functional.linear(row, values, bias), x)
         return silu_and_mul(output) if is_gated else output
-    (num_tokens, num_inputs), num_rows = x.shape, len(weight)
     tiles = invariant_packed_tiles(
-        num_tokens, num_rows, num_inputs, group=num_inputs // scale.shape[1],
-        dtype=x.dtype, device=x.device,
+        len(x), len(weight), x.shape[1], group=columns_per_scale(weight, scale), dtype=x.dtype,
+        device=x.device,
     )  # fmt: skip
-    if tiles is None or (num_tokens > MOST_PACKED_TOKENS and row_scale is None):
+    if tiles is None or len(x) > MOST_PACKED_TOKENS:
         product = invariant_gated_linear if is_gated else invariant_linear
         values = _values(*packed, x.dtype)
         # Products read weights before kernels ahead of them have ended: see dependent_launch. This
@@ -122,8 +115,8 @@ def _invariant_linear(
 
     is_fused = is_gated and bias is None and tiles.splits == 1
     output = matrix_linear(
-        x, weight, None, tiles, weight_scale=scale, weight_zero=packed[2], row_scale=row_scale,
-        is_gated=is_fused, rounds=is_fused,
+        x, weight, None, tiles, weight_scale=scale, weight_zero=zero, is_gated=is_fused,
+        rounds=is_fused,
     )  # fmt: skip
     if tiles.splits > 1:
         output = sum_parts(output, x.dtype)
@@ -136,14 +129,13 @@ def _values(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     weight_zero: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     if not has_kernels(weight.device):
-        return packed_values(weight, weight_scale, weight_zero, row_scale, dtype)
+        return packed_values(weight, weight_scale, weight_zero, dtype)
     from models.ops.triton.linear.unpack import unpack
 
-    return unpack(weight, weight_scale, weight_zero, row_scale, dtype)
+    return unpack(weight, weight_scale, weight_zero, dtype)
 
 
 def _fake_packed_linear(
@@ -151,11 +143,10 @@ def _fake_packed_linear(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     weight_zero: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
     bias: torch.Tensor | None,
     is_gated: bool,
 ) -> torch.Tensor:
-    del weight_scale, weight_zero, row_scale, bias
+    del weight_scale, weight_zero, bias
     return x.new_empty((x.shape[0], weight.shape[0] // (2 if is_gated else 1)))
 
 

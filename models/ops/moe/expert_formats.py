@@ -19,9 +19,9 @@ Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Com
 
 import torch
 
-from models.number_formats import E2M1_VALUES, E8M0, FP8
+from models.number_formats import FP8
 from models.ops.linear.fp8_linear import by_element
-from models.ops.operands.packed_weights import packed_values, to_stored_order
+from models.ops.operands.packed_weights import packed_values
 from models.ops.operands.run_scales import by_row, scales_and_zeros
 
 
@@ -38,31 +38,13 @@ def expert_values(
     if weight.dtype == FP8:
         parts = zip(weight.chunk(num_parts), scale.chunk(num_parts), strict=True)
         return torch.cat([_fp8_values(*part, exact) for part in parts]).to(dtype)
-    scale = by_row(scale, 2 * weight.shape[1], num_parts)
+    scale, zero = by_row(scale, 2 * weight.shape[1], num_parts), None
     if scale.dtype == torch.int32:
-        return packed_values(weight, *scales_and_zeros(scale), None, dtype)
-    return _float_values(weight, scale, exact).to(dtype)
+        scale, zero = scales_and_zeros(scale)
+    return packed_values(weight, scale, zero, dtype)
 
 
 def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if scale.shape == (len(weight), 1):
         return weight.to(dtype) * scale.to(dtype)
     return weight.to(dtype) * by_element(scale, weight.shape).to(dtype)
-
-
-def _float_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    values = e2m1_values(to_stored_order(weight, is_float=True), dtype)
-    scales = powers_of_two(scale) if scale.dtype == torch.uint8 else scale
-    group = values.shape[-1] // scales.shape[-1]
-    return values * scales.to(dtype).repeat_interleave(group, -1)
-
-
-def e2m1_values(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the 4-bit floats of packed bytes, [..., 2 * n] of `dtype`, lower halves first."""
-    table = torch.tensor(E2M1_VALUES, dtype=dtype, device=packed.device)
-    return table[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
-
-
-def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Returns the float32 values of unsigned exponent bytes; 255 is NaN."""
-    return exponents.view(E8M0).to(torch.float32)

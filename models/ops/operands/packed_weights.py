@@ -6,14 +6,14 @@ group of columns of the weight:
 - integers: value = (q - zero) * scale. Scales [N, K / group] bfloat16; zeros uint8 of the same
   shape, or none, which is 8 everywhere. A group has 32 columns or a multiple that divides K.
 - MXFP4: value = e2m1(q) * 2^(scale - 127). Scales [N, K / 32] uint8.
-- NVFP4: value = e2m1(q) * scale * row scale. Scales [N, K / 16] FP8; row scales [N, 1] float32.
+- NVFP4: value = e2m1(q) * scale. Scales [N, K / 16] bfloat16: of FP8, times the one of the tensor.
 
-The dtype of the scales names the format. Stored order has column 2 i in the lower half of byte i.
-Kernel order is that of Hopper's tensor cores, four bytes of which have eight columns of a run of
-32: byte 4 q + b of a run's 16 has column c + 2 q + 8 h + 16 j for c = b // 2, j = b % 2, with h = 0
-in its lower half and 1 in its upper half. So one word has, for each j and h, two neighbours, 16
-bits apart. Integers of 4 bits stay whole. The bits of floats move within each half of a word, to
-where few instructions make pairs of bfloat16 of them; FLOAT_BITS says where.
+The dtype of the scales and their number name the format. Stored order has column 2 i in the lower
+half of byte i. Kernel order is that of Hopper's tensor cores, four bytes of which have eight
+columns of a run of 32: byte 4 q + b of a run's 16 has column c + 2 q + 8 h + 16 j for c = b // 2,
+j = b % 2, with h = 0 in its lower half and 1 in its upper half. So one word has, for each j and h,
+two neighbours, 16 bits apart. Integers of 4 bits stay whole. The bits of floats move within each
+half of a word, to where few instructions make pairs of bfloat16 of them; FLOAT_BITS says where.
 
 Sources: Frantar et al. 2022, "GPTQ"; Lin et al. 2023, "AWQ"; Open Compute Project 2023, "OCP
 Microscaling Formats (MX) Specification", section 5; NVIDIA 2025, "Pretraining Large Language Models
@@ -22,7 +22,7 @@ with NVFP4".
 
 import torch
 
-from models.number_formats import E2M1_VALUES, E8M0, FP8
+from models.number_formats import E2M1_VALUES, E8M0, FP8, FP8_MAX, NVFP4_RUN
 
 RUN = 32
 """Columns whose order changes together."""
@@ -50,15 +50,21 @@ def to_stored_order(packed: torch.Tensor, *, is_float: bool) -> torch.Tensor:
     return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
 
 
+def columns_per_scale(weight: torch.Tensor, scale: torch.Tensor) -> int:
+    """Returns how many columns of a row share a scale."""
+    return 2 * weight.shape[1] // scale.shape[1]
+
+
+def has_floats(weight: torch.Tensor, scale: torch.Tensor) -> bool:
+    """Returns whether a weight consists of floats, not integers."""
+    return scale.dtype == torch.uint8 or columns_per_scale(weight, scale) == NVFP4_RUN
+
+
 def packed_values(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
-    dtype: torch.dtype,
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """Returns the values of a weight in kernel order, [N, K], computed in float32, rounded once."""
-    is_float = scale.dtype != torch.bfloat16
+    is_float = has_floats(weight, scale)
     q = _unpacked(to_stored_order(weight, is_float=is_float)).int()
     if not is_float:
         values = q - (8 if zero is None else _by_column(zero, q).int())
@@ -66,22 +72,21 @@ def packed_values(
         values = torch.tensor(E2M1_VALUES, device=q.device)[q]
     if scale.dtype == torch.uint8:
         scale = scale.view(E8M0)
-    values = values * _by_column(scale.float(), q)
-    return (values if row_scale is None else values * row_scale).to(dtype)
+    return (values * _by_column(scale.float(), q)).to(dtype)
 
 
 def quantize_packed(
     values: torch.Tensor, group: int, *, has_zeros: bool = False, is_float: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Rounds values [N, K] to the nearest of 4 bits.
 
     Groups are of integers, or with is_float of MXFP4 (32) or NVFP4 (16).
 
     Returns:
-        Weight in kernel order, scales, zeros and row scales, as above.
+        Weight in kernel order, scales and zeros, as above.
     """
     groups = values.float().view(values.shape[0], -1, group)
-    zero = row_scale = None
+    zero = None
     if is_float:
         largest = groups.abs().amax(-1)
         if group == RUN:
@@ -89,9 +94,10 @@ def quantize_packed(
             scale = exponent.to(torch.uint8)
             steps = scale.view(E8M0).float()
         else:
-            row_scale = largest.amax(-1, keepdim=True).clamp(min=1e-30) / 6 / 448
-            scale = (largest / 6 / row_scale).clamp(min=2.0**-9).to(FP8)
-            steps = scale.float() * row_scale
+            of_all = largest.amax().clamp(min=1e-30) / 6 / FP8_MAX
+            scale = (largest / 6 / of_all).clamp(min=2.0**-9).to(FP8)
+            scale = (scale.float() * of_all).to(torch.bfloat16)
+            steps = scale.float()
         table = torch.tensor(E2M1_VALUES, device=values.device)
         q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
     elif has_zeros:
@@ -103,7 +109,7 @@ def quantize_packed(
         scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
         q = (groups / scale.float().unsqueeze(-1)).round() + 8
     q = q.clamp(0, 15).to(torch.uint8).flatten(1)
-    return pack(q, is_float=is_float), scale, zero, row_scale
+    return pack(q, is_float=is_float), scale, zero
 
 
 def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,9 @@ from models.ops.triton.linear.linear_configurations import MatrixTiles
 from models.ops.triton.linear.matrix_weights import (
     finished,
     multiply,
-    row_scales,
     tile_scales,
 )
+from models.ops.triton.linear.packed_scales import scale_operand
 from models.ops.triton.linear.tile_order import first_token_of
 
 _NUM_WARPS = gl.constexpr(4)
@@ -195,7 +195,7 @@ def _leave_sums(
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _matrix_kernel(
-    x, weight, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
+    x, weight, scale_ptr, zero_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
     HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, ROUNDS: gl.constexpr,
     SCALE_COLUMNS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
@@ -206,8 +206,8 @@ def _matrix_kernel(
 
     With SPLITS each program sums over its part of the inputs and stores that. With GROUPS each warp
     group of a program sums over its tiles, and their sums are added in order. Loads past the end of
-    a matrix give zeros. A weight of 4 bits has scales and perhaps zeros of SCALE_COLUMNS columns,
-    and perhaps scales of rows. Pointers to what a weight does not have are None.
+    a matrix give zeros. A weight of 4 bits has scales and perhaps zeros of SCALE_COLUMNS columns.
+    Pointers to what a weight does not have are None.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -286,9 +286,6 @@ def _matrix_kernel(
             mbarrier.wait(done.index(group), 0)
             sums += parts.index(group).load(on_cores)
     sums = finished(sums, scale_ptr)
-    if row_scale_ptr is not None:
-        outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
-        sums *= outer_scales[:, None]
     _store(
         sums, bias_ptr, output_ptr, row, token, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED,
         ROUNDS,
@@ -303,7 +300,6 @@ def matrix_linear(
     *,
     weight_scale: torch.Tensor | None = None,
     weight_zero: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
     rounds: bool = False,
 ) -> torch.Tensor:
@@ -311,7 +307,7 @@ def matrix_linear(
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
     has neither bias nor splits. For a weight of 4 bits in kernel order (see
-    models.ops.operands.packed_weights), with its weight_scale, weight_zero and row_scale, x is
+    models.ops.operands.packed_weights), with its weight_scale and weight_zero, x is
     bfloat16, K a multiple of 32, and tiles have 256 columns.
 
     rounds: a gated product is rounded before the gate, like two operators.
@@ -329,7 +325,7 @@ def matrix_linear(
     rows = tiles.rows // halves
     scale_columns, per_byte = 0, num_inputs // weight.shape[1]
     if weight_scale is not None:
-        scale_columns = num_inputs // weight_scale.shape[1]
+        scale_columns, weight_scale = scale_operand(weight, weight_scale)
     launch = _launcher(
         num_outputs, num_inputs, bias is not None, is_gated, rounds, scale_columns, tiles, x.device
     )
@@ -338,7 +334,7 @@ def matrix_linear(
         (-(-num_outputs // rows) * -(-num_tokens // tiles.tokens), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
         _described(weight, (halves, num_outputs, weight.shape[1]), (halves, rows, columns)),
-        weight_scale, weight_zero, row_scale, weight if bias is None else bias, output, num_tokens,
+        weight_scale, weight_zero, weight if bias is None else bias, output, num_tokens,
     )  # fmt: skip
     return output
 

@@ -21,19 +21,6 @@ def _halves_of(words):
     return gl.join(first, (words >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True))
 
 
-@gluon.jit
-def row_scales(
-    scale_ptr, row, layout: gl.constexpr, ROWS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Returns the scales of a tile's rows, of all halves."""
-    OUTPUTS: gl.constexpr = ROWS // HALVES
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    output = row + rows % OUTPUTS
-    at = rows // OUTPUTS * NUM_OUTPUTS + output
-    return gl.load(scale_ptr + at, mask=output < NUM_OUTPUTS, other=0.0)
-
-
 def _unpack(convert: Callable[[int], str]) -> str:
     """Returns instructions that make four pairs of bfloat16 of a word; see _by_words."""
     pairs = (convert(pair) + f"mul.bf16x2 ${pair}, part, ${5 + pair // 2};" for pair in range(4))
@@ -66,6 +53,10 @@ def _floats(pair: int) -> str:
 
 _UNPACK_INTEGERS = gl.constexpr(_unpack(_integers))
 _UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
+_HALVES = gl.constexpr("prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;")
+"""The halves of a word, each twice."""
+_RANGE = gl.constexpr(0x20002000)
+"""Makes both bfloat16 of a word 2^64 times as large."""
 
 
 @constexpr_function
@@ -92,18 +83,16 @@ def group_layout(num_rows, num_groups, num_runs, num_warps=4):
 
 @gluon.jit
 def _group_values(
-    ptr, row, column, half, ROWS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr,
+    ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
     IN_TURNS: gl.constexpr = False,
 ):  # fmt: skip
-    """Loads one number for each of a tile's groups of columns, or for halves of runs.
+    """Loads one number for each of a tile's groups of columns.
 
-    half: which half of each run of 32, if groups are of 16. IN_TURNS: eight rows of the gate and
-    of up take turns, from `row` of both together on.
+    IN_TURNS: eight rows of the gate and of up take turns, from `row` of both together on.
     """
-    WIDTH: gl.constexpr = max(32, min(GROUP, COLUMNS))
+    WIDTH: gl.constexpr = min(GROUP, COLUMNS)
     GROUPS: gl.constexpr = COLUMNS // WIDTH
-    HALF_RUNS: gl.constexpr = 32 // min(32, GROUP)
     PER_ROW: gl.constexpr = NUM_INPUTS // GROUP
     OUTPUTS: gl.constexpr = ROWS // HALVES
     full: gl.constexpr = group_layout(ROWS, GROUPS, WIDTH // 32)
@@ -115,13 +104,10 @@ def _group_values(
     else:
         outputs = row + rows % OUTPUTS
         weight_rows = rows // OUTPUTS * NUM_OUTPUTS + outputs
-    groups = gl.arange(0, GROUPS, gl.SliceLayout(0, layout)) * HALF_RUNS + column // GROUP + half
+    groups = gl.arange(0, GROUPS, gl.SliceLayout(0, layout)) + column // GROUP
     at = weight_rows[:, None] * PER_ROW + groups[None, :]
     is_inside = (outputs < NUM_OUTPUTS)[:, None] & (groups < PER_ROW)[None, :]
-    if ptr.dtype.element_ty.is_fp8():
-        return gl.load(ptr + at, mask=is_inside, other=0.0)
-    else:  # noqa: RET505  # one branch is compiled
-        return gl.load(ptr + at, mask=is_inside, other=0)
+    return gl.load(ptr + at, mask=is_inside, other=0)
 
 
 @gluon.jit
@@ -137,11 +123,21 @@ def pair_of_bfloat16(values):
         # Both halves at once: the byte plus 64, moved to the exponent.
         return values.to(gl.int32) * 0x00800080 + 0x20002000
     else:
-        scales = values.to(gl.float32)
-        if values.dtype != gl.bfloat16:
-            scales *= 18446744073709551616.0
-        bits = scales.to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+        bits = values.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
         return bits | bits << 16
+
+
+@gluon.jit
+def halves_of(words, ARE_SCALES: gl.constexpr):
+    """Returns the two bfloat16 of each word, as words that have the same twice.
+
+    ARE_SCALES: both are scales of floats, which become 2^64 larger, as finished expects.
+    """
+    if ARE_SCALES:
+        words += _RANGE
+    return gl.inline_asm_elementwise(
+        _HALVES, "=&r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -161,23 +157,24 @@ def tile_scales(
     GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
     IN_TURNS: gl.constexpr = False,
 ):  # fmt: skip
-    """Returns the scales of a tile's runs, of their first and second halves, and the zeros."""
-    first = _group_values(
-        scale_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES, IN_TURNS
+    """Returns the scales of a tile's runs, of their first and second halves, and the zeros.
+
+    scale_ptr: words of two scales if GROUP is 16.
+    """
+    WIDTH: gl.constexpr = max(32, GROUP)
+    scales = _group_values(
+        scale_ptr, row, column, ROWS, COLUMNS, WIDTH, NUM_OUTPUTS, NUM_INPUTS, HALVES, IN_TURNS
     )  # fmt: skip
-    second = first
     if GROUP == 16:
-        second = _group_values(
-            scale_ptr, row, column, 1, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
-            IN_TURNS,
-        )  # fmt: skip
-    zeros = gl.full(first.shape, 8, gl.int32, first.type.layout)
-    if zero_ptr is not None:
-        zeros = _group_values(
-            zero_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
-            IN_TURNS,
-        ).to(gl.int32)  # fmt: skip
-    return first, second, zeros
+        return halves_of(scales, True)
+    else:  # noqa: RET505  # one branch is compiled
+        zeros = gl.full(scales.shape, 8, gl.int32, scales.type.layout)
+        if zero_ptr is not None:
+            zeros = _group_values(
+                zero_ptr, row, column, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+                IN_TURNS,
+            ).to(gl.int32)  # fmt: skip
+        return scales, scales, zeros
 
 
 @gluon.jit

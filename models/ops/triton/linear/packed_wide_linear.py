@@ -27,6 +27,7 @@ from models.ops.triton.launching.dependent_launch import (
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.matrix_weights import finished, tile_scales, unpacked
 from models.ops.triton.linear.packed_configurations import PACKED_COLUMNS, PackedTiles, num_tiles
+from models.ops.triton.linear.packed_scales import scale_operand
 from models.ops.triton.linear.row_tiles import (
     described_rows,
     gate_rows,
@@ -96,15 +97,13 @@ def _scales(
 
 @gluon.jit
 def _finished(sums, scale_ptrs, results, row, GATED: gl.constexpr, NUM_OUTPUTS: gl.constexpr):
-    """Returns the sums of rows from `row` on with all scales and the bias."""
-    row_scale_ptr, bias_ptr, _ = results
+    """Returns the sums of rows from `row` on with the scales' power of two and the bias."""
+    bias_ptr, _ = results
     sums = finished(sums, scale_ptrs[0])
     rows = row + gl.arange(0, _ROWS, gl.SliceLayout(1, sums.type.layout))
     if GATED:
         rows = rows // 8 % 2 * NUM_OUTPUTS + rows // 16 * 8 + rows % 8
     is_inside = rows < NUM_OUTPUTS * (2 if GATED else 1)
-    if row_scale_ptr is not None:
-        sums *= gl.load(row_scale_ptr + rows, mask=is_inside, other=0.0)[:, None]
     if bias_ptr is not None:
         sums += gl.load(bias_ptr + rows, mask=is_inside, other=0.0).to(gl.float32)[:, None]
     return sums
@@ -118,7 +117,7 @@ def _multiply(
     """Computes one group's rows of all of the program's tiles."""
     _, _, ring, scale_ptrs, results, num_tokens, counts = work
     weights, xs, full, empty = ring
-    output_ptr = results[2]
+    output_ptr = results[1]
     SLOTS: gl.constexpr = xs.shape[0]
     TOKENS: gl.constexpr = xs.shape[1]
     GROUPS: gl.constexpr = weights.shape[0] // SLOTS
@@ -168,7 +167,7 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _packed_wide_kernel(
-    weight, x, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
+    weight, x, scale_ptr, zero_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
     GROUPS: gl.constexpr, TOKENS: gl.constexpr, SLOTS: gl.constexpr, GATED: gl.constexpr,
     GROUP_REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -189,7 +188,7 @@ def _packed_wide_kernel(
         mbarrier.init(empty.index(slot), count=GROUPS)
     fence_async_shared()
     ring = (weights, xs, full, empty)
-    results = (row_scale_ptr, bias_ptr, output_ptr)
+    results = (bias_ptr, output_ptr)
     work = (weight, x, ring, (scale_ptr, zero_ptr), results, num_tokens, counts)
     if GROUPS == 1:
         gl.warp_specialize(
@@ -232,7 +231,6 @@ def packed_wide_linear(
     *,
     weight_scale: torch.Tensor,
     weight_zero: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.linear.packed_linear.packed_linear for any number of tokens.
@@ -244,14 +242,14 @@ def packed_wide_linear(
     num_rows = weight.shape[0]
     num_outputs = num_rows // (2 if is_gated else 1)
     output = x.new_empty(num_tokens, num_outputs)
-    scale_columns = num_inputs // weight_scale.shape[1]
+    scale_columns, weight_scale = scale_operand(weight, weight_scale)
     launch = _launcher(num_outputs, num_inputs, scale_columns, is_gated, tiles, x.device)
     most = MULTIPROCESSORS * tiles.programs
     launch(
         (min(most, num_tiles(tiles, num_tokens, num_rows)), 1, 1),
         described_rows(weight, PACKED_COLUMNS // 2, is_gated=is_gated),
         TensorDescriptor(x, [*x.shape], [num_inputs, 1], [tiles.tokens, PACKED_COLUMNS], _INPUTS),
-        weight_scale, weight_zero, row_scale, bias, output, num_tokens,
+        weight_scale, weight_zero, bias, output, num_tokens,
     )  # fmt: skip
     return output
 

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.operands.packed_weights import columns_per_scale, has_floats
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -20,7 +21,7 @@ _ROWS = 8
 
 @triton.jit
 def _unpack_kernel(
-    word_ptr, scale_ptr, zero_ptr, row_scale_ptr, output_ptr,
+    word_ptr, scale_ptr, zero_ptr, output_ptr,
     NUM_ROWS: tl.constexpr, NUM_COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     IS_INTEGER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -46,8 +47,6 @@ def _unpack_kernel(
     if scale_ptr.dtype.element_ty == tl.uint8:
         scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     values *= scale.to(tl.float32)
-    if row_scale_ptr is not None:
-        values *= tl.load(row_scale_ptr + rows, mask=rows < NUM_ROWS, other=0.0)
     output = output_ptr + rows * NUM_COLUMNS + columns
     tl.store(output, values.to(output_ptr.dtype.element_ty), mask=is_inside)
 
@@ -56,16 +55,15 @@ def unpack(
     weight: torch.Tensor,
     scale: torch.Tensor,
     zero: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Returns models.ops.operands.packed_weights.packed_values, of contiguous tensors."""
     num_rows, num_columns = weight.shape[0], 2 * weight.shape[1]
     output = torch.empty(num_rows, num_columns, dtype=dtype, device=weight.device)
-    group = num_columns // scale.shape[1]
-    launch = _launcher(num_rows, num_columns, group, scale.dtype is torch.bfloat16, weight.device)
+    group, is_integer = columns_per_scale(weight, scale), not has_floats(weight, scale)
+    launch = _launcher(num_rows, num_columns, group, is_integer, weight.device)
     grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(num_columns, _COLUMNS), 1)
-    launch(grid, weight.view(torch.int32), scale, zero, row_scale, output)
+    launch(grid, weight.view(torch.int32), scale, zero, output)
     return output
 
 

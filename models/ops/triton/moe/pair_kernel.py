@@ -19,11 +19,12 @@ from models.ops.triton.launching.dependent_launch import let_next_start, wait_fo
 from models.ops.triton.linear.matrix_weights import (
     finished,
     floats_of,
+    halves_of,
     integers_of,
     pair_of_bfloat16,
 )
 from models.ops.triton.moe.expert_kernel import OCTET, gated
-from models.ops.triton.moe.word_scales import are_floats, halves_of, words_of_row
+from models.ops.triton.moe.word_scales import are_floats, words_of_row
 
 _TILE = gl.constexpr(128)
 """Inputs of a warp's tile: four runs of 32, one for each lane of a row."""
@@ -119,7 +120,7 @@ def _weights(words, scales, on_cores: gl.constexpr, GROUP: gl.constexpr):
         scales = pair_of_bfloat16(scales)[:, :, :, None].broadcast_to(words.shape)
         eights = floats_of(words, scales, scales)
     else:
-        first, second = halves_of(scales, GROUP)
+        first, second = halves_of(scales, are_floats(GROUP))
         first = first[:, :, :, None].broadcast_to(words.shape)
         second = second[:, :, :, None].broadcast_to(words.shape)
         if are_floats(GROUP):

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from models.ops.operands.run_scales import COLUMNS as WORD_COLUMNS
 from models.ops.operands.run_scales import RUNS, num_words
-from models.ops.triton.linear.matrix_weights import group_layout
+from models.ops.triton.linear.matrix_weights import group_layout, halves_of
 
 _RUNS = gl.constexpr(RUNS)
 """Bytes of a word."""
@@ -34,10 +34,6 @@ def _pairs(num_runs: int) -> str:
 
 _FOUR_PAIRS = gl.constexpr(_pairs(4))
 _TWO_PAIRS = gl.constexpr(_pairs(2))
-_HALVES = gl.constexpr("prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;")
-"""The halves of a word, each twice."""
-_RANGE = gl.constexpr(0x20002000)
-"""Makes both bfloat16 of a word 2^64 larger, for matrix_weights.finished."""
 
 
 @constexpr_function
@@ -83,20 +79,6 @@ def tile_layout(num_rows, num_columns, num_warps, group):
 
 
 @gluon.jit
-def halves_of(words, GROUP: gl.constexpr):
-    """Returns the two bfloat16 of each word, as pairs of the same.
-
-    These are the scales of integers and their zeros plus 128, or the scales of the first and the
-    second 16 columns, 2^64 too large.
-    """
-    if are_floats(GROUP):
-        words += _RANGE
-    return gl.inline_asm_elementwise(
-        _HALVES, "=&r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def scales_of(words, step, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
     """Returns the scales of a step's columns as matrix_weights.unpacked takes them.
 
@@ -106,7 +88,8 @@ def scales_of(words, step, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
         pairs = _scales_of_runs(words, step, COLUMNS)
         return pairs, pairs
     else:  # noqa: RET505  # one branch is compiled
-        first, second = halves_of(words, GROUP)
+        # Of NVFP4 the scales of the first and second 16 columns, of integers scales and zeros.
+        first, second = halves_of(words, are_floats(GROUP))
         full: gl.constexpr = group_layout(words.shape[0], words.shape[1], 1, gl.num_warps())
         layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
         first = gl.convert_layout(first, layout, assert_trivial=True)

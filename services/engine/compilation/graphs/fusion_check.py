@@ -122,12 +122,11 @@ def _packed_linear(  # as the operator
     weight: Tensor,
     weight_scale: Tensor,
     weight_zero: Tensor | None,
-    row_scale: Tensor | None,
     bias: Tensor | None,
     is_gated: bool,
 ) -> Tensor:
     assert is_gated, "without a gate it stands for nothing else"
-    operands = (weight, weight_scale, weight_zero, row_scale, bias)
+    operands = (weight, weight_scale, weight_zero, bias)
     return silu_and_mul(packed_linear(x, *operands, False))
 
 

@@ -8,7 +8,7 @@ from services.engine.compilation.passes.rewriting import insert_operator, replac
 
 _OPERANDS = ("x", "weight", "bias", "weight_scale")
 _GATED = Call("octavo::silu_and_mul", (Call("octavo::linear", tuple(map(Operand, _OPERANDS))),))
-_PACKED_OPERANDS = ("x", "weight", "weight_scale", "weight_zero", "row_scale", "bias")
+_PACKED_OPERANDS = ("x", "weight", "weight_scale", "weight_zero", "bias")
 _PACKED = Call("octavo::packed_linear", (*map(Operand, _PACKED_OPERANDS), False))
 _PACKED_GATED = Call("octavo::silu_and_mul", (_PACKED,))
 

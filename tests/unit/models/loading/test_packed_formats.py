@@ -90,10 +90,7 @@ def packed_layers(model):
 
 def values_of(layer):
     """Returns what a packed layer multiplies, its columns in order of the inputs."""
-    values = packed_values(
-        layer.weight, layer.weight_scale, layer.weight_zero, layer.weight_outer_scale,
-        torch.float32,
-    )  # fmt: skip
+    values = packed_values(layer.weight, layer.weight_scale, layer.weight_zero, torch.float32)
     if layer.weight_order is None:
         return values
     return torch.empty_like(values).index_copy_(1, layer.weight_order.long(), values)

@@ -29,19 +29,19 @@ def random(*shape):
     return torch.randn(*shape, generator=generator)
 
 
-def value_at(weight, scale, zero, row_scale, row, column):
+def value_at(weight, scale, zero, row, column):
     """Reads one value the way a warp does: its word, then its half and its four bits."""
     word = int(weight.view(torch.int32)[row, column // 32 * 4 + column % 8 // 2])
     half, number = word >> 16 * (column % 2), column % 32 // 16 * 2 + column % 16 // 8
-    group = column // (2 * weight.shape[1] // scale.shape[1])
-    if scale.dtype == torch.bfloat16:
+    size = 2 * weight.shape[1] // scale.shape[1]
+    group = column // size
+    if scale.dtype == torch.bfloat16 and size > 16:
         q = half >> 4 * number & 0xF
         return (q - (8 if zero is None else int(zero[row, group]))) * float(scale[row, group])
     scale = scale.view(E8M0) if scale.dtype == torch.uint8 else scale
     sign, lowest = ((15, 6), (12, 3), (14, 0), (13, 9))[number]
     q = (half >> sign & 1) * 8 + (half >> lowest & 7)
-    outer = 1.0 if row_scale is None else float(row_scale[row])
-    return E2M1_VALUES[q] * float(scale[row, group].float()) * outer
+    return E2M1_VALUES[q] * float(scale[row, group].float())
 
 
 @EACH

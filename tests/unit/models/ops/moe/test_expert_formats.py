@@ -27,7 +27,7 @@ def test_stacked_integers_have_the_values_of_linear_layers(group, has_zeros):
     weights, expected = [], []
     for part in range(2):
         packed = quantize_packed(torch.randn(rows, size), group, has_zeros=has_zeros)
-        weight, scale, zero, _ = packed
+        weight, scale, zero = packed
         words = integer_words(scale, zero).repeat_interleave(group // columns, -1)
         fill_tiled(tiled, words, part, 2)
         weights.append(weight)
@@ -36,15 +36,14 @@ def test_stacked_integers_have_the_values_of_linear_layers(group, has_zeros):
     assert torch.equal(actual, torch.cat(expected))
 
 
-def test_stacked_nvfp4_has_the_values_of_linear_layers_but_for_the_rounding_of_scales():
-    weights, scales, expected = [], [], []
-    for _ in range(2):
-        weight, scale, _, row_scale = quantize_packed(torch.randn(16, 352), 16, is_float=True)
-        weights.append(weight)
-        scales.append((scale.float() * row_scale).bfloat16())
-        expected.append(packed_values(weight, scale, None, row_scale, torch.float32))
-    actual = expert_values(torch.cat(weights), tiled(scales, 16), torch.float32, num_parts=2)
-    torch.testing.assert_close(actual, torch.cat(expected), rtol=2**-8, atol=0)
+@pytest.mark.parametrize("group", [16, 32])
+def test_stacked_floats_have_the_values_of_linear_layers(group):
+    parts = [quantize_packed(torch.randn(16, 352), group, is_float=True) for _ in range(2)]
+    weights, scales, _ = zip(*parts, strict=True)
+    expected = torch.cat([packed_values(*each, torch.float32) for each in parts])
+    stacked = torch.cat(weights)
+    actual = expert_values(stacked, tiled(scales, group), torch.float32, num_parts=2)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(128, 256), (200, 130)])
