@@ -58,9 +58,14 @@ class GatedMLP(nn.Module):
         return output
 
     @property
+    def has_packed_gate(self) -> bool:
+        """Whether gate and up have 4 bits, whose product takes no norm."""
+        return self.gate_up_proj.method.packing is not None
+
+    @property
     def has_packed_weights(self) -> bool:
-        """Whether a weight has 4 bits, whose products take no norm and no sum."""
-        return any(each.method.packing for each in (self.gate_up_proj, self.down_proj))
+        """Whether a weight has 4 bits."""
+        return self.has_packed_gate or self.down_proj.method.packing is not None
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
@@ -99,6 +104,10 @@ class DecoderLayer(nn.Module):
             return {"all_reduce_norm", "sequence_parallel"}
         if is_scaled or not o_proj.is_one_product:
             return {"residual_norm"}
+        if o_proj.method.packing is not None:
+            # Products of FP8 weights take the norm instead.
+            mlp_is_packed = isinstance(self.mlp, GatedMLP) and self.mlp.has_packed_gate
+            return {"residual_norm", "packed_residual"} if mlp_is_packed else {"residual_norm"}
         is_dense = isinstance(self.mlp, GatedMLP) and not self.mlp.has_packed_weights
         return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}
 

@@ -160,11 +160,8 @@ class RowParallelLinear(QuantizableLinear):
 
     @property
     def is_one_product(self) -> bool:
-        """Whether the output is one product that a sum with the residual stream can follow at once.
-
-        It is not if ranks add theirs, or if the weight has 4 bits.
-        """
-        return self._group.size == 1 and self.method.packing is None
+        """Whether the output is one product, not a sum over ranks."""
+        return self._group.size == 1
 
     @property
     def has_all_inputs(self) -> bool:

@@ -5,6 +5,7 @@ import torch
 
 from models.layers.quantization import can_run_packed
 from models.ops.linear.packed_linear import packed_linear
+from models.ops.linear.packed_residual import packed_linear_residual_norm
 from models.ops.operands.packed_weights import packed_values, quantize_packed
 from models.ops.triton.linear.packed_configurations import PackedTiles
 from tests.support.tolerances import assert_rows_close
@@ -62,6 +63,25 @@ def check(size, form, counts, *, is_gated):
 @pytest.mark.parametrize("size", [(4096, 4096), (40, 1024), (1600, 1536), (1000, 512)], ids=str)
 def test_weights_of_4_bits_are_multiplied_as_their_values(size, form, is_gated):
     check(size, form, (1, 2, 3, 8, 9, 17, 33, 64, 65, 300), is_gated=is_gated)
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize(
+    "size", [(4096, 4096), (40, 1024), (1000, 512), (2560, 9728), (5120, 1536)], ids=str
+)
+def test_sums_with_the_stream_and_their_norms_are_those_of_the_values(size, form):
+    num_outputs, num_inputs = size
+    packed, exact = make_weight(num_outputs, num_inputs, form)
+    gain = torch.rand(num_outputs, device="cuda").bfloat16() + 0.5
+    for num_tokens in (1, 2, 8, 9, 17, 33, 64, 65, 300):
+        bias = torch.randn(num_outputs, device="cuda").bfloat16() if num_tokens % 2 else None
+        x = torch.randn(num_tokens, num_inputs, device="cuda").bfloat16()
+        residual = torch.randn(num_tokens, num_outputs, device="cuda").bfloat16()
+        expected = residual.double() + reference(x, exact, bias, is_gated=False)
+        normed = packed_linear_residual_norm(residual, x, *packed, bias, gain, 1e-6)
+        assert_rows_close(residual, expected)
+        scale = (expected.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        assert_rows_close(normed, expected * scale * gain.double())
 
 
 @GATED

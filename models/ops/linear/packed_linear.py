@@ -9,7 +9,6 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
 from models.ops.operands.packed_weights import columns_per_scale, packed_values
-from models.ops.triton.linear.linear_configurations import MatrixTiles
 from models.ops.triton.linear.packed_configurations import (
     MOST_PACKED_TOKENS,
     PackedTiles,
@@ -42,41 +41,59 @@ def _packed_linear(
     Returns:
         [T, N].
     """
-    x, packed = x.contiguous(), (weight, weight_scale, weight_zero)
+    packed = (weight, weight_scale, weight_zero)
     if is_batch_invariant():
-        return _invariant_linear(x, packed, bias, is_gated=is_gated)
-    tiles, is_fused = None, is_gated and bias is None and len(weight) % 16 == 0
-    if has_kernels(x.device):
-        tiles = packed_tiles(
-            len(x), len(weight), x.shape[1], group=columns_per_scale(weight, weight_scale),
-            is_gated=is_fused, dtype=x.dtype, device=x.device,
-        )  # fmt: skip
-    if tiles is None:
-        is_fused = False
-        output = functional.linear(x, _values(*packed, x.dtype), bias)
-    else:
-        output = _kernel_linear(x, packed, bias, tiles, is_gated=is_fused)
+        return _invariant_linear(x.contiguous(), packed, bias, is_gated=is_gated)
+    is_fused = is_gated and bias is None and len(weight) % 16 == 0
+    output = _product(x.contiguous(), packed, bias, is_gated=is_fused)
     return silu_and_mul(output) if is_gated and not is_fused else output
+
+
+def packed_addends(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    weight_zero: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns packed_linear without a gate, or parts of it to add up, [S, T, N] float32."""
+    packed = (weight, weight_scale, weight_zero)
+    if is_batch_invariant():
+        return _invariant_linear(x.contiguous(), packed, bias, is_gated=False)
+    return _product(x.contiguous(), packed, bias, is_gated=False, may_split=True)
 
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """A weight, its scales and zeros, as in _packed_linear."""
 
 
-def _kernel_linear(
+def _product(
     x: torch.Tensor,
     packed: Packed,
     bias: torch.Tensor | None,
-    tiles: MatrixTiles | PackedTiles,
     *,
     is_gated: bool,
+    may_split: bool = False,
 ) -> torch.Tensor:
-    """Unpacks the weight in the product's kernel; a gated one has no bias and N % 8 == 0."""
+    """Runs _packed_linear in a kernel that unpacks the weight, if one takes it.
+
+    A gated product has no bias, and N is a multiple of 8.
+    may_split: returns parts of the sums, [S, T, N] float32, where that is faster.
+    """
+    weight, scale, zero = packed
+    tiles = None
+    if has_kernels(x.device):
+        tiles = packed_tiles(
+            len(x), len(weight), x.shape[1], group=columns_per_scale(weight, scale),
+            is_gated=is_gated, may_split=may_split, dtype=x.dtype, device=x.device,
+        )  # fmt: skip
+    if tiles is None:
+        output = functional.linear(x, _values(*packed, x.dtype), bias)
+        return silu_and_mul(output) if is_gated else output
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.matrix_linear import matrix_linear
     from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
 
-    weight, scale, zero = packed
     if isinstance(tiles, PackedTiles):
         return packed_wide_linear(
             x, weight, bias, tiles, weight_scale=scale, weight_zero=zero, is_gated=is_gated

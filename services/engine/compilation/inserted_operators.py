@@ -10,5 +10,6 @@ import models.ops.linear.feed_forward
 import models.ops.linear.linear_reduce_scatter
 import models.ops.linear.linear_residual
 import models.ops.linear.norm_linear
+import models.ops.linear.packed_residual
 import models.ops.linear.sequence_parallel_norm_linear
 import models.ops.moe.shared_expert  # noqa: F401

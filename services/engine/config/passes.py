@@ -11,6 +11,7 @@ PassName = Literal[
     "residual_norm",
     "norm_linear",
     "norm_quant",
+    "packed_residual",
     "sequence_parallel",
     "async_tp",
     "activation_quant",

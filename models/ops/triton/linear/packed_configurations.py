@@ -62,14 +62,18 @@ _WIDE_COST: Costs = {
 Products of 80 to 8192 tokens take within 10 % of that, but for long ones in few programs, which are
 up to 15 % faster.
 """
-_PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=64, columns=_COLUMNS, num_stages=2, groups=2)
+_ROWS = 64
+"""Of a weight in a tile of matrix_linear."""
+_PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
 _WAVE_COST: Costs = {_PAIR: 0.3, **_WIDE_COST}
 """The same of products without a gate; the groups of one tile share out its inputs."""
-_FEW_TOKENS_TILES = {
-    32: PackedTiles(tokens=32, groups=2, slots=6, programs=2),
-    64: PackedTiles(tokens=64, groups=2, slots=4, programs=2),
-}
-"""Of gated products with enough rows for every multiprocessor."""
+_GATED_TILES = PackedTiles(tokens=MOST_TOKENS, groups=2, slots=4, programs=2)
+"""Of gated products of 33 to 64 tokens with enough rows for every multiprocessor."""
+_MOST_SPLITS = 4
+_SHARED_BYTES = 227 * 1024
+"""Shared memory of a multiprocessor."""
+_MOST_PROGRAMS = 4
+"""Gated tiles that have registers on a multiprocessor."""
 
 
 @lru_cache(maxsize=1024)
@@ -82,12 +86,14 @@ def packed_tiles(
     is_gated: bool,
     dtype: torch.dtype,
     device: torch.device,
+    may_split: bool = False,
 ) -> MatrixTiles | PackedTiles | None:
     """Returns the tiles of a product with a 4-bit weight of `num_rows` rows.
 
     None where it is unpacked first.
 
     group: columns that share a scale.
+    may_split: the tiles may have splits.
     """
     if not _takes(group, num_inputs, dtype, device):
         return None
@@ -96,10 +102,8 @@ def packed_tiles(
     if num_tokens > MOST_TOKENS:
         return _fastest_built(_WAVE_COST, num_tokens, num_rows)
     tokens = _padded(num_tokens)
-    if tokens == MOST_TOKENS:
-        return _PAIR
-    groups = 3 if tokens == 8 else 2
-    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=4, groups=groups)
+    split = _split_tiles(tokens, num_rows)
+    return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows)
 
 
 @lru_cache(maxsize=1024)
@@ -140,20 +144,55 @@ def _padded(num_tokens: int) -> int:
     return min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
 
 
+def _whole_tiles(tokens: int, num_rows: int) -> MatrixTiles:
+    """Returns the tiles of up to 64 tokens: warp groups that share out their inputs."""
+    if tokens < MOST_TOKENS:
+        return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
+    return _PAIR if num_rows <= _ROWS * MULTIPROCESSORS else _lone_tiles(tokens)
+
+
+def _split_tiles(tokens: int, num_rows: int) -> MatrixTiles:
+    """Returns the tiles of up to 64 tokens with as many splits as run at once, one at least.
+
+    Three warp groups fill a multiprocessor, of the other programs two do.
+    """
+    is_alone = tokens <= 16
+    at_once = MULTIPROCESSORS * (1 if is_alone else 2)
+    splits = max(1, min(_MOST_SPLITS, at_once // -(-num_rows // _ROWS)))
+    tiles = _whole_tiles(tokens, num_rows)
+    if not is_alone:
+        tiles = replace(tiles, groups=1, num_stages=4 if tokens < MOST_TOKENS else 2)
+    return replace(tiles, splits=splits)
+
+
 def _gated_tiles(num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
     if num_tokens > MOST_TOKENS:
         return _fastest_built(_WIDE_COST, num_tokens, num_rows)
     tokens = _padded(num_tokens)
-    tiles = _FEW_TOKENS_TILES.get(tokens)
-    if tiles is not None and num_tiles(tiles, num_tokens, num_rows) >= MULTIPROCESSORS:
-        return tiles
-    return _lone_tiles(tokens)
+    if tokens == MOST_TOKENS:
+        is_full = num_tiles(_GATED_TILES, num_tokens, num_rows) >= MULTIPROCESSORS
+        return _GATED_TILES if is_full else _lone_tiles(tokens)
+    return _gated_few_tiles(tokens, num_rows)
+
+
+def _gated_few_tiles(tokens: int, num_rows: int) -> MatrixTiles:
+    """Returns the tiles with the most stages of which all run at once."""
+    stage_bytes = _COLUMNS * (_ROWS // 2 + 2 * tokens)
+    per_multiprocessor = -(-num_rows // (_ROWS * MULTIPROCESSORS))
+    fitting = (
+        stages
+        for stages in (4, 3, 2)
+        if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // (stages * stage_bytes))
+    )
+    # Tiles that come after others: few tokens leave memory for long rings.
+    stages = next(fitting, 4 if tokens == 8 else 2)
+    return replace(_lone_tiles(tokens), num_stages=stages)
 
 
 def _lone_tiles(tokens: int) -> MatrixTiles:
     """Returns the tiles of programs of matrix_linear with one warp group."""
     stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
-    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages)
+    return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=stages)
 
 
 def _fastest_built(costs: Costs, num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:

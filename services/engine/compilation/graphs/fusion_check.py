@@ -130,6 +130,20 @@ def _packed_linear(  # as the operator
     return silu_and_mul(packed_linear(x, *operands, False))
 
 
+def _packed_linear_residual_norm(
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero: Tensor | None,
+    bias: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    product = packed_linear(x, weight, weight_scale, weight_zero, bias, False)
+    return _add_rms_norm(product, residual, norm_weight, eps)
+
+
 def _norm_linear(
     x: Tensor,
     norm_weight: Tensor,
@@ -335,6 +349,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     for name, unfused in (
         ("gated_linear", _gated_linear),
         ("packed_linear", _packed_linear),
+        ("packed_linear_residual_norm", _packed_linear_residual_norm),
         ("norm_linear", _norm_linear),
         ("add_norm_linear", _add_norm_linear),
         ("feed_forward", _feed_forward),

@@ -12,6 +12,7 @@ from services.engine.compilation.passes.linear_residual import LinearResidualPas
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.norm_linear import NormLinearPass
 from services.engine.compilation.passes.norm_quant import NormQuantPass
+from services.engine.compilation.passes.packed_residual import PackedResidualPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
 from services.engine.compilation.passes.sequence_parallel import SequenceParallelPass
@@ -29,6 +30,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         ResidualNormPass(),
         NormLinearPass(),
         NormQuantPass(),
+        PackedResidualPass(),
         SequenceParallelPass(),
         AsyncTPPass(),
         ActivationQuantPass(),

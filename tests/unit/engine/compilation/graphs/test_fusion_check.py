@@ -95,8 +95,8 @@ def doubled(fused):
 @pytest.mark.parametrize(
     ("form", "name", "head_dim"),
     # With heads of 128 attention rounds what the first product takes.
-    [("awq", "packed_linear", 64), ("fp8-block", "feed_forward", 64),
-     ("fp8-block", "feed_forward", 128)],
+    [("awq", "packed_linear", 64), ("awq", "packed_linear_residual_norm", 64),
+     ("fp8-block", "feed_forward", 64), ("fp8-block", "feed_forward", 128)],
 )  # fmt: skip
 def test_products_of_quantised_weights_are_compared(form, name, head_dim, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "plain", "llama", **WIDE | {"head_dim": head_dim})

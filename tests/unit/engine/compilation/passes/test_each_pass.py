@@ -34,6 +34,7 @@ FOUND = {
 """Matches of each pass alone in a Block."""
 ELSEWHERE = {
     "test_each_attention_pass.py": {"attention_quant", "qk_norm_rope_cache"},
+    "test_each_packed_pass.py": {"packed_residual"},
     "test_each_rounding_pass.py": {
         "norm_quant",
         "activation_quant",

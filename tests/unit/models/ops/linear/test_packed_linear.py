@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from models.number_formats import E2M1_VALUES, E8M0
+from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.linear.packed_linear import packed_linear
+from models.ops.linear.packed_residual import packed_linear_residual_norm
 from models.ops.operands.packed_weights import (
     packed_values,
     quantize_packed,
@@ -92,6 +94,29 @@ def test_in_batch_invariant_mode_a_row_has_the_bits_that_it_has_alone(group, opt
         for row in range(len(x)):
             alone = packed_linear(x[row : row + 1].clone(), *packed, bias, is_gated)
             assert torch.equal(together[row], alone[0])
+
+
+@EACH
+@pytest.mark.parametrize("num_tokens", [1, 70])
+def test_a_product_may_be_added_to_the_stream_whose_norm_follows(group, options, num_tokens):
+    packed = quantize_packed(random(40, 192), group, **options)
+    x, residual, gain, bias = (
+        random(num_tokens, 192), random(num_tokens, 40), random(40), random(40)
+    )  # fmt: skip
+    expected = residual + packed_linear(x, *packed, bias, False)
+    stream = residual.clone()
+    normed = packed_linear_residual_norm(stream, x, *packed, bias, gain, 1e-6)
+    assert_rows_close(stream, expected)
+    assert_rows_close(normed, rms_norm(expected, gain, 1e-6))
+
+
+def test_the_sum_and_its_norm_keep_their_promises_to_a_compiler():
+    packed = quantize_packed(random(40, 192), 32, has_zeros=True)
+    operator = torch.ops.octavo.packed_linear_residual_norm.default
+    torch.library.opcheck(
+        operator, (random(3, 40), random(3, 192), *packed, random(40), random(40), 1e-6)
+    )
+    assert {each.name for each in operator._schema.arguments if each.is_write} == {"residual"}
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

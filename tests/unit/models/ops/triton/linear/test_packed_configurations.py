@@ -31,11 +31,13 @@ def tiles_of(num_tokens, num_rows, num_inputs=4096, *, is_gated=False, group=128
     return packed_tiles(num_tokens, num_rows, num_inputs, group=group, is_gated=is_gated, **options)
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"may_split": True}, {"is_gated": True}], ids=["whole", "split", "gated"]
+)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_programs_fit_into_a_multiprocessor(size, is_gated):
+def test_programs_fit_into_a_multiprocessor(size, options):
     for num_tokens in (*range(1, 1100), 2048, 8192, 100_000):
-        tiles = tiles_of(num_tokens, *size, is_gated=is_gated)
+        tiles = tiles_of(num_tokens, *size, **options)
         if isinstance(tiles, PackedTiles):
             slot_bytes = tiles.groups * 64 * PACKED_COLUMNS // 2 + tiles.tokens * PACKED_COLUMNS * 2
             assert tiles.slots * (slot_bytes + 16) <= SHARED_BYTES // tiles.programs - 1024
@@ -50,7 +52,7 @@ def test_programs_fit_into_a_multiprocessor(size, is_gated):
     ("num_tokens", "num_rows", "is_gated", "expected"),
     [
         (16, 28672, True, None),
-        (24, 28672, True, (32, 2)),
+        (24, 28672, True, None),
         (64, 28672, True, (64, 2)),
         (64, 6144, True, None),
         (80, 28672, True, (128, 2)),
@@ -74,6 +76,35 @@ def test_tiles_fill_the_multiprocessors(num_tokens, num_rows, is_gated, expected
         assert isinstance(tiles, MatrixTiles)
     else:
         assert (tiles.tokens, tiles.groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"),
+    [
+        # Warp groups, splits and stages for up to 16, 32 and 64 tokens.
+        (1024, [(3, 4, 2), (1, 4, 4), (1, 4, 2)]),
+        (2560, [(3, 3, 2), (1, 4, 4), (1, 4, 2)]),
+        (4096, [(3, 2, 2), (1, 4, 4), (1, 4, 2)]),
+        (5120, [(3, 1, 2), (1, 3, 4), (1, 3, 2)]),
+        (8192, [(3, 1, 2), (1, 2, 4), (1, 2, 2)]),
+        (16384, [(3, 1, 2), (3, 1, 2), (1, 1, 2)]),
+    ],
+)
+def test_sums_are_split_over_all_multiprocessors(num_rows, expected):
+    for num_tokens, chosen in zip((1, 9, 32, 64), (expected[0], *expected), strict=True):
+        tiles = tiles_of(num_tokens, num_rows, may_split=True)
+        assert (tiles.groups, tiles.splits, tiles.num_stages) == chosen
+        assert tiles_of(num_tokens, num_rows).splits == 1
+    assert tiles_of(65, num_rows, may_split=True) == tiles_of(65, num_rows)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "stages"),
+    [(6144, [4, 4, 4]), (12288, [4, 4, 4]), (28672, [4, 3, 2]), (57344, [4, 2, 2])],
+)
+def test_gated_tiles_run_at_once_if_their_rings_leave_room(num_rows, stages):
+    for num_tokens, each in zip((8, 16, 32), stages, strict=True):
+        assert tiles_of(num_tokens, num_rows, is_gated=True).num_stages == each
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

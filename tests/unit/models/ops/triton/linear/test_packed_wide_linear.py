@@ -12,14 +12,14 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.operands.packed_weights import quantize_packed
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.linear.packed_configurations import _FEW_TOKENS_TILES, _WIDE_COST
+from models.ops.triton.linear.packed_configurations import _GATED_TILES, _WIDE_COST
 from models.ops.triton.linear.packed_wide_linear import _packed_wide_kernel, packed_wide_linear
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 
 FORMATS = ((128, {}), (32, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True}))
 x = torch.zeros(300, 1056).bfloat16()
-all_tiles = [*_WIDE_COST, *_FEW_TOKENS_TILES.values()]
+all_tiles = [*_WIDE_COST, _GATED_TILES]
 # All tiles with one format, all formats with one's tiles.
 ways = [(32, {}, tiles) for tiles in all_tiles] + [(*each, all_tiles[1]) for each in FORMATS]
 with absent_gpu():
