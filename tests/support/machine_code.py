@@ -57,15 +57,18 @@ def check_unpacked_products(code: list[str]) -> None:
         assert not any(line.startswith(("STL", "LDL")) for line in code[start:end])
 
 
-def product_loops(code: list[str]) -> list[tuple[int, int]]:
+def product_loops(
+    code: list[str], product: str | re.Pattern[str] = _READS_REGISTERS
+) -> list[tuple[int, int]]:
     """Returns the first and last line of each innermost loop with products, in order.
 
+    product: what lines of products match; by default products with the left factor in registers.
     Waits that failed jump back into larger ones, from the end of the code.
     """
     labels = {line.split(":")[0]: at for at, line in enumerate(code) if line.startswith(".L")}
     branches = [(at, _BRANCHES.search(line)) for at, line in enumerate(code)]
     loops = [(labels.get(match[1], at), at) for at, match in branches if match is not None]
-    products = [at for at, line in enumerate(code) if _READS_REGISTERS.search(line)]
+    products = [at for at, line in enumerate(code) if re.search(product, line)]
     around = [
         min(holding, key=lambda loop: loop[1] - loop[0])
         for product in products

@@ -6,7 +6,8 @@ the copy engine fetches all, weights, tokens and the tokens' scales, into a ring
 tile to tile. Each group has 64 rows of the tensor cores' left factor: of the weight, or of the
 tokens if TOKEN_AXIS is 0; with 128 of them there are too few registers for their scales otherwise.
 As in wide_fp8_linear the sum over each 128 inputs is scaled and added to the others by ordinary
-arithmetic of one group while the other's product runs.
+arithmetic of one group while the other's product runs. Scales by row multiply the finished sums.
+They are read by the warp that fetches: groups that read them had too few registers for their loop.
 """
 
 from triton.experimental import gluon
@@ -30,23 +31,27 @@ _GROUP_ROWS = gl.constexpr(GROUP_ROWS)
 
 
 @gluon.jit
-def _multiply_step(sums, left, right, token_scales, row_scale, TOKEN_AXIS: gl.constexpr):
-    """Adds the product of 128 inputs, with their scales."""
+def _multiply_step(
+    sums, left, right, scales, table, step, TOKEN_AXIS: gl.constexpr, BY_ROW: gl.constexpr
+):
+    """Adds the product of 128 inputs, with scales of tokens, and the step's of rows in blocks."""
     layout: gl.constexpr = sums.type.layout
+    if not BY_ROW:
+        scales *= table.index(step).load(scales.type.layout)
     none = gl.zeros(sums.shape, gl.float32, layout)
     product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
-    return sums + product * gl.expand_dims(token_scales * row_scale, 1 - TOKEN_AXIS)
+    return sums + product * gl.expand_dims(scales, 1 - TOKEN_AXIS)
 
 
 @gluon.jit
 def _sum_tile(
     ring, slot, phase, tables, GROUP: gl.constexpr, STEPS: gl.constexpr,
-    TOKEN_AXIS: gl.constexpr,
+    TOKEN_AXIS: gl.constexpr, BY_ROW: gl.constexpr,
 ):  # fmt: skip
     """Returns a tile's sums of one group with the place in the ring.
 
-    The second sums are those of up, if the tile has both halves. tables: scales of each half's rows
-    for each step.
+    The second sums are those of up, if the tile has both halves. tables: scales of each half, one
+    for each step, unless BY_ROW.
     """
     weights, xs, scales, full, empty = ring
     first_table, second_table = tables
@@ -72,15 +77,17 @@ def _sum_tile(
             token_scales = token_scales.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS).load(of_tokens)
             left = xs.index(slot).slice(GROUP * _GROUP_ROWS, _GROUP_ROWS)
             right = matrix.slice(0, OUTPUTS)
-        scale = first_table.index(step).load(of_tokens)
-        first = _multiply_step(first, left, right, token_scales, scale, TOKEN_AXIS)
+        first = _multiply_step(
+            first, left, right, token_scales, first_table, step, TOKEN_AXIS, BY_ROW
+        )
         if HALVES == 2:
             if TOKEN_AXIS == 1:
                 left = matrix.slice(OUTPUTS + GROUP * _GROUP_ROWS, _GROUP_ROWS)
             else:
                 right = matrix.slice(OUTPUTS, OUTPUTS)
-            scale = second_table.index(step).load(of_tokens)
-            second = _multiply_step(second, left, right, token_scales, scale, TOKEN_AXIS)
+            second = _multiply_step(
+                second, left, right, token_scales, second_table, step, TOKEN_AXIS, BY_ROW
+            )
         mbarrier.arrive(empty.index(slot))
         slot, phase = after(slot, phase, SLOTS)
     return first, second, slot, phase
@@ -105,18 +112,20 @@ def _compute_tile(
     BY_ROW: gl.constexpr, TOKEN_AXIS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Computes and stores a group's part of a tile; returns the place in the ring."""
-    pairs_ptr, _, scale_ptr, bias_ptr, output_ptr, output_scale_ptr, alpha, limit = operands
+    pairs_ptr, _, bias_ptr, output_ptr, output_scale_ptr, alpha, limit = operands
     HALVES: gl.constexpr = ring[0].shape[1]
-    first, second, slot, phase = _sum_tile(ring, slot, phase, tables, GROUP, STEPS, TOKEN_AXIS)
+    first, second, slot, phase = _sum_tile(
+        ring, slot, phase, tables, GROUP, STEPS, TOKEN_AXIS, BY_ROW
+    )
     matrix_row, output, first_row, end = place
     first = finished(
-        first, matrix_row + output, output, scale_ptr, bias_ptr, NUM_OUTPUTS, TOKEN_AXIS, BY_ROW,
-        HAS_BIAS,
+        first, matrix_row + output, output, tables[0], bias_ptr, GROUP, NUM_OUTPUTS, TOKEN_AXIS,
+        BY_ROW, HAS_BIAS,
     )  # fmt: skip
     if HALVES == 2:
         second = finished(
-            second, matrix_row + NUM_OUTPUTS + output, output, scale_ptr, bias_ptr, NUM_OUTPUTS,
-            TOKEN_AXIS, BY_ROW, HAS_BIAS,
+            second, matrix_row + NUM_OUTPUTS + output, output, tables[1], bias_ptr, GROUP,
+            NUM_OUTPUTS, TOKEN_AXIS, BY_ROW, HAS_BIAS,
         )  # fmt: skip
     rows = (first_row, end)
     rows_ptr = None if IS_ALONE else pairs_ptr
@@ -231,7 +240,7 @@ def fp8_expert_kernel(
     ring = (weights, xs, scales, full, empty)
     notices = (facts, tables, written, read)
     operands = (
-        pairs_ptr, starts_ptr, scale_ptr, bias_ptr, output_ptr, output_scale_ptr, alpha, limit,
+        pairs_ptr, starts_ptr, bias_ptr, output_ptr, output_scale_ptr, alpha, limit,
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -247,7 +256,7 @@ def fp8_expert_kernel(
             )),
             (fetch, (
                 x, x_scale, weight, ring, notices, scale_ptr, pairs_ptr, starts_ptr, num_rows,
-                STEPS, NUM_EXPERTS, BLOCK_E, ROW_TILES, IS_ALONE, BY_ROW, DEPENDENT,
+                STEPS, NUM_OUTPUTS, NUM_EXPERTS, BLOCK_E, ROW_TILES, IS_ALONE, BY_ROW, DEPENDENT,
             )),
         ],
         [4, 1],

@@ -17,19 +17,22 @@ _SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
 
 @gluon.jit
 def finished(
-    sums, matrix_row, output, scale_ptr, bias_ptr, NUM_OUTPUTS: gl.constexpr,
+    sums, matrix_row, output, table, bias_ptr, GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
     TOKEN_AXIS: gl.constexpr, BY_ROW: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
     """Scales sums by row if blocks were not, and adds the bias.
 
-    matrix_row: the first one, among those of all experts; output: the same of the half.
+    matrix_row: the first one, among those of all experts; output: the same of the half. table:
+    scales of the tile's rows, for both groups.
     """
-    rows = along(matrix_row, sums, 1 - TOKEN_AXIS)
-    is_output = along(output, sums, 1 - TOKEN_AXIS) < NUM_OUTPUTS
     if BY_ROW:
-        scale = gl.load(scale_ptr + rows, mask=is_output, other=0.0)
+        ROWS: gl.constexpr = sums.shape[1 - TOKEN_AXIS]
+        scales = table.slice(GROUP * ROWS * TOKEN_AXIS, ROWS)
+        scale = scales.load(gl.SliceLayout(TOKEN_AXIS, sums.type.layout))
         sums *= gl.expand_dims(scale, TOKEN_AXIS)
     if HAS_BIAS:
+        rows = along(matrix_row, sums, 1 - TOKEN_AXIS)
+        is_output = along(output, sums, 1 - TOKEN_AXIS) < NUM_OUTPUTS
         bias = gl.load(bias_ptr + rows, mask=is_output, other=0.0)
         sums += gl.expand_dims(bias.to(gl.float32), TOKEN_AXIS)
     return sums

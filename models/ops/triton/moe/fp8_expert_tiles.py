@@ -80,40 +80,43 @@ def _fetch_tokens(x, x_scale, ring, slot, first_row, first_scale, step):
 
 @gluon.jit
 def _scales_of(
-    scale_ptr, expert, row_tile, HALVES: gl.constexpr, ROW_TILES: gl.constexpr,
-    STEPS: gl.constexpr, BY_ROW: gl.constexpr, TABLE: gl.constexpr,
+    scale_ptr, expert, row_tile, HALVES: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
+    ROW_TILES: gl.constexpr, STEPS: gl.constexpr, BY_ROW: gl.constexpr, TABLE: gl.constexpr,
 ):  # fmt: skip
-    """Returns the scales of both halves of a tile's rows, one for each step; ones if BY_ROW."""
+    """Returns the scales of both halves of a tile, one for each step, or for each row if BY_ROW."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    index = gl.arange(0, TABLE, flat)
+    # Of a half.
+    LENGTH: gl.constexpr = NUM_OUTPUTS if BY_ROW else ROW_TILES * STEPS
     if BY_ROW:
-        ones = gl.full([TABLE], 1.0, gl.float32, flat)
-        return ones, ones
-    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
-        steps = gl.minimum(gl.arange(0, TABLE, flat), STEPS - 1)
-        scale_ptr += (expert.to(gl.int64) * HALVES * ROW_TILES + row_tile) * STEPS
-        up_ptr = scale_ptr + (HALVES - 1) * ROW_TILES * STEPS
-        return gl.load(scale_ptr + steps), gl.load(up_ptr + steps)
+        index = gl.minimum(row_tile * OUTPUTS + index, NUM_OUTPUTS - 1)
+    else:
+        index = row_tile * STEPS + gl.minimum(index, STEPS - 1)
+    scale_ptr += expert.to(gl.int64) * (HALVES * LENGTH)
+    up_ptr = scale_ptr + (HALVES - 1) * LENGTH
+    return gl.load(scale_ptr + index), gl.load(up_ptr + index)
 
 
 @gluon.jit
 def _look_up(
     tile, scale_ptr, pairs_ptr, starts_ptr, HALVES: gl.constexpr, NUM_EXPERTS: gl.constexpr,
-    TOKENS: gl.constexpr, BLOCK_E: gl.constexpr, ROW_TILES: gl.constexpr, STEPS: gl.constexpr,
-    TABLE: gl.constexpr, IS_ALONE: gl.constexpr, BY_ROW: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK_E: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
+    ROW_TILES: gl.constexpr, STEPS: gl.constexpr, TABLE: gl.constexpr, IS_ALONE: gl.constexpr,
+    BY_ROW: gl.constexpr,
 ):  # fmt: skip
     """Returns what find_rows says of a tile, and its scales."""
     place = find_rows(
         tile // ROW_TILES, pairs_ptr, starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E, IS_ALONE
     )
     scales = _scales_of(
-        scale_ptr, place[0], tile % ROW_TILES, HALVES, ROW_TILES, STEPS, BY_ROW, TABLE
+        scale_ptr, place[0], tile % ROW_TILES, HALVES, NUM_OUTPUTS, ROW_TILES, STEPS, BY_ROW, TABLE
     )
     return place, scales
 
 
 @gluon.jit
 def _announce(notices, turn, place, scales):
-    """Gives the groups a tile's expert, first row, end of rows, first scale, and scales of steps.
+    """Gives the groups a tile's expert, first row, end of rows, first scale, and _scales_of.
 
     There is room for two tiles.
     """
@@ -150,9 +153,9 @@ def _fetch_tile(
 @gluon.jit
 def fetch(
     x, x_scale, weight, ring, notices, scale_ptr, pairs_ptr, starts_ptr, num_rows,
-    STEPS: gl.constexpr, NUM_EXPERTS: gl.constexpr, BLOCK_E: gl.constexpr,
-    ROW_TILES: gl.constexpr, IS_ALONE: gl.constexpr, BY_ROW: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
+    BLOCK_E: gl.constexpr, ROW_TILES: gl.constexpr, IS_ALONE: gl.constexpr,
+    BY_ROW: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Fetches the program's tiles, in one warp; weights first, as they wait for no kernel.
 
@@ -168,7 +171,7 @@ def fetch(
     if tile < num_tiles:
         place, scales = _look_up(
             tile, scale_ptr, pairs_ptr, starts_ptr, HALVES, NUM_EXPERTS, TOKENS, BLOCK_E,
-            ROW_TILES, STEPS, TABLE, IS_ALONE, BY_ROW,
+            NUM_OUTPUTS, ROW_TILES, STEPS, TABLE, IS_ALONE, BY_ROW,
         )  # fmt: skip
         for step in range(FIRST):
             _fetch_weights(weight, ring, step, place[0], tile % ROW_TILES, step)
@@ -183,7 +186,8 @@ def fetch(
             turn += 1
             place, scales = _look_up(
                 gl.minimum(tile, num_tiles - 1), scale_ptr, pairs_ptr, starts_ptr, HALVES,
-                NUM_EXPERTS, TOKENS, BLOCK_E, ROW_TILES, STEPS, TABLE, IS_ALONE, BY_ROW,
+                NUM_EXPERTS, TOKENS, BLOCK_E, NUM_OUTPUTS, ROW_TILES, STEPS, TABLE, IS_ALONE,
+                BY_ROW,
             )  # fmt: skip
             slot, phase = _fetch_tile(
                 first_step, x, x_scale, weight, ring, slot, phase, before, row_tile, STEPS

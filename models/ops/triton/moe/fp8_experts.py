@@ -158,14 +158,14 @@ def _described_weight(weight: torch.Tensor, product: _Product) -> TensorDescript
 @lru_cache
 def _launcher(product: _Product, device: torch.device) -> Launch:
     height, num_blocks = product.height, triton.cdiv(product.num_inputs, BLOCK)
+    table = BLOCK if product.by_row else max(32, triton.next_power_of_2(num_blocks))
     group_registers, load_registers = _REGISTERS
     return Launch(
         fp8_expert_kernel, NUM_OUTPUTS=product.num_outputs, NUM_INPUTS=product.num_inputs,
         NUM_EXPERTS=product.num_experts, HALVES=product.halves, IS_GATED=product.is_gated,
         IS_ALONE=product.is_alone, IS_CLAMPED=product.is_clamped, HAS_BIAS=product.has_bias,
         BY_ROW=product.by_row, TOKENS=height, TOKEN_AXIS=0 if height == _TALL_HEIGHT else 1,
-        SCALES=max(LEAST_SCALES, height), TABLE=max(32, triton.next_power_of_2(num_blocks)),
-        SLOTS=_num_slots(product),
+        SCALES=max(LEAST_SCALES, height), TABLE=table, SLOTS=_num_slots(product),
         BLOCK_E=max(32, triton.next_power_of_2(product.num_experts)),
         DTYPE=DTYPES[product.dtype], GROUP_REGISTERS=group_registers,
         LOAD_REGISTERS=load_registers, num_warps=4, **launch_options(device),
