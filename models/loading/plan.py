@@ -34,7 +34,9 @@ from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SCALE, INPUT_SCALE = "_scale", "input_scale"
+SCALE = "_scale"
+INPUT_SCALES = ("input_scale", "activation_scale")
+"""Names of scales of activations beside FP8 weights; transformers writes the latter."""
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
@@ -321,9 +323,10 @@ class _Plan:
         is_empty_bias = packed_module(name)[1] == "bias" and not tensor.values.any()
         if self._is_beside_packed_values(name, or_bias=is_empty_bias):
             return
-        base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
-        weight = self._stored.get(base.removesuffix(SCALE))
-        if base.removesuffix(SCALE) != name and weight is not None and weight.values.dtype == FP8:
+        module, part = packed_module(name)
+        weight = self._stored.get(f"{module}.weight")
+        is_scale = part in (f"weight{SCALE}", *INPUT_SCALES)
+        if is_scale and weight is not None and weight.values.dtype == FP8:
             return
         raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
 

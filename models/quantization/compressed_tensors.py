@@ -59,9 +59,12 @@ def has_fp8_cache(fields: Mapping[str, Any]) -> bool:
     scheme = fields.get("kv_cache_scheme")
     if scheme is None:
         return False
+    if scheme == "static":  # AutoFP8, and Quark where it writes as AutoFP8 does
+        return True
     stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else scheme
     if stored != ("float", 8):
-        raise QuantizationError("kv_cache_scheme", scheme, "absent, or of type float with 8 bits")
+        wanted = "absent, static, or of type float with 8 bits"
+        raise QuantizationError("kv_cache_scheme", scheme, wanted)
     return True
 
 

@@ -24,10 +24,10 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+    if fields.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise QuantizationError("fmt", fields["fmt"], "e4m3")
     block_size = read_pair(fields, "weight_block_size")
-    activations = fields.get("activation_scheme", "dynamic")
+    activations = fields.get("activation_scheme") or "dynamic"
     if activations not in ("dynamic", "static"):
         raise QuantizationError("activation_scheme", activations, "dynamic or static")
     if activations == "static" and block_size is not None:

@@ -41,6 +41,8 @@ def compressed(weights, activations=None, **fields):
         (compressed(WEIGHTS, ignore=["lm_head"]), "fp8 rows", ("lm_head",)),
         (compressed(WEIGHTS | {"strategy": "tensor"}), "fp8 rows", ()),
         (compressed(WEIGHTS, kv_cache_scheme=WEIGHTS), "fp8 rows", ()),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "fp8 rows", ()),
+        ({"quant_method": "fp8", "fmt": None, "activation_scheme": None}, "fp8 rows", ()),
         (
             compressed(WEIGHTS | {"strategy": "block", "block_structure": [64, 128]}),
             "fp8 blocks of 64 x 128",
