@@ -71,7 +71,9 @@ def round_to_integers(
         columns = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
     group = torch.empty(num_columns, dtype=torch.int32)
     group[columns] = (torch.arange(num_columns) // size).int()
-    grouped = weight[:, columns].unflatten(1, (-1, size))
+    # A last group with fewer columns is filled up with zeros, which change no scale.
+    padded = torch.nn.functional.pad(weight[:, columns], (0, -num_columns % size))
+    grouped = padded.unflatten(1, (-1, size))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     if symmetric:
         scale = (2 * torch.maximum(high, -low) / largest).half().clamp(min=1e-6)

@@ -135,14 +135,18 @@ class _Reader:
         bits = 4 if scheme.kind == "int4" else 8
         per_word = 32 // bits
         num_columns, num_rows = _matrix(packed, torch.int32, "qweight", (per_word, 1))
-        groups = _num_groups(num_columns, scheme)
+        # The last group may have fewer columns.
+        size = scheme.group_size or num_columns
+        groups = -(-num_columns // size)
         parts = {"q": packed, "scale": self._scale("scales", (groups, num_rows))}
         if not scheme.is_symmetric or self._has("qzeros"):
             zeros = self._int32("qzeros", (groups, -(-num_rows // per_word)))
-            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits, scheme):
+            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits):
                 parts["zero"] = zeros
         if scheme.has_order or self._has("g_idx"):
-            parts["order"] = self._order("g_idx", num_columns, groups)
+            parts["order"] = self._order("g_idx", num_columns, scheme)
+        elif num_columns % size:
+            parts["order"] = _runs(packed, num_columns, size)
         return self._integers("gptq", parts, bits, (num_rows, num_columns), scheme)
 
     def _packed_integers(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
@@ -163,7 +167,7 @@ class _Reader:
                 raise ValueError(f"its weight_zero_point is {zeros.dtype}; it must be int32")
             parts["zero"] = _expect("weight_zero_point", zeros, (-(-num_rows // per_word), groups))
         if scheme.has_order or self._has("weight_g_idx"):
-            parts["order"] = self._order("weight_g_idx", num_columns, groups)
+            parts["order"] = self._order("weight_g_idx", num_columns, scheme)
         shape = num_rows, num_columns
         return self._integers("compressed-tensors", parts, bits, shape, scheme)
 
@@ -195,7 +199,8 @@ class _Reader:
             zero_offset=scheme.zero_offset,
         )
         decode = partial(dequantize_integers, stored=stored, dtype=self._dtype)
-        kept = kept_integers(parts, stored, scheme.group_size)
+        is_even = not shape[1] % (scheme.group_size or shape[1])
+        kept = kept_integers(parts, stored, scheme.group_size) if is_even else None
         return PackedWeight(tuple(parts.values()), decode, shape, scheme, kept)
 
     def _fp4(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
@@ -241,8 +246,10 @@ class _Reader:
             raise ValueError(f"its {part} is {values.dtype}; it must be int32")
         return _expect(part, values, shape)
 
-    def _order(self, part: str, num_columns: int, num_groups: int) -> torch.Tensor:
+    def _order(self, part: str, num_columns: int, scheme: WeightScheme) -> torch.Tensor:
         """Returns the group of each column."""
+        size = scheme.group_size or num_columns
+        num_groups = -(-num_columns // size)
         order = self._part(part)
         if order.dtype not in (torch.int32, torch.int64) or order.shape != (num_columns,):
             raise ValueError(
@@ -250,9 +257,9 @@ class _Reader:
                 f"it must be int32 ({num_columns},)"
             )
         smallest, largest = (int(each) for each in order.aminmax())
-        if smallest == largest == -1:  # compressed-tensors: no order was recorded
-            columns = torch.arange(num_columns, device=order.device)
-            return columns // (num_columns // num_groups)
+        # No order was recorded: compressed-tensors writes -1 everywhere, some tools for GPTQ 0.
+        if smallest == largest and (smallest == -1 or (smallest == 0 and not scheme.has_order)):
+            return _runs(order, num_columns, size)
         if smallest < 0 or largest >= num_groups:
             raise ValueError(f"its {part} has groups {smallest} to {largest} of {num_groups}")
         return order
@@ -280,10 +287,19 @@ def _matrix(
     return packed.shape[0] * per_element[0], packed.shape[1] * per_element[1]
 
 
-def _are_in_the_middle(zeros: torch.Tensor, num_bits: int, scheme: WeightScheme) -> bool:
-    """Returns whether GPTQ's zero points are those of symmetric integers; padding counts too."""
-    middle = 2 ** (num_bits - 1) - scheme.zero_offset
-    return bool((unpack_words(zeros, num_bits) == middle).all())
+def _are_in_the_middle(zeros: torch.Tensor, num_bits: int) -> bool:
+    """Returns whether GPTQ's zero points are those of symmetric integers; padding counts too.
+
+    In either convention: some tools write the new one and do not say so.
+    """
+    smallest, largest = (int(each) for each in unpack_words(zeros, num_bits).aminmax())
+    middle = 2 ** (num_bits - 1)
+    return smallest == largest and smallest in (middle - 1, middle)
+
+
+def _runs(like: torch.Tensor, num_columns: int, group_size: int) -> torch.Tensor:
+    """Returns the group of each column of equal runs, on the device of `like`."""
+    return torch.arange(num_columns, device=like.device) // group_size
 
 
 def _num_groups(num_columns: int, scheme: WeightScheme) -> int:

@@ -4,12 +4,13 @@ Fields that say nothing of the stored format are left out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from scripts.quantize_tiny import Format
-from scripts.quantizers import Parts, fp8
+from scripts.quantizers import Parts, fp8, gptq
 
 SCALE = torch.tensor(0.02)
 
@@ -24,6 +25,7 @@ class Published:
     variant: str = "llama"
     edit: Callable[[Parts], Parts] = lambda tensors: tensors
     """Changes stored tensors without changing the values of weights."""
+    sizes: dict[str, Any] = field(default_factory=dict)
 
 
 def beside_attention(*names: str) -> Callable[[Parts], Parts]:
@@ -37,7 +39,15 @@ def beside_attention(*names: str) -> Callable[[Parts], Parts]:
     return edit
 
 
+def without_order(tensors: Parts) -> Parts:
+    """Returns tensors that name the group 0 for each column, as some tools for GPTQ do."""
+    return {name: value * 0 if name.endswith("g_idx") else value
+            for name, value in tensors.items()}  # fmt: skip
+
+
 _STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+_INT4 = {"bits": 4, "group_size": 128, "sym": True}
+_GPTQ = _INT4 | {"quant_method": "gptq", "desc_act": False, "checkpoint_format": "gptq"}
 
 PUBLISHED: dict[str, Published] = {
     # neuralmagic/Meta-Llama-3-8B-Instruct-FP8-KV, amd/Llama-3.1-8B-Instruct-FP8-KV
@@ -57,5 +67,20 @@ PUBLISHED: dict[str, Published] = {
         ),
         "fp8 rows",
     ),
-}
+    # OPEA/Qwen2.5-7B-Instruct-int4-asym-inc: made by AutoRound before 0.5
+    "autoround-old": Published(
+        Format(
+            gptq(128, symmetric=False, zero_offset=0),
+            _INT4 | {"quant_method": "intel/auto-round", "sym": False, "data_type": "int",
+                     "backend": "auto_round:exllamav2"},
+        ),
+        "int4 groups of 128, zero points",
+    ),
+    "gptq-no-order": Published(Format(gptq(128), _GPTQ), "int4 groups of 128", edit=without_order),
+    "gptq-v2-unsaid": Published(Format(gptq(128, zero_offset=0), _GPTQ), "int4 groups of 128"),
+    # ModelCloud/DeepSeek-V2-Lite-gptq-4bit: 10,944 columns are 85.5 groups
+    "gptq-part-of-a-group": Published(
+        Format(gptq(128), _GPTQ), "int4 groups of 128", sizes={"intermediate_size": 320}
+    ),
+}  # fmt: skip
 """Name -> form, with an example on the Hugging Face hub."""

@@ -22,11 +22,12 @@ def source(tmp_path_factory):
     """Returns a function from a family to a random checkpoint of it."""
     folders = {}
 
-    def source(variant):
-        if variant not in folders:
-            folders[variant] = tmp_path_factory.mktemp(variant)
-            write_checkpoint(folders[variant], variant, **WIDE | SIZES.get(variant, {}))
-        return folders[variant]
+    def source(variant, **sizes):
+        key = variant, *sizes.items()
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp(variant)
+            write_checkpoint(folders[key], variant, **WIDE | SIZES.get(variant, {}) | sizes)
+        return folders[key]
 
     return source
 
@@ -37,7 +38,8 @@ def written(source, tmp_path):
 
     def written(name):
         published = PUBLISHED[name]
-        folder, stored, plain = source(published.variant), tmp_path / "stored", tmp_path / "plain"
+        folder = source(published.variant, **published.sizes)
+        stored, plain = tmp_path / "stored", tmp_path / "plain"
         values = write_quantized(folder, stored, published.form)
         tensors = published.edit(load_file(stored / WEIGHTS))
         save_file({each: tensors[each].contiguous() for each in tensors}, stored / WEIGHTS)

@@ -123,7 +123,8 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format is 'gptq_v2'"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True"),
         (AWQ | {"format": "gemv_fast"}, "format is 'gemv_fast'; it must be gemm"),
-        (ROUND | {"packing_format": None}, "packing_format is None; it must be one of auto_round:"),
+        (ROUND | {"packing_format": 4}, "packing_format is 4; it must be one of auto, auto_round:"),
+        (ROUND | {"packing_format": None, "backend": "auto_round:marlin"}, "backend is 'auto"),
         (ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format is"),
         (ROUND | {"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
         (ROUND | {"act_bits": 8}, "act_bits is 8"),
@@ -206,11 +207,18 @@ def test_a_convention_of_zero_points_in_either_field_of_gptq_is_read():
 
 
 @pytest.mark.parametrize(
-    ("packing", "method", "offset"),
-    [("auto_round:auto_gptq", "gptq", 1), ("auto_round:auto_awq", "awq", 0)],
+    ("names", "method", "offset"),
+    [
+        ({}, "gptq", 1),
+        ({"packing_format": "auto_round:auto_gptq", "backend": "auto_round"}, "gptq", 1),
+        ({"packing_format": "auto_round:gptqmodel"}, "gptq", 0),
+        ({"packing_format": "auto_round:auto_awq"}, "awq", 0),
+        ({"backend": "auto_round:gptq:exllamav2"}, "gptq", 1),
+        ({"backend": "autoround:exllamav2"}, "gptq", 0),
+    ],
 )
-def test_autoround_stores_weights_as_another_tool(packing, method, offset):
-    config = read_quantization(ROUND | {"packing_format": packing, "sym": False})
+def test_autoround_stores_weights_as_another_tool(names, method, offset):
+    config = read_quantization(ROUND | {"packing_format": None, "sym": False} | names)
     assert config.method == method
     assert config.schemes[0].describe() == "int4 groups of 128, zero points"
     assert config.schemes[0].zero_offset == offset
