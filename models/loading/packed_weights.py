@@ -58,11 +58,11 @@ def find_packed(
     """
     found = {}
     for name, tensor in stored.items():
-        module, part = packed_module(name)
+        part = packed_module(name)[1]
         if part not in FIRST_PARTS or (part == "weight" and not _is_packed(tensor.values)):
             continue
         try:
-            found[name] = _Reader(stored, quantization, module, dtype).read(part)
+            found[name] = _Reader(stored, quantization, name, dtype).read()
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
     return found
@@ -79,15 +79,17 @@ class _Reader:
         self,
         stored: Mapping[str, CheckpointTensor],
         quantization: QuantizationConfig | None,
-        module: str,
+        name: str,
         dtype: torch.dtype,
     ) -> None:
+        """Takes the model's name of the first tensor."""
         self._stored = stored
         self._quantization = quantization
-        self._module = module
+        self._module, self._first_part = packed_module(name)
+        self._stored_module = stored[name].module
         self._dtype = dtype
 
-    def read(self, first_part: str) -> PackedWeight:
+    def read(self) -> PackedWeight:
         """Returns the module's weight.
 
         Raises:
@@ -95,9 +97,9 @@ class _Reader:
         """
         if self._quantization is None:
             raise ValueError("it holds packed values; config.json has no quantization_config")
-        packed = self._part(first_part)
+        packed = self._part(self._first_part)
         method = self._quantization.method
-        if first_part == "qweight":
+        if self._first_part == "qweight":
             if method not in INTEGER_METHODS:
                 raise ValueError(f"it is of AWQ or GPTQ; quant_method is {method}")
             scheme = self._scheme("int4", "int8")
@@ -112,7 +114,7 @@ class _Reader:
 
     def _scheme(self, *kinds: WeightKind) -> WeightScheme:
         assert self._quantization is not None, "read checked it"
-        scheme = self._quantization.stored_scheme(self._module, *kinds)
+        scheme = self._quantization.stored_scheme(self._stored_module, *kinds)
         if scheme is None:
             wanted = " or ".join(kinds)
             raise ValueError(f"it holds {wanted}; quantization_config describes no such weights")

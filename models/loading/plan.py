@@ -246,7 +246,7 @@ class _Plan:
         """
         if self._quantization is None:
             raise ValueError("it is float8_e4m3fn; config.json has no quantization_config")
-        scheme = self._quantization.stored_scheme(packed_module(name)[0], "fp8")
+        scheme = self._quantization.stored_scheme(self._stored[name].module, "fp8")
         if scheme is None:
             raise ValueError("it is float8_e4m3fn; quantization_config describes no such weights")
         return scheme

@@ -173,13 +173,14 @@ class _StoredFormats:
         name = f"{module}.weight"
         if name not in self._stored:
             return None
-        values = self._stored[name].values
+        tensor = self._stored[name]
+        values = tensor.values
         if self._quantization.method == ROUNDING:
             is_rounded = values.dtype in PLAIN_DTYPES and values.dim() == 2
             return self._quantization.schemes[0] if is_rounded else None
         if values.dtype != FP8 or name + SCALE not in self._stored:
             return None
-        return self._quantization.stored_scheme(module, "fp8")
+        return self._quantization.stored_scheme(tensor.module, "fp8")
 
 
 def _blocks(scheme: WeightScheme | None) -> object:

@@ -82,5 +82,15 @@ PUBLISHED: dict[str, Published] = {
     "gptq-part-of-a-group": Published(
         Format(gptq(128), _GPTQ), "int4 groups of 128", sizes={"intermediate_size": 320}
     ),
+    # Patterns name modules as the checkpoint does: block_sparse_moe, which is mlp in the model.
+    "gptq-mixtral-dynamic": Published(
+        Format(
+            gptq(128),
+            _GPTQ | {"dynamic": {r"+:.*\.block_sparse_moe\..*": {"group_size": 64}}},
+            others={"block_sparse_moe": gptq(64)},
+        ),
+        "int4 groups of 64",
+        variant="mixtral",
+    ),
 }  # fmt: skip
 """Name -> form, with an example on the Hugging Face hub."""
