@@ -103,24 +103,37 @@ def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    layers = section(fields, "layer_quant_config") or {}
-    schemes = [
-        replace(
-            _quark_scheme(f"layer_quant_config.{name}.", layer),
-            targets=with_wildcards((name,)),
-        )
-        for name, layer in layers.items()
-    ]
-    schemes.append(_quark_scheme("global_quant_config.", fields.get("global_quant_config")))
-    return QuantizationConfig(
-        method="quark",
-        schemes=tuple(schemes),
-        ignored=with_wildcards(read_names(fields, "exclude")),
-    )
+    _refuse_rotated_inputs(fields.get("algo_config"))
+    ignored = with_wildcards(read_names(fields, "exclude"))
+    schemes = []
+    for name, layer in (section(fields, "layer_quant_config") or {}).items():
+        targets = with_wildcards((name,))
+        if _quark_weight(layer) is None:
+            ignored += targets
+            continue
+        scheme = _quark_scheme(f"layer_quant_config.{name}.", layer)
+        schemes.append(replace(scheme, targets=targets))
+    others = fields.get("global_quant_config")
+    if _quark_weight(others) is not None or not schemes:
+        schemes.append(_quark_scheme("global_quant_config.", others))
+    return QuantizationConfig(method="quark", schemes=tuple(schemes), ignored=ignored)
+
+
+def _refuse_rotated_inputs(algorithms: object) -> None:
+    """Raises QuantizationError if layers take inputs that are rotated while the model runs."""
+    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
+        for name in ("r4", "online_r1_rotation"):
+            if isinstance(each, dict) and each.get(name):
+                wanted = "absent or false: inputs of layers are not rotated"
+                raise QuantizationError(f"algo_config.{name}", each[name], wanted)
+
+
+def _quark_weight(layer: object) -> object:
+    return layer.get("weight") if isinstance(layer, dict) else None
 
 
 def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
-    weight = layer.get("weight") if isinstance(layer, dict) else None
+    weight = _quark_weight(layer)
     if not isinstance(weight, dict):
         raise QuantizationError(f"{prefix}weight", weight, "an object")
     stored = weight.get("dtype"), weight.get("qscheme")

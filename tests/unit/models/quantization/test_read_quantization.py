@@ -140,6 +140,16 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
         (MODELOPT | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
         ({"quant_method": "quark", "global_quant_config": {}}, "global_quant_config.weight"),
+        *(
+            (
+                {"quant_method": "quark", "global_quant_config": QUARK, "algo_config": algorithms},
+                r"algo_config\.(r4|online_r1_rotation) is True; .* are not rotated",
+            )
+            for algorithms in (
+                [{"name": "rotation", "r1": True, "r4": True}],
+                {"name": "rotation", "online_r1_rotation": True},
+            )
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_value(fields, message):
@@ -166,6 +176,24 @@ def test_the_file_of_modelopt_names_the_layers_that_stay():
     assert [config.scheme_of(module) for module in modules] == [None] * 5
     for module in ("model.layers.1.mlp.up_proj", "model.layers.1.mlp.gate_proj"):
         assert config.scheme_of(module) is not None
+
+
+def test_quark_leaves_layers_without_a_weight_and_those_of_expressions_alone():
+    config = read_quantization(
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": None},
+            "layer_quant_config": {"*.experts.*": QUARK, "*.experts.0.*": {"weight": None}},
+            "exclude": ["re:model.layers.61.*", "re:.*mlp.gate$"],
+            "algo_config": [{"name": "rotation", "r1": True, "r4": False}],
+        }
+    )
+    ignored = ["3.self_attn.q_proj", "3.mlp.experts.0.up_proj", "61.mlp.experts.1.up_proj"]
+    schemes = [config.scheme_of(f"model.layers.{name}") for name in ignored]
+    assert schemes == [None, None, None]
+    scheme = config.scheme_of("model.layers.3.mlp.experts.1.up_proj")
+    assert scheme is not None
+    assert scheme.kind == "mxfp4"
 
 
 def test_layers_of_mixed_precision_have_their_own_formats():
