@@ -42,9 +42,18 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise QuantizationError("config_groups", groups, "an object with at least one group")
+    # Groups without weights round what attention takes.
+    have_weights = {
+        name: group
+        for name, group in groups.items()
+        if not isinstance(group, dict) or group.get("weights") is not None
+    }
+    schemes = (
+        _scheme(f"config_groups.{name}.", group) for name, group in (have_weights or groups).items()
+    )
     return QuantizationConfig(
         method="compressed-tensors",
-        schemes=tuple(_scheme(f"config_groups.{name}.", group) for name, group in groups.items()),
+        schemes=tuple(schemes),
         ignored=read_names(fields, "ignore"),
         is_cache_fp8=has_fp8_cache(fields),
     )

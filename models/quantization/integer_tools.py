@@ -45,7 +45,7 @@ def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     """
     # GPTQModel writes the latter two.
     for name in ("version", "checkpoint_format", "format"):
-        version = fields.get(name, "gemm")
+        version = fields.get(name) or "gemm"
         if not isinstance(version, str) or version.lower() != "gemm":
             raise QuantizationError(name, version, "gemm")
     if read_bits(fields, "w_bit" if "w_bit" in fields else "bits") != 4:

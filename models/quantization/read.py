@@ -17,6 +17,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "fp8": read_fp8,
     "fbgemm_fp8": read_fp8,
     "compressed-tensors": read_compressed_tensors,
+    "compressed_tensors": read_compressed_tensors,
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
     "awq": read_awq,

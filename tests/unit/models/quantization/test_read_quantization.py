@@ -49,6 +49,7 @@ def compressed(weights, activations=None, **fields):
             (),
         ),
         (compressed(INT4), "int4 groups of 32", ()),
+        (compressed(INT4) | {"quant_method": "compressed_tensors"}, "int4 groups of 32", ()),
         (compressed(INT4 | {"symmetric": False}), "int4 groups of 32, zero points", ()),
         (compressed(INT4 | {"actorder": "group"}), "int4 groups of 32, ordered", ()),
         (compressed(INT4 | {"actorder": "weight"}), "int4 groups of 32", ()),
@@ -58,6 +59,7 @@ def compressed(weights, activations=None, **fields):
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["a", "b"]}, "mxfp4", ("a", "b")),
         (AWQ, "int4 groups of 128, zero points", ()),
         (AWQ | {"zero_point": False, "version": "GEMM"}, "int4 groups of 128", ()),
+        (AWQ | {"version": None}, "int4 groups of 128, zero points", ()),
         (GPTQ, "int4 groups of 128", ()),
         (GPTQ | {"desc_act": True, "bits": 8}, "int8 groups of 128, ordered", ()),
         (GPTQ | {"group_size": -1, "sym": False}, "int4 rows, zero points", ()),
@@ -74,7 +76,7 @@ def compressed(weights, activations=None, **fields):
 )
 def test_every_supported_form_is_read(fields, described, ignored):
     config = read_quantization(fields)
-    assert config.method in ("fp8", fields["quant_method"])
+    assert config.method in ("fp8", fields["quant_method"].replace("_t", "-t"))
     assert config.schemes[0].describe() == described
     assert config.ignored == ignored
 
@@ -218,6 +220,15 @@ def test_a_target_that_names_a_module_wins_over_its_class():
     names = ["0.self_attn.q_proj", "0.self_attn.o_proj", "1.mlp.up_proj", "11.mlp.up_proj"]
     kinds = [config.scheme_of(f"model.layers.{name}").kind for name in names]
     assert kinds == ["int4", "fp8", "nvfp4", "fp8"]
+
+
+def test_groups_without_weights_describe_attention_alone():
+    groups = {
+        "attention": {"targets": ["LlamaAttention"], "input_activations": WEIGHTS},
+        "linear": {"targets": ["Linear"], "weights": INT4},
+    }
+    config = read_quantization({"quant_method": "compressed-tensors", "config_groups": groups})
+    assert [scheme.kind for scheme in config.schemes] == ["int4"]
 
 
 def test_overrides_of_gptq_are_honoured():
