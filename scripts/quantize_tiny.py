@@ -226,7 +226,9 @@ FORMATS: dict[str, Format] = {
     "compressed-int8-packed": Format(
         packed(-1, bits=8), compressed("pack-quantized", _int(8, -1))
     ),
-    "compressed-int8": Format(int8, compressed("int-quantized", _int(8, -1))),
+    "compressed-int8": Format(
+        int8, compressed("int-quantized", _int(8, -1), _TOKEN | {"type": "int"})
+    ),
     "compressed-mixed": Format(
         fp8(1, 0), compressed("mixed-precision", {}) | _MIXED, others={"self_attn": packed(64)}
     ),

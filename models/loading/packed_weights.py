@@ -21,7 +21,8 @@ FIRST_PARTS = ("qweight", "weight_packed", "weight")
 """Names of the tensor that holds a weight's packed values."""
 OTHER_PARTS = (
     "scales", "qzeros", "g_idx", "weight_scale", "weight_scale_2", "weight_zero_point",
-    "weight_g_idx", "weight_shape", "weight_global_scale", "input_scale", "input_global_scale",
+    "weight_g_idx", "weight_shape", "weight_global_scale", "input_scale", "input_zero_point",
+    "input_global_scale",
 )  # fmt: skip
 """Names of tensors beside packed values. Activations are scaled by their own magnitudes."""
 

@@ -29,6 +29,10 @@ FORMATS = (
     "mixed-precision",
 )
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
+_ACTIVATIONS: dict[tuple[object, object], Activations] = {
+    ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
+}  # fmt: skip
+"""Type and bits of input_activations."""
 _ORDERS_WITH_INDEX = (True, "group", "dynamic")
 
 
@@ -157,14 +161,14 @@ def _fp8_blocks(
 
 
 def _activations(prefix: str, scheme: object) -> Activations:
-    """Returns what activations are rounded to; integers need products that do not exist here."""
+    """Returns what the tool rounds activations to."""
     if scheme is None:
         return "model"
     name = f"{prefix}input_activations"
     if not isinstance(scheme, dict):
         raise QuantizationError(name, scheme, "an object")
     stored = scheme.get("type"), scheme.get("num_bits")
-    if stored not in (("float", 8), ("float", 4)):
-        wanted = "absent, ('float', 8) or ('float', 4): activations are not rounded to integers"
+    if stored not in _ACTIVATIONS:
+        wanted = f"absent or one of {', '.join(map(str, _ACTIVATIONS))}"
         raise QuantizationError(f"{name}.type and num_bits", stored, wanted)
-    return "fp8" if stored == ("float", 8) else "fp4"
+    return _ACTIVATIONS[stored]

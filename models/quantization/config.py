@@ -10,7 +10,7 @@ MAX_BLOCK = 2**16
 """Most rows or columns of weights that share a scale."""
 
 WeightKind = Literal["fp8", "int4", "int8", "mxfp4", "nvfp4"]
-Activations = Literal["model", "fp8", "fp4"]
+Activations = Literal["model", "fp8", "fp4", "int8"]
 
 ROUNDING = "rounding"
 """Method of a plain checkpoint whose weights the loader rounds."""
@@ -89,9 +89,10 @@ class QuantizationConfig:
         return frozenset(scheme.kind for scheme in self.schemes)
 
     @property
-    def is_made_for_fp4_activations(self) -> bool:
-        """Whether the checkpoint's tool rounds some activations to 4 bits; no product here does."""
-        return any(scheme.activations == "fp4" for scheme in self.schemes)
+    def unrounded_activations(self) -> tuple[Activations, ...]:
+        """Formats to which the checkpoint's tool rounds activations, and no product here does."""
+        made_for = {scheme.activations for scheme in self.schemes}
+        return tuple(sorted(made_for - {"model", "fp8"}))
 
     def ignores(self, module: str) -> bool:
         """Returns whether a module, by its name in the checkpoint, is not quantised."""

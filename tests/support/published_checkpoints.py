@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from scripts.quantize_tiny import Format
-from scripts.quantizers import Parts, fp8, gptq
+from scripts.quantize_tiny import Format, compressed
+from scripts.quantizers import Parts, fp8, gptq, int8
 
 SCALE = torch.tensor(0.02)
 
@@ -39,6 +40,15 @@ def beside_attention(*names: str) -> Callable[[Parts], Parts]:
     return edit
 
 
+def beside_weights(**parts: Tensor) -> Callable[[Parts], Parts]:
+    """Returns an edit that adds tensors beside each scaled weight."""
+    return lambda tensors: tensors | {
+        name.replace("weight_scale", part): value.clone()
+        for name in tensors if name.endswith("weight_scale")
+        for part, value in parts.items()
+    }  # fmt: skip
+
+
 def without_order(tensors: Parts) -> Parts:
     """Returns tensors that name the group 0 for each column, as some tools for GPTQ do."""
     return {name: value * 0 if name.endswith("g_idx") else value
@@ -46,6 +56,7 @@ def without_order(tensors: Parts) -> Parts:
 
 
 _STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
 _INT4 = {"bits": 4, "group_size": 128, "sym": True}
 _GPTQ = _INT4 | {"quant_method": "gptq", "desc_act": False, "checkpoint_format": "gptq"}
 
@@ -91,6 +102,15 @@ PUBLISHED: dict[str, Published] = {
         ),
         "int4 groups of 64",
         variant="mixtral",
+    ),
+    # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8, here with static activations
+    "redhat-w8a8": Published(
+        Format(
+            int8,
+            compressed("int-quantized", _INT8, _INT8 | {"symmetric": False, "strategy": "tensor"}),
+        ),
+        "float32",
+        edit=beside_weights(input_scale=SCALE, input_zero_point=torch.tensor([3]).to(torch.int8)),
     ),
 }  # fmt: skip
 """Name -> form, with an example on the Hugging Face hub."""

@@ -106,8 +106,8 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (compressed(INT4 | {"strategy": "block"}), "strategy is 'block'"),
         (compressed(FP4 | {"group_size": 64}), r"group_size is 64; it must be 16 \(NVFP4\)"),
         (
-            compressed(INT4 | {"num_bits": 8}, {"num_bits": 8, "type": "int"}),
-            "activations are not rounded to integers",
+            compressed(INT4 | {"num_bits": 8}, {"num_bits": 4, "type": "int"}),
+            r"input_activations.type and num_bits is \('int', 4\)",
         ),
         (compressed(WEIGHTS | {"strategy": "block"}), "block_structure is None"),
         (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
@@ -220,6 +220,13 @@ def test_a_target_that_names_a_module_wins_over_its_class():
     names = ["0.self_attn.q_proj", "0.self_attn.o_proj", "1.mlp.up_proj", "11.mlp.up_proj"]
     kinds = [config.scheme_of(f"model.layers.{name}").kind for name in names]
     assert kinds == ["int4", "fp8", "nvfp4", "fp8"]
+
+
+def test_activations_that_no_product_rounds_are_named():
+    integers = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    for activations, unrounded in ((None, ()), (FP4, ("fp4",)), (integers, ("int8",))):
+        config = read_quantization(compressed(INT4 | {"num_bits": 8}, activations))
+        assert config.unrounded_activations == unrounded
 
 
 def test_groups_without_weights_describe_attention_alone():
