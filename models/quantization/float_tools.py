@@ -1,5 +1,6 @@
 """Reads the quantization_config of tools for 8-bit and 4-bit floats: FP8, ModelOpt and Quark."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ MODELOPT_SCHEMES = {
     "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme(kind="fp8", activations="fp8"),
     "FP8_PB_WO": WeightScheme(kind="fp8", block_size=(128, 128)),
     "NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP, activations="fp4"),
+    "W4A16_NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP),
     "MXFP4": WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP),
 }
 """ModelOpt's quant_algo -> how weights are stored."""
@@ -83,7 +85,9 @@ def _modelopt_layer(name: str, layer: object) -> WeightScheme:
     if not isinstance(layer, dict):
         raise QuantizationError(f"quantized_layers.{name}", layer, "an object")
     path = f"quantized_layers.{name}.quant_algo"
-    return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=(name,))
+    # All experts of a layer have one entry, under the name of the module that holds them.
+    targets = name, f"re:{re.escape(name)}\\..*"
+    return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=targets)
 
 
 def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) -> WeightScheme:

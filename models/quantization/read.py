@@ -43,5 +43,6 @@ def read_quantization(fields: Mapping[str, Any]) -> QuantizationConfig:
         method = "modelopt"
     reader = READERS.get(method) if isinstance(method, str) else None
     if reader is None:
-        raise QuantizationError("quant_method", method, f"one of {', '.join(READERS)}")
+        hint = "" if method is not None else " (MLX checkpoints name none)"
+        raise QuantizationError("quant_method", method, f"one of {', '.join(READERS)}{hint}")
     return reader(fields)

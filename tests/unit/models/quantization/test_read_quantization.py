@@ -84,7 +84,7 @@ def test_every_supported_form_is_read(fields, described, ignored):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "quant_method is None"),
+        ({"bits": 4, "group_size": 64}, r"quant_method is None; .* \(MLX checkpoints name none\)"),
         *(
             ({"quant_method": name}, f"quant_method is '{name}'; it must be one of fp8, fbgemm")
             for name in ("bitsandbytes", "gguf", "aqlm", "hqq", "exl2", "torchao", "quip", "eetq")
@@ -203,11 +203,13 @@ def test_layers_of_mixed_precision_have_their_own_formats():
         "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
         "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
     }
+    layers["model.layers.2.mlp.experts"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
     config = read_quantization(
         {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     )
-    kinds = [config.scheme_of(f"model.layers.{layer}.mlp.up_proj") for layer in range(3)]
-    assert [each and each.kind for each in kinds] == ["fp8", "nvfp4", None]
+    names = ["0.mlp.up_proj", "1.mlp.up_proj", "2.mlp.up_proj", "2.mlp.experts.11.up_proj"]
+    kinds = [config.scheme_of(f"model.layers.{name}") for name in names]
+    assert [each and each.kind for each in kinds] == ["fp8", "nvfp4", None, "nvfp4"]
 
 
 def test_a_target_that_names_a_module_wins_over_its_class():
