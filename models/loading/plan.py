@@ -96,12 +96,16 @@ def by_model_name(
 ) -> dict[str, CheckpointTensor]:
     """Returns the stored tensors by their names in the model's family.
 
+    Parts that the model does without are left out, whatever their format.
+
     Raises:
         CheckpointError: two tensors have the same one.
     """
     named: dict[str, CheckpointTensor] = {}
     for tensor in tensors:
         name = renamed(tensor.name, model)
+        if name.startswith(model.ignored_prefixes):
+            continue
         if name in named:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is {named[name].name} of {named[name].file}"
