@@ -136,7 +136,8 @@ def _names_of(module: str) -> list[str]:
 def _matches_part(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), module) is not None
-    return f".{pattern}." in f".{module}."
+    # Some lists end names in a dot, so that a search for text does not find longer ones.
+    return f".{pattern.strip('.')}." in f".{module}."
 
 
 def _matches_end(pattern: str, module: str) -> bool:

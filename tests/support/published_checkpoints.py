@@ -112,5 +112,16 @@ PUBLISHED: dict[str, Published] = {
         "float32",
         edit=beside_weights(input_scale=SCALE, input_zero_point=torch.tensor([3]).to(torch.int8)),
     ),
+    # AMD's form of Kimi-K2 with a cache of 8 bits
+    "quark-latent-cache": Published(
+        Format(
+            fp8(1, 0),
+            {"quant_method": "quark", "exclude": ["lm_head", "re:.*mlp.gate$"],
+             "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}}},
+        ),
+        "fp8 rows",
+        variant="deepseek_v3",
+        edit=beside_attention("kv_b_proj.output_scale"),
+    ),
 }  # fmt: skip
 """Name -> form, with an example on the Hugging Face hub."""

@@ -13,7 +13,12 @@ from tests.support.random_checkpoints import write_checkpoint
 SIZES = {
     "qwen3_moe": {"moe_intermediate_size": 256, "num_experts": 4},
     "mixtral": {"num_local_experts": 3},
-}
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128,
+        "num_hidden_layers": 2,
+    },
+}  # fmt: skip
 each_form = pytest.mark.parametrize("name", PUBLISHED)
 
 
