@@ -20,6 +20,7 @@ from models.loading.dequantize import (
     normalized_scale,
     rounded_to_fp8,
 )
+from models.loading.fp8_weights import SCALE, fp8_scheme
 from models.loading.kept_packed import KeepsBits, KeptPart, KeptWeight
 from models.loading.names import (
     Destination,
@@ -34,7 +35,6 @@ from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SCALE = "_scale"
 INPUT_SCALES = ("input_scale", "activation_scale")
 """Names of scales of activations beside FP8 weights; transformers writes the latter."""
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -250,7 +250,7 @@ class _Plan:
         """
         if self._quantization is None:
             raise ValueError("it is float8_e4m3fn; config.json has no quantization_config")
-        scheme = self._quantization.stored_scheme(self._stored[name].module, "fp8")
+        scheme = fp8_scheme(name, self._stored, self._quantization)
         if scheme is None:
             raise ValueError("it is float8_e4m3fn; quantization_config describes no such weights")
         return scheme

@@ -18,10 +18,11 @@ from models.layers.quantization import (
     use_packed,
 )
 from models.loading.checkpoint import CheckpointTensor
+from models.loading.fp8_weights import SCALE
 from models.loading.kept_packed import KeptWeight
 from models.loading.names import stored_modules
 from models.loading.packed_weights import FIRST_PARTS, PackedWeight
-from models.loading.plan import BLOCKS, PLAIN_DTYPES, SCALE
+from models.loading.plan import BLOCKS, PLAIN_DTYPES
 from models.number_formats import FP8
 from models.ops.operands.packed_weights import RUN
 from models.quantization.config import ROUNDING, QuantizationConfig, WeightKind, WeightScheme
@@ -180,6 +181,8 @@ class _StoredFormats:
             return self._quantization.schemes[0] if is_rounded else None
         if values.dtype != FP8 or name + SCALE not in self._stored:
             return None
+        # None: kernels and collectives are prepared for what config.json describes, so a weight
+        # that it does not is dequantised.
         return self._quantization.stored_scheme(tensor.module, "fp8")
 
 

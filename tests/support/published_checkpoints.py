@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scripts.quantize_tiny import Format, compressed
-from scripts.quantizers import Parts, fp8, gptq, int8
+from scripts.quantizers import Parts, fp8, gptq, int8, mxfp4
 
 SCALE = torch.tensor(0.02)
 
@@ -111,6 +111,19 @@ PUBLISHED: dict[str, Published] = {
         ),
         "float32",
         edit=beside_weights(input_scale=SCALE, input_zero_point=torch.tensor([3]).to(torch.int8)),
+    ),
+    # Made by Quark, file by file, of an FP8 checkpoint whose attention it leaves alone
+    # (vllm-project/vllm#54556)
+    "quark-over-fp8": Published(
+        Format(
+            mxfp4("weight"),
+            {"quant_method": "quark", "exclude": ["lm_head", "re:.*mlp.gate$", "re:.*self_attn.*"],
+             "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group",
+                                                "group_size": 32}}},
+            others={"self_attn": fp8(128, 128)},
+        ),
+        "mxfp4",
+        variant="deepseek_v3",
     ),
     # AMD's form of Kimi-K2 with a cache of 8 bits
     "quark-latent-cache": Published(
