@@ -35,8 +35,9 @@ from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-INPUT_SCALES = ("input_scale", "activation_scale")
-"""Names of scales of activations beside FP8 weights; transformers writes the latter."""
+INPUT_SCALES = ("input_scale", "activation_scale", "act_scale")
+"""Names of scales of activations beside FP8 weights: the common one, of transformers, and of
+AutoFP8's first releases."""
 BLOCKS, SCALES = "_blocks", "_scales"
 
 

@@ -70,6 +70,8 @@ PUBLISHED: dict[str, Published] = {
         "fp8 rows",
         edit=beside_attention("k_proj.output_scale", "v_proj.output_scale"),
     ),
+    # nm-testing/Meta-Llama-3-8B-Instruct-FP8, by the first AutoFP8
+    "autofp8-old": Published(Format(fp8(0, 0, act_scale=0.02), _STATIC), "fp8 rows"),
     # mistralai/Devstral-2-123B-Instruct-2512
     "transformers-static": Published(
         Format(
