@@ -85,6 +85,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
     "GptOssForCausalLM": {
+        "torch_dtype": "bfloat16",
         "norm_topk_prob": True,
         "attention_bias": True,
         "swiglu_limit": 7.0,

@@ -27,7 +27,6 @@ from scripts.quantizers import (
     nvfp4,
     nvfp4_packed,
     packed,
-    static_int8,
 )
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "checkpoints" / "tiny"
@@ -120,7 +119,6 @@ def _gptq(group_size: int, **fields: Any) -> dict[str, Any]:
             "sym": True, "lm_head": False, **fields}  # fmt: skip
 
 
-_INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}
 _TOKEN = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
 _CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 _FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group"}
@@ -228,9 +226,8 @@ FORMATS: dict[str, Format] = {
     "compressed-int8-packed": Format(
         packed(-1, bits=8), compressed("pack-quantized", _int(8, -1))
     ),
-    "compressed-int8": Format(int8, compressed("int-quantized", _int(8, -1))),
-    "compressed-w8a8": Format(
-        static_int8, compressed("int-quantized", _int(8, -1), _INT8_INPUTS | {"dynamic": False})
+    "compressed-int8": Format(
+        int8, compressed("int-quantized", _int(8, -1), _TOKEN | {"type": "int"})
     ),
     "compressed-mixed": Format(
         fp8(1, 0), compressed("mixed-precision", {}) | _MIXED, others={"self_attn": packed(64)}

@@ -71,7 +71,9 @@ def round_to_integers(
         columns = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
     group = torch.empty(num_columns, dtype=torch.int32)
     group[columns] = (torch.arange(num_columns) // size).int()
-    grouped = weight[:, columns].unflatten(1, (-1, size))
+    # A last group with fewer columns is filled up with zeros, which change no scale.
+    padded = torch.nn.functional.pad(weight[:, columns], (0, -num_columns % size))
+    grouped = padded.unflatten(1, (-1, size))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     if symmetric:
         scale = (2 * torch.maximum(high, -low) / largest).half().clamp(min=1e-6)
@@ -150,13 +152,6 @@ def int8(weight: Tensor) -> tuple[Parts, Tensor]:
     """Rounds rows to 8-bit integers, one to a byte."""
     made = round_to_integers(weight, 8, -1, symmetric=True)
     return {"weight": (made.q - 128).to(torch.int8), "weight_scale": made.scale}, made.values
-
-
-def static_int8(weight: Tensor) -> tuple[Parts, Tensor]:
-    """Rounds to bytes, with a scale and a zero point for all inputs."""
-    parts, values = int8(weight)
-    zero = torch.tensor([3], dtype=torch.int8)
-    return {**parts, "input_scale": torch.tensor([0.02]), "input_zero_point": zero}, values
 
 
 def _to_e2m1(values: Tensor) -> tuple[Tensor, Tensor]:

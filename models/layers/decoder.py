@@ -347,8 +347,6 @@ class CausalLM(nn.Module):
 
     def is_derived(self, name: str) -> bool:
         """Returns whether a stored tensor only repeats another part of the model."""
-        if name.startswith(self.ignored_prefixes):
-            return True
         return name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
 
     def cache_specs(self) -> list[CacheSpec]:

@@ -26,6 +26,11 @@ class CheckpointTensor:
     name: str
     values: torch.Tensor
 
+    @property
+    def module(self) -> str:
+        """Its module by the checkpoint's name, which is what quantization_config writes."""
+        return self.name.rpartition(".")[0]
+
 
 def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
     """Returns every tensor of a checkpoint once, file by file in byte order.

@@ -57,11 +57,11 @@ def find_packed(
     """
     found = {}
     for name, tensor in stored.items():
-        module, part = packed_module(name)
+        part = packed_module(name)[1]
         if part not in FIRST_PARTS or (part == "weight" and not _is_packed(tensor.values)):
             continue
         try:
-            found[name] = _Reader(stored, quantization, module, dtype).read(part)
+            found[name] = _Reader(stored, quantization, name, dtype).read()
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
     return found
@@ -78,15 +78,17 @@ class _Reader:
         self,
         stored: Mapping[str, CheckpointTensor],
         quantization: QuantizationConfig | None,
-        module: str,
+        name: str,
         dtype: torch.dtype,
     ) -> None:
+        """Takes the model's name of the first tensor."""
         self._stored = stored
         self._quantization = quantization
-        self._module = module
+        self._module, self._first_part = packed_module(name)
+        self._stored_module = stored[name].module
         self._dtype = dtype
 
-    def read(self, first_part: str) -> PackedWeight:
+    def read(self) -> PackedWeight:
         """Returns the module's weight.
 
         Raises:
@@ -94,9 +96,9 @@ class _Reader:
         """
         if self._quantization is None:
             raise ValueError("it holds packed values; config.json has no quantization_config")
-        packed = self._part(first_part)
+        packed = self._part(self._first_part)
         method = self._quantization.method
-        if first_part == "qweight":
+        if self._first_part == "qweight":
             if method not in INTEGER_METHODS:
                 raise ValueError(f"it is of AWQ or GPTQ; quant_method is {method}")
             scheme = self._scheme("int4", "int8")
@@ -111,7 +113,7 @@ class _Reader:
 
     def _scheme(self, *kinds: WeightKind) -> WeightScheme:
         assert self._quantization is not None, "read checked it"
-        scheme = self._quantization.stored_scheme(self._module, *kinds)
+        scheme = self._quantization.stored_scheme(self._stored_module, *kinds)
         if scheme is None:
             wanted = " or ".join(kinds)
             raise ValueError(f"it holds {wanted}; quantization_config describes no such weights")
@@ -134,14 +136,18 @@ class _Reader:
         bits = 4 if scheme.kind == "int4" else 8
         per_word = 32 // bits
         num_columns, num_rows = _matrix(packed, torch.int32, "qweight", (per_word, 1))
-        groups = _num_groups(num_columns, scheme)
+        # The last group may have fewer columns.
+        size = scheme.group_size or num_columns
+        groups = -(-num_columns // size)
         parts = {"q": packed, "scale": self._scale("scales", (groups, num_rows))}
         if not scheme.is_symmetric or self._has("qzeros"):
             zeros = self._int32("qzeros", (groups, -(-num_rows // per_word)))
-            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits, scheme):
+            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits):
                 parts["zero"] = zeros
         if scheme.has_order or self._has("g_idx"):
-            parts["order"] = self._order("g_idx", num_columns, groups)
+            parts["order"] = self._order("g_idx", num_columns, scheme)
+        elif num_columns % size:
+            parts["order"] = _runs(packed, num_columns, size)
         return self._integers("gptq", parts, bits, (num_rows, num_columns), scheme)
 
     def _packed_integers(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
@@ -162,7 +168,7 @@ class _Reader:
                 raise ValueError(f"its weight_zero_point is {zeros.dtype}; it must be int32")
             parts["zero"] = _expect("weight_zero_point", zeros, (-(-num_rows // per_word), groups))
         if scheme.has_order or self._has("weight_g_idx"):
-            parts["order"] = self._order("weight_g_idx", num_columns, groups)
+            parts["order"] = self._order("weight_g_idx", num_columns, scheme)
         shape = num_rows, num_columns
         return self._integers("compressed-tensors", parts, bits, shape, scheme)
 
@@ -194,7 +200,8 @@ class _Reader:
             zero_offset=scheme.zero_offset,
         )
         decode = partial(dequantize_integers, stored=stored, dtype=self._dtype)
-        kept = kept_integers(parts, stored, scheme.group_size)
+        is_even = not shape[1] % (scheme.group_size or shape[1])
+        kept = kept_integers(parts, stored, scheme.group_size) if is_even else None
         return PackedWeight(tuple(parts.values()), decode, shape, scheme, kept)
 
     def _fp4(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
@@ -240,8 +247,10 @@ class _Reader:
             raise ValueError(f"its {part} is {values.dtype}; it must be int32")
         return _expect(part, values, shape)
 
-    def _order(self, part: str, num_columns: int, num_groups: int) -> torch.Tensor:
+    def _order(self, part: str, num_columns: int, scheme: WeightScheme) -> torch.Tensor:
         """Returns the group of each column."""
+        size = scheme.group_size or num_columns
+        num_groups = -(-num_columns // size)
         order = self._part(part)
         if order.dtype not in (torch.int32, torch.int64) or order.shape != (num_columns,):
             raise ValueError(
@@ -249,9 +258,9 @@ class _Reader:
                 f"it must be int32 ({num_columns},)"
             )
         smallest, largest = (int(each) for each in order.aminmax())
-        if smallest == largest == -1:  # compressed-tensors: no order was recorded
-            columns = torch.arange(num_columns, device=order.device)
-            return columns // (num_columns // num_groups)
+        # No order was recorded: compressed-tensors writes -1 everywhere, some tools for GPTQ 0.
+        if smallest == largest and (smallest == -1 or (smallest == 0 and not scheme.has_order)):
+            return _runs(order, num_columns, size)
         if smallest < 0 or largest >= num_groups:
             raise ValueError(f"its {part} has groups {smallest} to {largest} of {num_groups}")
         return order
@@ -279,10 +288,19 @@ def _matrix(
     return packed.shape[0] * per_element[0], packed.shape[1] * per_element[1]
 
 
-def _are_in_the_middle(zeros: torch.Tensor, num_bits: int, scheme: WeightScheme) -> bool:
-    """Returns whether GPTQ's zero points are those of symmetric integers; padding counts too."""
-    middle = 2 ** (num_bits - 1) - scheme.zero_offset
-    return bool((unpack_words(zeros, num_bits) == middle).all())
+def _are_in_the_middle(zeros: torch.Tensor, num_bits: int) -> bool:
+    """Returns whether GPTQ's zero points are those of symmetric integers; padding counts too.
+
+    In either convention: some tools write the new one and do not say so.
+    """
+    smallest, largest = (int(each) for each in unpack_words(zeros, num_bits).aminmax())
+    middle = 2 ** (num_bits - 1)
+    return smallest == largest and smallest in (middle - 1, middle)
+
+
+def _runs(like: torch.Tensor, num_columns: int, group_size: int) -> torch.Tensor:
+    """Returns the group of each column of equal runs, on the device of `like`."""
+    return torch.arange(num_columns, device=like.device) // group_size
 
 
 def _num_groups(num_columns: int, scheme: WeightScheme) -> int:

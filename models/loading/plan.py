@@ -20,6 +20,7 @@ from models.loading.dequantize import (
     normalized_scale,
     rounded_to_fp8,
 )
+from models.loading.fp8_weights import SCALE, fp8_scheme
 from models.loading.kept_packed import KeepsBits, KeptPart, KeptWeight
 from models.loading.names import (
     Destination,
@@ -34,7 +35,9 @@ from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SCALE, INPUT_SCALE = "_scale", "input_scale"
+INPUT_SCALES = ("input_scale", "activation_scale", "act_scale")
+"""Names of scales of activations beside FP8 weights: the common one, of transformers, and of
+AutoFP8's first releases."""
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
@@ -94,12 +97,16 @@ def by_model_name(
 ) -> dict[str, CheckpointTensor]:
     """Returns the stored tensors by their names in the model's family.
 
+    Parts that the model does without are left out, whatever their format.
+
     Raises:
         CheckpointError: two tensors have the same one.
     """
     named: dict[str, CheckpointTensor] = {}
     for tensor in tensors:
         name = renamed(tensor.name, model)
+        if name.startswith(model.ignored_prefixes):
+            continue
         if name in named:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is {named[name].name} of {named[name].file}"
@@ -244,7 +251,7 @@ class _Plan:
         """
         if self._quantization is None:
             raise ValueError("it is float8_e4m3fn; config.json has no quantization_config")
-        scheme = self._quantization.stored_scheme(packed_module(name)[0], "fp8")
+        scheme = fp8_scheme(name, self._stored, self._quantization)
         if scheme is None:
             raise ValueError("it is float8_e4m3fn; quantization_config describes no such weights")
         return scheme
@@ -321,9 +328,10 @@ class _Plan:
         is_empty_bias = packed_module(name)[1] == "bias" and not tensor.values.any()
         if self._is_beside_packed_values(name, or_bias=is_empty_bias):
             return
-        base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
-        weight = self._stored.get(base.removesuffix(SCALE))
-        if base.removesuffix(SCALE) != name and weight is not None and weight.values.dtype == FP8:
+        module, part = packed_module(name)
+        weight = self._stored.get(f"{module}.weight")
+        is_scale = part in (f"weight{SCALE}", *INPUT_SCALES)
+        if is_scale and weight is not None and weight.values.dtype == FP8:
             return
         raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
 

@@ -18,10 +18,11 @@ from models.layers.quantization import (
     use_packed,
 )
 from models.loading.checkpoint import CheckpointTensor
+from models.loading.fp8_weights import SCALE
 from models.loading.kept_packed import KeptWeight
 from models.loading.names import stored_modules
 from models.loading.packed_weights import FIRST_PARTS, PackedWeight
-from models.loading.plan import BLOCKS, PLAIN_DTYPES, SCALE
+from models.loading.plan import BLOCKS, PLAIN_DTYPES
 from models.number_formats import FP8
 from models.ops.operands.packed_weights import RUN
 from models.quantization.config import ROUNDING, QuantizationConfig, WeightKind, WeightScheme
@@ -173,13 +174,16 @@ class _StoredFormats:
         name = f"{module}.weight"
         if name not in self._stored:
             return None
-        values = self._stored[name].values
+        tensor = self._stored[name]
+        values = tensor.values
         if self._quantization.method == ROUNDING:
             is_rounded = values.dtype in PLAIN_DTYPES and values.dim() == 2
             return self._quantization.schemes[0] if is_rounded else None
         if values.dtype != FP8 or name + SCALE not in self._stored:
             return None
-        return self._quantization.stored_scheme(module, "fp8")
+        # None: kernels and collectives are prepared for what config.json describes, so a weight
+        # that it does not is dequantised.
+        return self._quantization.stored_scheme(tensor.module, "fp8")
 
 
 def _blocks(scheme: WeightScheme | None) -> object:

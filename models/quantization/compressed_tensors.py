@@ -29,6 +29,10 @@ FORMATS = (
     "mixed-precision",
 )
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
+_ACTIVATIONS: dict[tuple[object, object], Activations] = {
+    ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
+}  # fmt: skip
+"""Type and bits of input_activations."""
 _ORDERS_WITH_INDEX = (True, "group", "dynamic")
 
 
@@ -42,9 +46,18 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise QuantizationError("config_groups", groups, "an object with at least one group")
+    # Groups without weights round what attention takes.
+    have_weights = {
+        name: group
+        for name, group in groups.items()
+        if not isinstance(group, dict) or group.get("weights") is not None
+    }
+    schemes = (
+        _scheme(f"config_groups.{name}.", group) for name, group in (have_weights or groups).items()
+    )
     return QuantizationConfig(
         method="compressed-tensors",
-        schemes=tuple(_scheme(f"config_groups.{name}.", group) for name, group in groups.items()),
+        schemes=tuple(schemes),
         ignored=read_names(fields, "ignore"),
         is_cache_fp8=has_fp8_cache(fields),
     )
@@ -59,9 +72,12 @@ def has_fp8_cache(fields: Mapping[str, Any]) -> bool:
     scheme = fields.get("kv_cache_scheme")
     if scheme is None:
         return False
+    if scheme == "static":  # AutoFP8, and Quark where it writes as AutoFP8 does
+        return True
     stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else scheme
     if stored != ("float", 8):
-        raise QuantizationError("kv_cache_scheme", scheme, "absent, or of type float with 8 bits")
+        wanted = "absent, static, or of type float with 8 bits"
+        raise QuantizationError("kv_cache_scheme", scheme, wanted)
     return True
 
 
@@ -145,17 +161,14 @@ def _fp8_blocks(
 
 
 def _activations(prefix: str, scheme: object) -> Activations:
-    """Returns what the checkpoint's tool rounds activations to."""
+    """Returns what the tool rounds activations to."""
     if scheme is None:
         return "model"
     name = f"{prefix}input_activations"
     if not isinstance(scheme, dict):
         raise QuantizationError(name, scheme, "an object")
     stored = scheme.get("type"), scheme.get("num_bits")
-    formats: dict[tuple[object, object], Activations] = {
-        ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
-    }  # fmt: skip
-    if stored not in formats:
-        wanted = "absent, ('float', 8), ('float', 4) or ('int', 8)"
+    if stored not in _ACTIVATIONS:
+        wanted = f"absent or one of {', '.join(map(str, _ACTIVATIONS))}"
         raise QuantizationError(f"{name}.type and num_bits", stored, wanted)
-    return formats[stored]
+    return _ACTIVATIONS[stored]

@@ -11,8 +11,6 @@ MAX_BLOCK = 2**16
 
 WeightKind = Literal["fp8", "int4", "int8", "mxfp4", "nvfp4"]
 Activations = Literal["model", "fp8", "fp4", "int8"]
-UNROUNDED: tuple[Activations, ...] = ("fp4", "int8")
-"""Formats to which no product here rounds activations."""
 
 ROUNDING = "rounding"
 """Method of a plain checkpoint whose weights the loader rounds."""
@@ -93,8 +91,8 @@ class QuantizationConfig:
     @property
     def unrounded_activations(self) -> tuple[Activations, ...]:
         """Formats to which the checkpoint's tool rounds activations, and no product here does."""
-        used = {scheme.activations for scheme in self.schemes}
-        return tuple(each for each in UNROUNDED if each in used)
+        made_for = {scheme.activations for scheme in self.schemes}
+        return tuple(sorted(made_for - {"model", "fp8"}))
 
     def ignores(self, module: str) -> bool:
         """Returns whether a module, by its name in the checkpoint, is not quantised."""
@@ -138,7 +136,8 @@ def _names_of(module: str) -> list[str]:
 def _matches_part(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), module) is not None
-    return f".{pattern}." in f".{module}."
+    # Some lists end names in a dot, so that a search for text does not find longer ones.
+    return f".{pattern.strip('.')}." in f".{module}."
 
 
 def _matches_end(pattern: str, module: str) -> bool:

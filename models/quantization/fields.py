@@ -39,12 +39,17 @@ def check_expression(name: str, expression: str) -> None:
 
 
 def with_wildcards(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns names with `*` as regular expressions after `re:`; such a name covers its parts."""
-    return tuple(
-        f"re:{fnmatch.translate(pattern)}" if "*" in pattern else pattern
-        for name in names
-        for pattern in ((name, f"{name}.*") if "*" in name else (name,))
-    )
+    """Returns names with `*` as regular expressions after `re:`; such a name covers its parts.
+
+    Regular expressions stay.
+    """
+    patterns: list[str] = []
+    for name in names:
+        if "*" in name and not name.startswith("re:"):
+            patterns += (f"re:{fnmatch.translate(each)}" for each in (name, f"{name}.*"))
+        else:
+            patterns.append(name)
+    return tuple(patterns)
 
 
 def read_pair(fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:

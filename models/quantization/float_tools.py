@@ -1,5 +1,6 @@
 """Reads the quantization_config of tools for 8-bit and 4-bit floats: FP8, ModelOpt and Quark."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ MODELOPT_SCHEMES = {
     "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme(kind="fp8", activations="fp8"),
     "FP8_PB_WO": WeightScheme(kind="fp8", block_size=(128, 128)),
     "NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP, activations="fp4"),
+    "W4A16_NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP),
     "MXFP4": WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP),
 }
 """ModelOpt's quant_algo -> how weights are stored."""
@@ -24,10 +26,10 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+    if fields.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise QuantizationError("fmt", fields["fmt"], "e4m3")
     block_size = read_pair(fields, "weight_block_size")
-    activations = fields.get("activation_scheme", "dynamic")
+    activations = fields.get("activation_scheme") or "dynamic"
     if activations not in ("dynamic", "static"):
         raise QuantizationError("activation_scheme", activations, "dynamic or static")
     if activations == "static" and block_size is not None:
@@ -83,7 +85,9 @@ def _modelopt_layer(name: str, layer: object) -> WeightScheme:
     if not isinstance(layer, dict):
         raise QuantizationError(f"quantized_layers.{name}", layer, "an object")
     path = f"quantized_layers.{name}.quant_algo"
-    return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=(name,))
+    # All experts of a layer have one entry, under the name of the module that holds them.
+    targets = name, f"re:{re.escape(name)}\\..*"
+    return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=targets)
 
 
 def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) -> WeightScheme:
@@ -103,24 +107,37 @@ def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    layers = section(fields, "layer_quant_config") or {}
-    schemes = [
-        replace(
-            _quark_scheme(f"layer_quant_config.{name}.", layer),
-            targets=with_wildcards((name,)),
-        )
-        for name, layer in layers.items()
-    ]
-    schemes.append(_quark_scheme("global_quant_config.", fields.get("global_quant_config")))
-    return QuantizationConfig(
-        method="quark",
-        schemes=tuple(schemes),
-        ignored=with_wildcards(read_names(fields, "exclude")),
-    )
+    _refuse_rotated_inputs(fields.get("algo_config"))
+    ignored = with_wildcards(read_names(fields, "exclude"))
+    schemes = []
+    for name, layer in (section(fields, "layer_quant_config") or {}).items():
+        targets = with_wildcards((name,))
+        if _quark_weight(layer) is None:
+            ignored += targets
+            continue
+        scheme = _quark_scheme(f"layer_quant_config.{name}.", layer)
+        schemes.append(replace(scheme, targets=targets))
+    others = fields.get("global_quant_config")
+    if _quark_weight(others) is not None or not schemes:
+        schemes.append(_quark_scheme("global_quant_config.", others))
+    return QuantizationConfig(method="quark", schemes=tuple(schemes), ignored=ignored)
+
+
+def _refuse_rotated_inputs(algorithms: object) -> None:
+    """Raises QuantizationError if layers take inputs that are rotated while the model runs."""
+    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
+        for name in ("r4", "online_r1_rotation"):
+            if isinstance(each, dict) and each.get(name):
+                wanted = "absent or false: inputs of layers are not rotated"
+                raise QuantizationError(f"algo_config.{name}", each[name], wanted)
+
+
+def _quark_weight(layer: object) -> object:
+    return layer.get("weight") if isinstance(layer, dict) else None
 
 
 def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
-    weight = layer.get("weight") if isinstance(layer, dict) else None
+    weight = _quark_weight(layer)
     if not isinstance(weight, dict):
         raise QuantizationError(f"{prefix}weight", weight, "an object")
     stored = weight.get("dtype"), weight.get("qscheme")

@@ -19,11 +19,18 @@ GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 """Checkpoint format -> what is added to stored zero points. The old one stores them less one."""
 
 _ROUND_PACKINGS = {
-    "auto_round:auto_gptq": "gptq",
-    "auto_round:auto_awq": "awq",
-    "auto_round:awq": "awq",
+    "auto": ("gptq", GPTQ_FORMATS["gptq"]),
+    "auto_round:auto_gptq": ("gptq", GPTQ_FORMATS["gptq"]),
+    "auto_round:gptq": ("gptq", GPTQ_FORMATS["gptq"]),
+    "auto_round": ("gptq", GPTQ_FORMATS["gptq_v2"]),
+    "auto_round:gptqmodel": ("gptq", GPTQ_FORMATS["gptq_v2"]),
+    "auto_round:auto_awq": ("awq", 0),
+    "auto_round:awq": ("awq", 0),
 }
-"""packing_format of AutoRound -> the tool that stores weights so."""
+"""packing_format of AutoRound -> the tool that stores weights so, and what is added to zero points.
+Source: github.com/intel/auto-round, auto_round/inference/backend.py, GPTQ_FORMAT and beside it."""
+_ROUND_KERNELS = ("exllamav2", "triton")
+"""Kernels whose names old releases of AutoRound append to the packing; they share its layout."""
 _PLAIN_BITS = (16, 32)
 """AutoRound's bits of what is not quantised."""
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
@@ -38,7 +45,7 @@ def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     """
     # GPTQModel writes the latter two.
     for name in ("version", "checkpoint_format", "format"):
-        version = fields.get(name, "gemm")
+        version = fields.get(name) or "gemm"
         if not isinstance(version, str) or version.lower() != "gemm":
             raise QuantizationError(name, version, "gemm")
     if read_bits(fields, "w_bit" if "w_bit" in fields else "bits") != 4:
@@ -84,16 +91,12 @@ def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    stored = fields.get("packing_format")
-    method = _ROUND_PACKINGS.get(stored) if isinstance(stored, str) else None
-    if method is None:
-        raise QuantizationError("packing_format", stored, f"one of {', '.join(_ROUND_PACKINGS)}")
+    method, zero_offset = _round_packing(fields)
     if fields.get("data_type", "int") != "int":
         raise QuantizationError("data_type", fields["data_type"], "int")
     if fields.get("act_bits") not in (None, *_PLAIN_BITS):
         raise QuantizationError("act_bits", fields["act_bits"], "16: activations are not rounded")
-    first = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS["gptq"] if method == "gptq" else 0)
-    scheme = _override(first, fields, "")
+    scheme = _override(WeightScheme(kind="int4", zero_offset=zero_offset), fields, "")
     ignored = []
     schemes = []
     for name, changes in (section(fields, "extra_config") or {}).items():
@@ -111,8 +114,23 @@ def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
         schemes.append(replace(changed, targets=(target,)))
     schemes.append(scheme)
     if method == "awq" and any(each.kind != "int4" for each in schemes):
-        raise QuantizationError("bits", fields.get("bits"), f"4 in every layer with {stored}")
+        raise QuantizationError("bits", fields.get("bits"), "4 in every layer in AWQ's packing")
     return QuantizationConfig(method=method, schemes=tuple(schemes), ignored=tuple(ignored))
+
+
+def _round_packing(fields: Mapping[str, Any]) -> tuple[str, int]:
+    """Returns the tool in whose packing AutoRound stores weights, and what is added to zeros.
+
+    Releases before 0.5 name it in `backend`.
+    """
+    name = "packing_format" if fields.get("packing_format") else "backend"
+    stored = fields.get(name) or "auto"
+    words = stored.split(":") if isinstance(stored, str) else []
+    words[:1] = ["auto_round" if word == "autoround" else word for word in words[:1]]
+    packing = ":".join(word for word in words if word not in _ROUND_KERNELS)
+    if packing not in _ROUND_PACKINGS:
+        raise QuantizationError(name, stored, f"one of {', '.join(_ROUND_PACKINGS)}")
+    return _ROUND_PACKINGS[packing]
 
 
 def _gptq_format(fields: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "fp8": read_fp8,
     "fbgemm_fp8": read_fp8,
     "compressed-tensors": read_compressed_tensors,
+    "compressed_tensors": read_compressed_tensors,
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
     "awq": read_awq,
@@ -42,5 +43,6 @@ def read_quantization(fields: Mapping[str, Any]) -> QuantizationConfig:
         method = "modelopt"
     reader = READERS.get(method) if isinstance(method, str) else None
     if reader is None:
-        raise QuantizationError("quant_method", method, f"one of {', '.join(READERS)}")
+        hint = "" if method is not None else " (MLX checkpoints name none)"
+        raise QuantizationError("quant_method", method, f"one of {', '.join(READERS)}{hint}")
     return reader(fields)

@@ -17,11 +17,11 @@ SERVED = (
     "modelopt-fp8",
     "modelopt-nvfp4",
     "compressed-mixed",
-    "compressed-w8a8",
     "quark-mxfp4",
     "awq",
     "gptq-act-order",
     "auto-round",
+    "compressed-int8",
 )
 """One format of each packing; unit tests load all of them."""
 
@@ -60,8 +60,9 @@ async def test_tokens_are_those_of_the_dequantised_model(form, tmp_path):
     kinds = {(each.stored, each.kept) for each in stats.weights}
     assert ("bfloat16", "float32") in kinds
     assert len(kinds) > 1
-    # ModelOpt's NVFP4 and Quark's MXFP4 are made for activations of 4 bits, others for integers.
-    assert ("activations_not_rounded" in log) == ("fp4" in form or "w8a8" in form)
+    # ModelOpt's NVFP4 and Quark's MXFP4 are made for activations of 4 bits, one for integers.
+    is_unrounded = "fp4" in form or form == "compressed-int8"
+    assert ("activations_not_rounded" in log) == is_unrounded
 
 
 async def test_a_plain_checkpoint_is_rounded_while_it_loads(tmp_path):

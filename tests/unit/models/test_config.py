@@ -81,6 +81,12 @@ def test_dtype_is_read_under_both_of_its_names(tmp_path, name):
     assert read(tmp_path, **{name: "bfloat16"}).dtype == "bfloat16"
 
 
+def test_gpt_oss_is_of_bfloat16_as_its_file_names_no_dtype(tmp_path):
+    gpt_oss = {"architectures": ["GptOssForCausalLM"], "sliding_window": 128}
+    assert read(tmp_path, **gpt_oss).dtype == "bfloat16"
+    assert read(tmp_path, **gpt_oss, torch_dtype="float16").dtype == "float16"
+
+
 @pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ())])
 def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
     assert read(tmp_path, eos_token_id=value).eos_token_ids == ids

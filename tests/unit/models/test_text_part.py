@@ -24,6 +24,8 @@ def test_text_is_served_and_images_are_passed_over(tmp_path, text, vision, proje
     weights = load_file(tmp_path / "model.safetensors")
     named = {text + name.removeprefix("model."): x for name, x in weights.items()}
     named[vision + "encoder.layers.0.self_attn.q_proj.weight"] = torch.randn(6, 6)
+    # A part that is not served may be quantised in any way.
+    named[vision + "encoder.layers.0.mlp.fc1.weight_packed"] = torch.ones(6, 6, dtype=torch.int32)
     named[projector + "mm_input_projection_weight"] = torch.randn(6, 6)
     save_file(named, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())

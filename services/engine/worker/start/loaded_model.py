@@ -175,8 +175,8 @@ class LoadedModel:
         for each in model.weight_formats:
             log.info("weights_kept", **asdict(each))
         quantization = model.config.quantization
-        for activations in () if quantization is None else quantization.unrounded_activations:
-            log.info("activations_not_rounded", made_for=activations, used="weights only")
+        for made_for in () if quantization is None else quantization.unrounded_activations:
+            log.info("activations_not_rounded", made_for=made_for, used="weights only")
         loaded = cls(
             config=config,
             ranks=ranks,

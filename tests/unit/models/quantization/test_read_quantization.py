@@ -41,12 +41,15 @@ def compressed(weights, activations=None, **fields):
         (compressed(WEIGHTS, ignore=["lm_head"]), "fp8 rows", ("lm_head",)),
         (compressed(WEIGHTS | {"strategy": "tensor"}), "fp8 rows", ()),
         (compressed(WEIGHTS, kv_cache_scheme=WEIGHTS), "fp8 rows", ()),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "fp8 rows", ()),
+        ({"quant_method": "fp8", "fmt": None, "activation_scheme": None}, "fp8 rows", ()),
         (
             compressed(WEIGHTS | {"strategy": "block", "block_structure": [64, 128]}),
             "fp8 blocks of 64 x 128",
             (),
         ),
         (compressed(INT4), "int4 groups of 32", ()),
+        (compressed(INT4) | {"quant_method": "compressed_tensors"}, "int4 groups of 32", ()),
         (compressed(INT4 | {"symmetric": False}), "int4 groups of 32, zero points", ()),
         (compressed(INT4 | {"actorder": "group"}), "int4 groups of 32, ordered", ()),
         (compressed(INT4 | {"actorder": "weight"}), "int4 groups of 32", ()),
@@ -56,6 +59,7 @@ def compressed(weights, activations=None, **fields):
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["a", "b"]}, "mxfp4", ("a", "b")),
         (AWQ, "int4 groups of 128, zero points", ()),
         (AWQ | {"zero_point": False, "version": "GEMM"}, "int4 groups of 128", ()),
+        (AWQ | {"version": None}, "int4 groups of 128, zero points", ()),
         (GPTQ, "int4 groups of 128", ()),
         (GPTQ | {"desc_act": True, "bits": 8}, "int8 groups of 128, ordered", ()),
         (GPTQ | {"group_size": -1, "sym": False}, "int4 rows, zero points", ()),
@@ -72,7 +76,7 @@ def compressed(weights, activations=None, **fields):
 )
 def test_every_supported_form_is_read(fields, described, ignored):
     config = read_quantization(fields)
-    assert config.method in ("fp8", fields["quant_method"])
+    assert config.method in ("fp8", fields["quant_method"].replace("_t", "-t"))
     assert config.schemes[0].describe() == described
     assert config.ignored == ignored
 
@@ -80,7 +84,7 @@ def test_every_supported_form_is_read(fields, described, ignored):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "quant_method is None"),
+        ({"bits": 4, "group_size": 64}, r"quant_method is None; .* \(MLX checkpoints name none\)"),
         *(
             ({"quant_method": name}, f"quant_method is '{name}'; it must be one of fp8, fbgemm")
             for name in ("bitsandbytes", "gguf", "aqlm", "hqq", "exl2", "torchao", "quip", "eetq")
@@ -102,8 +106,8 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (compressed(INT4 | {"strategy": "block"}), "strategy is 'block'"),
         (compressed(FP4 | {"group_size": 64}), r"group_size is 64; it must be 16 \(NVFP4\)"),
         (
-            compressed(INT4, {"num_bits": 4, "type": "int"}),
-            r"is \('int', 4\); it must be absent, \('float', 8\), \('float', 4\) or \('int', 8\)",
+            compressed(INT4 | {"num_bits": 8}, {"num_bits": 4, "type": "int"}),
+            r"input_activations.type and num_bits is \('int', 4\)",
         ),
         (compressed(WEIGHTS | {"strategy": "block"}), "block_structure is None"),
         (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
@@ -121,7 +125,8 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format is 'gptq_v2'"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True"),
         (AWQ | {"format": "gemv_fast"}, "format is 'gemv_fast'; it must be gemm"),
-        (ROUND | {"packing_format": None}, "packing_format is None; it must be one of auto_round:"),
+        (ROUND | {"packing_format": 4}, "packing_format is 4; it must be one of auto, auto_round:"),
+        (ROUND | {"packing_format": None, "backend": "auto_round:marlin"}, "backend is 'auto"),
         (ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format is"),
         (ROUND | {"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
         (ROUND | {"act_bits": 8}, "act_bits is 8"),
@@ -137,6 +142,16 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
         (MODELOPT | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
         ({"quant_method": "quark", "global_quant_config": {}}, "global_quant_config.weight"),
+        *(
+            (
+                {"quant_method": "quark", "global_quant_config": QUARK, "algo_config": algorithms},
+                r"algo_config\.(r4|online_r1_rotation) is True; .* are not rotated",
+            )
+            for algorithms in (
+                [{"name": "rotation", "r1": True, "r4": True}],
+                {"name": "rotation", "online_r1_rotation": True},
+            )
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_value(fields, message):
@@ -165,16 +180,36 @@ def test_the_file_of_modelopt_names_the_layers_that_stay():
         assert config.scheme_of(module) is not None
 
 
+def test_quark_leaves_layers_without_a_weight_and_those_of_expressions_alone():
+    config = read_quantization(
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": None},
+            "layer_quant_config": {"*.experts.*": QUARK, "*.experts.0.*": {"weight": None}},
+            "exclude": ["re:model.layers.61.*", "re:.*mlp.gate$"],
+            "algo_config": [{"name": "rotation", "r1": True, "r4": False}],
+        }
+    )
+    ignored = ["3.self_attn.q_proj", "3.mlp.experts.0.up_proj", "61.mlp.experts.1.up_proj"]
+    schemes = [config.scheme_of(f"model.layers.{name}") for name in ignored]
+    assert schemes == [None, None, None]
+    scheme = config.scheme_of("model.layers.3.mlp.experts.1.up_proj")
+    assert scheme is not None
+    assert scheme.kind == "mxfp4"
+
+
 def test_layers_of_mixed_precision_have_their_own_formats():
     layers = {
         "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
         "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
     }
+    layers["model.layers.2.mlp.experts"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
     config = read_quantization(
         {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     )
-    kinds = [config.scheme_of(f"model.layers.{layer}.mlp.up_proj") for layer in range(3)]
-    assert [each and each.kind for each in kinds] == ["fp8", "nvfp4", None]
+    names = ["0.mlp.up_proj", "1.mlp.up_proj", "2.mlp.up_proj", "2.mlp.experts.11.up_proj"]
+    kinds = [config.scheme_of(f"model.layers.{name}") for name in names]
+    assert [each and each.kind for each in kinds] == ["fp8", "nvfp4", None, "nvfp4"]
 
 
 def test_a_target_that_names_a_module_wins_over_its_class():
@@ -187,6 +222,22 @@ def test_a_target_that_names_a_module_wins_over_its_class():
     names = ["0.self_attn.q_proj", "0.self_attn.o_proj", "1.mlp.up_proj", "11.mlp.up_proj"]
     kinds = [config.scheme_of(f"model.layers.{name}").kind for name in names]
     assert kinds == ["int4", "fp8", "nvfp4", "fp8"]
+
+
+def test_activations_that_no_product_rounds_are_named():
+    integers = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    for activations, unrounded in ((None, ()), (FP4, ("fp4",)), (integers, ("int8",))):
+        config = read_quantization(compressed(INT4 | {"num_bits": 8}, activations))
+        assert config.unrounded_activations == unrounded
+
+
+def test_groups_without_weights_describe_attention_alone():
+    groups = {
+        "attention": {"targets": ["LlamaAttention"], "input_activations": WEIGHTS},
+        "linear": {"targets": ["Linear"], "weights": INT4},
+    }
+    config = read_quantization({"quant_method": "compressed-tensors", "config_groups": groups})
+    assert [scheme.kind for scheme in config.schemes] == ["int4"]
 
 
 def test_overrides_of_gptq_are_honoured():
@@ -204,11 +255,18 @@ def test_a_convention_of_zero_points_in_either_field_of_gptq_is_read():
 
 
 @pytest.mark.parametrize(
-    ("packing", "method", "offset"),
-    [("auto_round:auto_gptq", "gptq", 1), ("auto_round:auto_awq", "awq", 0)],
+    ("names", "method", "offset"),
+    [
+        ({}, "gptq", 1),
+        ({"packing_format": "auto_round:auto_gptq", "backend": "auto_round"}, "gptq", 1),
+        ({"packing_format": "auto_round:gptqmodel"}, "gptq", 0),
+        ({"packing_format": "auto_round:auto_awq"}, "awq", 0),
+        ({"backend": "auto_round:gptq:exllamav2"}, "gptq", 1),
+        ({"backend": "autoround:exllamav2"}, "gptq", 0),
+    ],
 )
-def test_autoround_stores_weights_as_another_tool(packing, method, offset):
-    config = read_quantization(ROUND | {"packing_format": packing, "sym": False})
+def test_autoround_stores_weights_as_another_tool(names, method, offset):
+    config = read_quantization(ROUND | {"packing_format": None, "sym": False} | names)
     assert config.method == method
     assert config.schemes[0].describe() == "int4 groups of 128, zero points"
     assert config.schemes[0].zero_offset == offset
@@ -240,6 +298,9 @@ def test_layers_of_autoround_have_their_own_settings():
         ("lm_head", "lm_head", True),
         ("model.layers.1", "model.layers.1.mlp.up_proj", True),
         ("model.layers.1", "model.layers.10.mlp.up_proj", False),
+        ("model.layers.1.", "model.layers.1.mlp.up_proj", True),
+        ("mlp.gate.", "model.layers.1.mlp.gate", True),
+        ("mlp.gate.", "model.layers.1.mlp.gate_proj", False),
         ("model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.k_proj", True),
         ("self_attn", "model.layers.3.self_attn.q_proj", True),
         ("re:.*gate$", "model.layers.0.mlp.gate", True),
