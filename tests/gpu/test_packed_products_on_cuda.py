@@ -67,7 +67,7 @@ def test_weights_of_4_bits_are_multiplied_as_their_values(size, form, is_gated):
 
 @ALL_FORMATS
 @pytest.mark.parametrize(
-    "size", [(4096, 4096), (40, 1024), (1000, 512), (2560, 9728), (5120, 1536)], ids=str
+    "size", [(4096, 4096), (40, 1024), (1000, 512), (2560, 9728), (5120, 17408)], ids=str
 )
 def test_sums_with_the_stream_and_their_norms_are_those_of_the_values(size, form):
     num_outputs, num_inputs = size

@@ -69,7 +69,18 @@ _WAVE_COST: Costs = {_PAIR: 0.3, **_WIDE_COST}
 """The same of products without a gate; the groups of one tile share out its inputs."""
 _GATED_TILES = PackedTiles(tokens=MOST_TOKENS, groups=2, slots=4, programs=2)
 """Of gated products of 33 to 64 tokens with enough rows for every multiprocessor."""
+_FEW_TOKENS = 16
+"""Up to 16 tokens, three warp groups share out a tile's inputs, which may be split besides."""
 _MOST_SPLITS = 4
+_LONG_INPUTS = 16384
+_IDLE = range(MULTIPROCESSORS // 2 + 1, 93)
+"""Tiles of rows that leave three to five of ten multiprocessors idle, and twice too many if split.
+
+With inputs of this length they are split finer, and programs share multiprocessors. 25600 inputs
+and 5120 outputs, of int4 in groups of 128 with the norm (H100, 2026-11-26): 8 and 16 tokens took
+35.2 and 34.5 us in six splits of one warp group, 39.0 and 39.0 without. 8192 inputs took 14.7 and
+14.7 in splits, 13.8 and 14.5 without.
+"""
 _SHARED_BYTES = 227 * 1024
 """Shared memory of a multiprocessor."""
 _MOST_PROGRAMS = 4
@@ -102,7 +113,7 @@ def packed_tiles(
     if num_tokens > MOST_TOKENS:
         return _fastest_built(_WAVE_COST, num_tokens, num_rows)
     tokens = _padded(num_tokens)
-    split = _split_tiles(tokens, num_rows)
+    split = _split_tiles(tokens, num_rows, num_inputs)
     return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows)
 
 
@@ -151,18 +162,22 @@ def _whole_tiles(tokens: int, num_rows: int) -> MatrixTiles:
     return _PAIR if num_rows <= _ROWS * MULTIPROCESSORS else _lone_tiles(tokens)
 
 
-def _split_tiles(tokens: int, num_rows: int) -> MatrixTiles:
+def _split_tiles(tokens: int, num_rows: int, num_inputs: int) -> MatrixTiles:
     """Returns the tiles of up to 64 tokens with as many splits as run at once, one at least.
 
-    Three warp groups fill a multiprocessor, of the other programs two do.
+    Three warp groups fill a multiprocessor, of one group two programs do, or four of few tokens.
     """
-    is_alone = tokens <= 16
-    at_once = MULTIPROCESSORS * (1 if is_alone else 2)
-    splits = max(1, min(_MOST_SPLITS, at_once // -(-num_rows // _ROWS)))
+    row_tiles = -(-num_rows // _ROWS)
     tiles = _whole_tiles(tokens, num_rows)
-    if not is_alone:
-        tiles = replace(tiles, groups=1, num_stages=4 if tokens < MOST_TOKENS else 2)
-    return replace(tiles, splits=splits)
+    if tokens > _FEW_TOKENS:
+        stages, at_once, most = 4 if tokens < MOST_TOKENS else 2, 2, _MOST_SPLITS
+    elif num_inputs >= _LONG_INPUTS and row_tiles in _IDLE:
+        stages, at_once, most = 3, 4, 6
+    else:
+        splits = min(_MOST_SPLITS, MULTIPROCESSORS // row_tiles)
+        return replace(tiles, splits=max(1, splits))
+    splits = max(1, min(most, at_once * MULTIPROCESSORS // row_tiles))
+    return replace(tiles, groups=1, num_stages=stages, splits=splits)
 
 
 def _gated_tiles(num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:

@@ -13,7 +13,10 @@ from models.ops.triton.linear.packed_configurations import (
 )
 
 SHARED_BYTES = 227 * 1024
-SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (28672, 4096), (4096, 14336)]
+SIZES = [
+    *((4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (28672, 4096), (4096, 14336)),
+    (5120, 25600),
+]
 CUDA = torch.device("cuda", 0)
 
 
@@ -96,6 +99,15 @@ def test_sums_are_split_over_all_multiprocessors(num_rows, expected):
         assert (tiles.groups, tiles.splits, tiles.num_stages) == chosen
         assert tiles_of(num_tokens, num_rows).splits == 1
     assert tiles_of(65, num_rows, may_split=True) == tiles_of(65, num_rows)
+
+
+def test_long_sums_that_fill_half_of_the_multiprocessors_are_split_finer():
+    for num_rows, num_inputs, splits in (
+        (5120, 25600, 6), (5120, 8192, 1), (4096, 25600, 2), (6144, 25600, 1),
+    ):  # fmt: skip
+        for num_tokens in (1, 16):
+            assert tiles_of(num_tokens, num_rows, num_inputs, may_split=True).splits == splits
+    assert tiles_of(17, 5120, 25600, may_split=True).splits == 3
 
 
 @pytest.mark.parametrize(
