@@ -19,7 +19,7 @@ from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCES
 
 PACKED_COLUMNS = 128
 """Inputs of a tile of packed_wide_linear."""
-BUILT_TOKENS = (128, 256, 384, 512, 520, 1024, 2048)
+BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 1024, 2048)
 """Tokens of steps whose kernels are built before serving; tiles that none of them has are not used.
 """
 MOST_PACKED_TOKENS = 640
@@ -67,11 +67,23 @@ _ROWS = 64
 _PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
 _WAVE_COST: Costs = {_PAIR: 0.3, **_WIDE_COST}
 """The same of products without a gate; the groups of one tile share out its inputs."""
+_MOST_SPLITS = 4
+_SPLIT_COST: Costs = {
+    **_WAVE_COST,
+    **{replace(_PAIR, groups=1, splits=count): 0.64 for count in range(1, _MOST_SPLITS + 1)},
+}
+"""The same of products that may be split; of one warp group, two programs run at once.
+
+Products of int4 in groups of 128 with their norms (H100, 2026-11-26, us of 128 tokens): 25600
+inputs and 5120 outputs 113.6, in splits 82.1; 8192 and 5120 38.3 and 30.2; 9728 and 2560 23.0 and
+18.1; 4096 and 2048 11.7 and 9.7.
+"""
+_PART_BYTES_PER_US = 2.5e6
+"""Of parts that a product leaves and a norm reads."""
 _GATED_TILES = PackedTiles(tokens=MOST_TOKENS, groups=2, slots=4, programs=2)
 """Of gated products of 33 to 64 tokens with enough rows for every multiprocessor."""
 _FEW_TOKENS = 16
 """Up to 16 tokens, three warp groups share out a tile's inputs, which may be split besides."""
-_MOST_SPLITS = 4
 _LONG_INPUTS = 16384
 _IDLE = range(MULTIPROCESSORS // 2 + 1, 93)
 """Tiles of rows that leave three to five of ten multiprocessors idle, and twice too many if split.
@@ -109,9 +121,10 @@ def packed_tiles(
     if not _takes(group, num_inputs, dtype, device):
         return None
     if is_gated:
-        return _gated_tiles(num_tokens, num_rows)
+        return _gated_tiles(num_tokens, num_rows, num_inputs)
     if num_tokens > MOST_TOKENS:
-        return _fastest_built(_WAVE_COST, num_tokens, num_rows)
+        costs = _SPLIT_COST if may_split else _WAVE_COST
+        return _fastest_built(costs, num_tokens, num_rows, num_inputs)
     tokens = _padded(num_tokens)
     split = _split_tiles(tokens, num_rows, num_inputs)
     return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows)
@@ -180,9 +193,9 @@ def _split_tiles(tokens: int, num_rows: int, num_inputs: int) -> MatrixTiles:
     return replace(tiles, groups=1, num_stages=stages, splits=splits)
 
 
-def _gated_tiles(num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
+def _gated_tiles(num_tokens: int, num_rows: int, num_inputs: int) -> MatrixTiles | PackedTiles:
     if num_tokens > MOST_TOKENS:
-        return _fastest_built(_WIDE_COST, num_tokens, num_rows)
+        return _fastest_built(_WIDE_COST, num_tokens, num_rows, num_inputs)
     tokens = _padded(num_tokens)
     if tokens == MOST_TOKENS:
         is_full = num_tiles(_GATED_TILES, num_tokens, num_rows) >= MULTIPROCESSORS
@@ -210,23 +223,33 @@ def _lone_tiles(tokens: int) -> MatrixTiles:
     return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=stages)
 
 
-def _fastest_built(costs: Costs, num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
+def _fastest_built(
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+) -> MatrixTiles | PackedTiles:
     """Returns the fastest of the tiles of those BUILT_TOKENS that have no more tiles of tokens."""
     built = {
-        _fastest(costs, each, num_rows)
+        _fastest(costs, each, num_rows, num_inputs)
         for each in BUILT_TOKENS
         if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
     }
     costs = {tiles: cost for tiles, cost in costs.items() if tiles in built}
-    return _fastest(costs, num_tokens, num_rows)
+    return _fastest(costs, num_tokens, num_rows, num_inputs)
 
 
 def _num_token_tiles(num_tokens: int) -> int:
     return -(-num_tokens // 128)
 
 
-def _fastest(costs: Costs, num_tokens: int, num_rows: int) -> MatrixTiles | PackedTiles:
-    def cost(tiles: MatrixTiles | PackedTiles) -> float:
-        return costs[tiles] * -(-num_tiles(tiles, num_tokens, num_rows) // MULTIPROCESSORS)
+def _fastest(
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+) -> MatrixTiles | PackedTiles:
+    def microseconds(tiles: MatrixTiles | PackedTiles) -> float:
+        splits = tiles.splits if isinstance(tiles, MatrixTiles) else 1
+        is_small = isinstance(tiles, MatrixTiles) and tiles.groups == 1
+        at_once = MULTIPROCESSORS * (2 if is_small else 1)
+        waves = -(-num_tiles(tiles, num_tokens, num_rows) * splits // at_once)
+        product = costs[tiles] * waves * num_inputs / (128 * splits)
+        part_bytes = 0 if splits == 1 else 8 * splits * num_tokens * num_rows
+        return product + part_bytes / _PART_BYTES_PER_US
 
-    return min(costs, key=cost)
+    return min(costs, key=microseconds)

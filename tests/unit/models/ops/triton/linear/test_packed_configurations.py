@@ -98,7 +98,19 @@ def test_sums_are_split_over_all_multiprocessors(num_rows, expected):
         tiles = tiles_of(num_tokens, num_rows, may_split=True)
         assert (tiles.groups, tiles.splits, tiles.num_stages) == chosen
         assert tiles_of(num_tokens, num_rows).splits == 1
-    assert tiles_of(65, num_rows, may_split=True) == tiles_of(65, num_rows)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "size", "splits"),
+    [
+        *((128, (5120, 25600), 3), (128, (2560, 9728), 3), (192, (5120, 25600), 1)),
+        *((192, (2560, 9728), 1), (256, (2560, 9728), 3), (130, (2560, 9728), 1)),
+        *((128, (4096, 14336), 1), (128, (8192, 28672), 1), (512, (5120, 25600), 1)),
+    ],
+)
+def test_sums_of_more_tokens_are_split_where_waves_of_tiles_leave_gaps(num_tokens, size, splits):
+    tiles = tiles_of(num_tokens, *size, may_split=True)
+    assert getattr(tiles, "splits", 1) == splits
 
 
 def test_long_sums_that_fill_half_of_the_multiprocessors_are_split_finer():
@@ -119,14 +131,16 @@ def test_gated_tiles_run_at_once_if_their_rings_leave_room(num_rows, stages):
         assert tiles_of(num_tokens, num_rows, is_gated=True).num_stages == each
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("num_rows", [512, 1024, 2560, 4096, 6144, 9728, 28672, 151936])
-def test_tiles_are_those_of_a_step_before_serving_of_no_more_tokens(num_rows, is_gated):
+@pytest.mark.parametrize(
+    "options", [{}, {"may_split": True}, {"is_gated": True}], ids=["whole", "split", "gated"]
+)
+@pytest.mark.parametrize("num_rows", [512, 1024, 2560, 4096, 5120, 9728, 28672, 151936])
+def test_tiles_are_those_of_a_step_before_serving_of_no_more_tokens(num_rows, options):
     for num_tokens in (*range(65, 2200), 4096, 8192, 16384):
-        tiles = tiles_of(num_tokens, num_rows, is_gated=is_gated)
+        tiles = tiles_of(num_tokens, num_rows, **options)
         # The largest step is run, too, which has as many tiles of 128 tokens or more.
         fitting = [each for each in (64, *BUILT_TOKENS) if each < num_tokens + 128]
-        assert tiles in [tiles_of(each, num_rows, is_gated=is_gated) for each in fitting]
+        assert tiles in [tiles_of(each, num_rows, **options) for each in fitting]
 
 
 def test_other_weights_are_unpacked_first():
