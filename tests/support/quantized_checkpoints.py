@@ -19,6 +19,16 @@ WIDE = {
     "head_dim": 64,
 }
 """A shape whose projections begin at whole blocks."""
+WIDE_EXPERTS = {
+    "qwen3_moe": {"moe_intermediate_size": 256, "num_experts": 4},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128,
+        "num_hidden_layers": 2,
+    },
+}  # fmt: skip
+"""The same of families with experts, besides."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("block", {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
     "per_tensor": ("tensor", {"quant_method": "fp8", "activation_scheme": "static"}),

@@ -16,7 +16,6 @@ from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_qu
 from scripts.quantizers import awq, gptq, packed
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE
-from tests.support.random_checkpoints import write_checkpoint
 
 SCALE_ERROR = 2**-8
 """Scales of integers and of NVFP4 are kept in bfloat16."""
@@ -49,40 +48,16 @@ KEPT = {
 }
 """Format -> how experts are kept, and columns that share a scale."""
 DEQUANTISED = ("gptq-act-order", "compressed-int4-order", "gptq-8-bit", "compressed-int8")
-DEEPSEEK = {
-    "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128, "num_hidden_layers": 2,
-}  # fmt: skip
-FAMILIES = {
-    "qwen3_moe": {"moe_intermediate_size": 256, "num_experts": 4},
-    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
-    "deepseek_v3": DEEPSEEK,
-}
 TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
 each_form = pytest.mark.parametrize("form", KEPT)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """Returns a function from a family to a random checkpoint of it."""
-    folders = {}
-
-    def source(variant, **sizes):
-        key = variant, *sizes.items()
-        if key not in folders:
-            folders[key] = tmp_path_factory.mktemp(variant)
-            write_checkpoint(folders[key], variant, **WIDE | FAMILIES[variant] | sizes)
-        return folders[key]
-
-    return source
-
-
 @pytest.fixture
-def stored(source, tmp_path):
+def stored(wide_source, tmp_path):
     """Returns a function that writes a format of a family; returns its folder."""
 
     def stored(form, variant="qwen3_moe", **sizes):
-        write_quantized(source(variant, **sizes), tmp_path, FORMS[form])
+        write_quantized(wide_source(variant, **sizes), tmp_path, FORMS[form])
         return tmp_path
 
     return stored
@@ -194,7 +169,7 @@ def test_an_order_of_equal_runs_is_none(stored):
     assert all(each.packing is not None for each in experts_of(load(folder, keep_quantized=True)))
 
 
-def test_one_expert_that_is_not_packed_makes_all_of_a_layer_plain(source, stored):
+def test_one_expert_that_is_not_packed_makes_all_of_a_layer_plain(wide_source, stored):
     folder = stored("awq")
     module = "model.layers.1.mlp.experts.3.up_proj."
     tensors = {
@@ -202,20 +177,20 @@ def test_one_expert_that_is_not_packed_makes_all_of_a_layer_plain(source, stored
         for name, each in load_file(folder / WEIGHTS).items()
         if not name.startswith(module)
     }
-    tensors[f"{module}weight"] = load_file(source("qwen3_moe") / WEIGHTS)[f"{module}weight"]
+    tensors[f"{module}weight"] = load_file(wide_source("qwen3_moe") / WEIGHTS)[f"{module}weight"]
     save_file(tensors, folder / WEIGHTS)
     first, second = experts_of(load(folder, keep_quantized=True))
     assert first.down_proj.dtype == torch.uint8
     assert second.down_proj.dtype == torch.float32
 
 
-def test_groups_of_two_sizes_in_a_layer_are_dequantised(source, tmp_path):
+def test_groups_of_two_sizes_in_a_layer_are_dequantised(wide_source, tmp_path):
     form = Format(
         gptq(64),
         FORMATS["gptq"].config | {"dynamic": {r"+:.*mlp\.experts.*down_proj": {"group_size": 32}}},
         others={"down_proj": gptq(32)},
     )
-    write_quantized(source("qwen3_moe"), tmp_path, form)
+    write_quantized(wide_source("qwen3_moe"), tmp_path, form)
     kept, plain = load_both(tmp_path)
     for own, other in zip(experts_of(kept), experts_of(plain), strict=True):
         assert torch.equal(own.down_proj, other.down_proj)
