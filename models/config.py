@@ -11,11 +11,12 @@ from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.quantization.config import QuantizationConfig, QuantizationError
+from models.quantization.float_tools import MIXED
 from models.quantization.read import read_quantization
 
 CONFIG_FILE = "config.json"
 MODELOPT_FILE = "hf_quant_config.json"
-"""Where ModelOpt describes weights that config.json says nothing of."""
+"""Where ModelOpt describes weights, or single layers, that config.json says nothing of."""
 DTYPES = ("float32", "bfloat16", "float16")
 DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
 """Families whose draft layers models.deepseek_mtp can build."""
@@ -319,11 +320,13 @@ def quantization_of(fields: Fields) -> QuantizationConfig | None:
     name = "quantization_config"
     if not fields.has(name) and fields.has("compression_config"):
         name = "compression_config"  # compressed-tensors before 0.6
-    file, values = fields.file, None
-    if fields.has(name):
-        values = fields.section(name).values
-    elif fields.file.with_name(MODELOPT_FILE).exists():
-        file = fields.file.with_name(MODELOPT_FILE)
+    file = fields.file
+    values = fields.section(name).values if fields.has(name) else None
+    # Older releases of ModelOpt leave out of config.json which layer has which format.
+    is_mixed = values is not None and values.get("quant_algo") == MIXED
+    is_elsewhere = values is None or (is_mixed and not values.get("quantized_layers"))
+    if is_elsewhere and file.with_name(MODELOPT_FILE).exists():
+        file = file.with_name(MODELOPT_FILE)
         values = Fields.read(file).values
     if values is None:
         return None

@@ -18,6 +18,8 @@ MODELOPT_SCHEMES = {
     "MXFP4": WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP),
 }
 """ModelOpt's quant_algo -> how weights are stored."""
+MIXED = "MIXED_PRECISION"
+"""ModelOpt's quant_algo of layers with formats of their own."""
 
 
 def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
@@ -62,7 +64,7 @@ def read_modelopt(fields: Mapping[str, Any]) -> QuantizationConfig:
     """
     fields = section(fields, "quantization") or fields
     algorithm = fields.get("quant_algo")
-    if algorithm == "MIXED_PRECISION":
+    if algorithm == MIXED:
         layers = section(fields, "quantized_layers", prefix="quantization.") or {}
         schemes = tuple(_modelopt_layer(name, layer) for name, layer in layers.items())
         if not schemes:
@@ -93,7 +95,7 @@ def _modelopt_layer(name: str, layer: object) -> WeightScheme:
 def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) -> WeightScheme:
     scheme = MODELOPT_SCHEMES.get(algorithm) if isinstance(algorithm, str) else None
     if scheme is None:
-        wanted = f"one of {', '.join(MODELOPT_SCHEMES)} or MIXED_PRECISION"
+        wanted = f"one of {', '.join(MODELOPT_SCHEMES)} or {MIXED}"
         raise QuantizationError(path, algorithm, wanted)
     size = fields.get("group_size")
     if scheme.group_size is not None and size not in (None, scheme.group_size):

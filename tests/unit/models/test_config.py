@@ -87,6 +87,23 @@ def test_gpt_oss_is_of_bfloat16_as_its_file_names_no_dtype(tmp_path):
     assert read(tmp_path, **gpt_oss, torch_dtype="float16").dtype == "float16"
 
 
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_formats_of_single_layers_may_be_in_modelopts_own_file(tmp_path, is_stated):
+    layers = {
+        kind: {f"model.layers.0.mlp.{name}": {"quant_algo": kind} for name in ("up_proj", "o_proj")}
+        for kind in ("FP8", "NVFP4")
+    }
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers["NVFP4"]}
+    own = {"producer": {"name": "modelopt"}, "quantization": mixed}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]}
+    if is_stated:
+        stated["quantized_layers"] = layers["FP8"]
+    config = read(tmp_path, quantization_config=stated).quantization
+    assert config.kinds == {"fp8" if is_stated else "nvfp4"}
+    assert config.scheme_of("model.layers.1.mlp.up_proj") is None
+
+
 @pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ())])
 def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
     assert read(tmp_path, eos_token_id=value).eos_token_ids == ids
