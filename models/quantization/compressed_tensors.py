@@ -59,26 +59,7 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
         method="compressed-tensors",
         schemes=tuple(schemes),
         ignored=read_names(fields, "ignore"),
-        is_cache_fp8=has_fp8_cache(fields),
     )
-
-
-def has_fp8_cache(fields: Mapping[str, Any]) -> bool:
-    """Returns whether the weights were made for a cache of 8-bit floats.
-
-    Raises:
-        QuantizationError: they were made for another one.
-    """
-    scheme = fields.get("kv_cache_scheme")
-    if scheme is None:
-        return False
-    if scheme == "static":  # AutoFP8, and Quark where it writes as AutoFP8 does
-        return True
-    stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else scheme
-    if stored != ("float", 8):
-        wanted = "absent, static, or of type float with 8 bits"
-        raise QuantizationError("kv_cache_scheme", scheme, wanted)
-    return True
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:

@@ -75,8 +75,6 @@ class QuantizationConfig:
     """At least one."""
     ignored: tuple[str, ...] = ()
     """Modules that are not quantised: parts of their names, or regular expressions after `re:`."""
-    is_cache_fp8: bool = False
-    """Whether the checkpoint was made for cached keys and values of 8 bits."""
 
     @classmethod
     def rounding_to_fp8(cls) -> "QuantizationConfig":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP, has_fp8_cache
+from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
 from models.quantization.fields import read_names, read_pair, section, with_wildcards
 
@@ -41,7 +41,6 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
         method="fp8",
         schemes=(WeightScheme(kind="fp8", block_size=block_size, activations="fp8"),),
         ignored=read_names(fields, "ignored_layers" if is_old else "modules_to_not_convert"),
-        is_cache_fp8=has_fp8_cache(fields),
     )
 
 
@@ -72,14 +71,10 @@ def read_modelopt(fields: Mapping[str, Any]) -> QuantizationConfig:
     else:
         schemes = (_modelopt_scheme("quant_algo", algorithm, fields),)
     excluded = "exclude_modules" if "exclude_modules" in fields else "ignore"
-    cache = fields.get("kv_cache_quant_algo")
-    if cache not in (None, "FP8"):
-        raise QuantizationError("kv_cache_quant_algo", cache, "absent or FP8")
     return QuantizationConfig(
         method="modelopt",
         schemes=schemes,
         ignored=with_wildcards(read_names(fields, excluded)),
-        is_cache_fp8=cache is not None or has_fp8_cache(fields),
     )
 
 

@@ -41,7 +41,9 @@ def compressed(weights, activations=None, **fields):
         (compressed(WEIGHTS, ignore=["lm_head"]), "fp8 rows", ("lm_head",)),
         (compressed(WEIGHTS | {"strategy": "tensor"}), "fp8 rows", ()),
         (compressed(WEIGHTS, kv_cache_scheme=WEIGHTS), "fp8 rows", ()),
+        (compressed(WEIGHTS, kv_cache_scheme={"num_bits": 8, "type": "int"}), "fp8 rows", ()),
         ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "fp8 rows", ()),
+        (MODELOPT | {"kv_cache_quant_algo": "NVFP4"}, "fp8 rows", ()),
         ({"quant_method": "fp8", "fmt": None, "activation_scheme": None}, "fp8 rows", ()),
         (
             compressed(WEIGHTS | {"strategy": "block", "block_structure": [64, 128]}),
@@ -113,8 +115,6 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
         (compressed(WEIGHTS, sparsity_config={"format": "sparse-bitmask"}), "sparsity_config"),
         (compressed(WEIGHTS, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
-        (compressed(WEIGHTS, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
-        (compressed(WEIGHTS, kv_cache_scheme="fp8"), "kv_cache_scheme is 'fp8'"),
         (compressed(WEIGHTS, ignore=["re:("]), "a regular expression"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'; it must be gemm"),
         (AWQ | {"bits": 8}, "bits is 8; it must be 4"),
@@ -140,7 +140,6 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic is"),
         (GPTQ | {"dynamic": {"+:a": {"bits": 2}}}, r"dynamic\['\+:a'\].bits is 2"),
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
-        (MODELOPT | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
         ({"quant_method": "quark", "global_quant_config": {}}, "global_quant_config.weight"),
         *(
             (
@@ -170,7 +169,6 @@ def test_the_file_of_modelopt_names_the_layers_that_stay():
             },
         }
     )
-    assert config.is_cache_fp8
     modules = [
         "lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.router",
         "model.layers.1.mlp.gate", "model.vision.layers.1.up_proj",
