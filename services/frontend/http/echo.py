@@ -50,8 +50,8 @@ def num_characters(content: bytes) -> int:
 
 def _num_skipped(content: bytes, text: str, position: int) -> int:
     """Returns the length of whitespace that a preceding special token absorbed."""
-    if content[:1].isspace():
-        return 0
+    if content[:1].isspace() or not num_characters(content[:1]):
+        return 0  # its own whitespace, or the rest of a character that began before it
     skipped = 0
     while text[position + skipped : position + skipped + 1].isspace():
         skipped += 1

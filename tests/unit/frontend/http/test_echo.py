@@ -104,6 +104,14 @@ def test_whitespace_that_a_special_token_takes_in_is_skipped():
     assert text_offsets(tokenizer, library.encode(text).ids, text) == [0, 11]
 
 
+def test_spaces_after_characters_of_several_tokens_keep_their_positions():
+    tokenizer = Tokenizer(tokenizer_files())
+    text = f"a{ACUTE}{ACUTE} {ACUTE} b"
+    ids = reference_tokenizer().encode(text).ids
+    offsets = text_offsets(tokenizer, ids, text)
+    assert offsets == [0, 1, 2, 2, 3, 3, 4, 5, 5, 6]
+
+
 def test_offsets_stay_within_the_text():
     tokenizer = Tokenizer(tokenizer_files())
     ids = reference_tokenizer().encode(ACUTE).ids
