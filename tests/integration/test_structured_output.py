@@ -115,6 +115,20 @@ async def test_greedy_output_follows_its_grammar_beside_log_probabilities(client
     assert any(p.chosen.token_id != p.top[0].token_id for p in answer.logprobs)
 
 
+async def test_min_tokens_that_excludes_all_that_a_grammar_allows_is_the_callers_error(client):
+    async with asyncio.timeout(30):
+        tokens = await client.tokenize("abab")
+        sampling = Sampling(
+            min_tokens=3,
+            max_tokens=9,
+            stop_token_ids=[token.id for token in tokens],
+            structured_output=StructuredOutput(regex="a[ab]{5}"),
+        )
+        with pytest.raises(InvalidRequestError, match="min_tokens is 3, but after 0 tokens"):
+            async for _ in client.generate("x", Options(sampling=sampling)):
+                pass
+
+
 async def test_a_request_without_a_grammar_is_as_if_no_request_had_one(client):
     plain = options(temperature=0, max_tokens=40)
     alone = await client.generate("Once upon", plain).completion()

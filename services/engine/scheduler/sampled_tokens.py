@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.engine.batch import StepResult, read_tokens
-from services.engine.errors import RequestFaultError
+from services.engine.errors import EngineError, InvalidRequestError, RequestFaultError
 from services.engine.request import (
     FinishReason,
     Request,
@@ -46,8 +46,7 @@ def append_tokens(
         kept = cut_at_end(request, token_ids) if is_speculative else token_ids
         if kept[-1] < 0:
             holdings.end(request)
-            error = RequestFaultError("the largest of its logits was NaN or infinite")
-            outputs.append(RequestOutput(request, [], error=error))
+            outputs.append(RequestOutput(request, [], error=_without_a_token(request)))
             continue
         request.token_ids += kept
         num_output += len(kept)
@@ -58,6 +57,17 @@ def append_tokens(
         outputs.append(RequestOutput(request, kept, previous))
     holdings.counts.output_tokens += num_output
     return outputs
+
+
+def _without_a_token(request: Request) -> EngineError:
+    """Returns why no token could be chosen for a request."""
+    num_output, min_tokens = request.num_output_tokens, request.sampling.min_tokens
+    if request.constraint is not None and num_output < min_tokens:
+        return InvalidRequestError(
+            f"min_tokens is {min_tokens}, but after {num_output} tokens structured_output allows "
+            "none that does not end the output"
+        )
+    return RequestFaultError("the largest of its logits was NaN or infinite")
 
 
 def conclude(outputs: Sequence[RequestOutput], holdings: Holdings) -> None:
