@@ -21,9 +21,10 @@ def json_of(written: str, schema: Any) -> str:
 
     A text that is JSON, too, is a string where its schema has strings and not that kind of JSON.
     """
-    kinds = _kinds(schema)
-    if kinds == {"string"}:
+    # As in grammars: any other schema has its strings in quotes.
+    if isinstance(schema, dict) and schema.get("type") == "string":
         return json.dumps(written, ensure_ascii=False)
+    kinds = _kinds(schema)
     text = written.strip()
     if kinds & {"boolean", "null"}:
         text = _PYTHON_NAMES.get(text, text)
@@ -41,6 +42,9 @@ def _kinds(schema: Any) -> set[str]:
         return set()
     named = schema.get("type", [])
     kinds = {str(each) for each in (named if isinstance(named, list) else [named])}
+    values = schema.get("enum")
+    if not kinds and isinstance(values, list):
+        kinds = {_KINDS[type(value)] for value in values}
     for keyword in ("anyOf", "oneOf"):
         choices = schema.get(keyword)
         for choice in choices if isinstance(choices, list) else ():
