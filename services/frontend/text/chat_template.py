@@ -119,7 +119,7 @@ class ChatTemplate:
         self._check_variables(variables)
         try:
             fitted = self._forms.fit([self._adapted(message) for message in messages])
-            shown_tools = list(tools)
+            shown_tools = self._forms.fit_tools(tools)
             mark = ""
             if marks_content:
                 mark = self._marker.free_mark(fitted, shown_tools, variables, self._source)
@@ -170,11 +170,11 @@ class ChatTemplate:
             raise TemplateError(f"the chat template fails: {error}") from None
         return "".join(pieces)
 
-    def _probe(self, messages: Sequence[Message]) -> str | None:
+    def _probe(self, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
         """Renders an example; None if the template fails."""
         self._environment.mark = ""
         try:
-            return self._generate(messages, (), {}, _MAX_PROBE_BYTES)
+            return self._generate(messages, tools, {}, _MAX_PROBE_BYTES)
         except TemplateError:
             return None
 

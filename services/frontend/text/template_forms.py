@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
-Render = Callable[[Sequence[Message]], str | None]
-"""Renders a conversation; returns None if the template fails."""
+Render = Callable[[Sequence[Message], Sequence[Message]], str | None]
+"""Renders a conversation with some tools; returns None if the template fails."""
 
 _NEEDLE = "octavo-needle"
 _ARGUMENTS = {_NEEDLE: "thread"}
@@ -29,10 +29,29 @@ class TemplateForms:
         self._render = render
         self._wants_parts: dict[str, bool] = {}
         self._call_forms: tuple[bool, bool] | None = None
+        self._wants_whole_tools: bool | None = None
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation in the template's form."""
         return [self._fit(message) for message in messages]
+
+    def fit_tools(self, tools: Sequence[Message]) -> list[Message]:
+        """Returns tools in the template's form: with all keys if it fails on one without some."""
+        whole = [_whole(tool) for tool in tools]
+        return whole if whole != list(tools) and self._takes_only_whole_tools() else list(tools)
+
+    def _takes_only_whole_tools(self) -> bool:
+        if self._wants_whole_tools is None:
+            asking = [{"role": "user", "content": self._filler()}]
+            tool: Message = {"type": "function", "function": {"name": "f"}}
+            self._wants_whole_tools = (
+                self._render(asking, [tool]) is None
+                and self._render(asking, [_whole(tool)]) is not None
+            )
+        return self._wants_whole_tools
+
+    def _filler(self) -> Any:
+        return _parts("x") if self._takes_only_parts("user") else "x"
 
     def _fit(self, message: Message) -> Message:
         fitted = dict(message)
@@ -72,7 +91,7 @@ class TemplateForms:
                 conversation = [user, _calling(_ARGUMENTS, filler), message]
             case _:
                 conversation = [message, user]
-        return _NEEDLE in (self._render(conversation) or "")
+        return _NEEDLE in (self._render(conversation, ()) or "")
 
     def _find_call_forms(self) -> tuple[bool, bool]:
         """Returns whether arguments must be text, and whether content must not be None."""
@@ -96,8 +115,8 @@ class TemplateForms:
         return False
 
     def _render_call(self, arguments: Any, content: str | None) -> str | None:
-        asking = {"role": "user", "content": _parts("x") if self._takes_only_parts("user") else "x"}
-        return self._render([asking, _calling(arguments, content)])
+        asking = {"role": "user", "content": self._filler()}
+        return self._render([asking, _calling(arguments, content)], ())
 
 
 def _calling(arguments: Any, content: Any) -> Message:
@@ -107,6 +126,15 @@ def _calling(arguments: Any, content: Any) -> Message:
         "function": {"name": "f", "arguments": arguments},
     }
     return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def _whole(tool: Message) -> Message:
+    """Returns a function with a description and properties, which callers may leave out."""
+    function = tool.get("function")
+    if function is None:
+        return tool
+    parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
+    return {**tool, "function": {"description": "", **function, "parameters": parameters}}
 
 
 def _parts(text: str) -> list[Message]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.chat_template import ChatTemplate, TemplateError
 
 ARGUMENTS = '{"city":"Oslo"}'
 CONVERSATION = [
@@ -116,3 +116,36 @@ def test_a_template_that_would_write_none_gets_empty_content():
         "{% for m in messages %}{{ m.content is none }}{{ m.tool_calls is defined }} {% endfor %}"
     )
     assert render(asking, CONVERSATION) == "FalseFalse TrueTrue FalseFalse "
+
+
+def tool(**fields):
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+NEEDS_ALL = (
+    "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }}"
+    "{% for name in t.function.parameters.properties %} {{ name }}{% endfor %};{% endfor %}"
+)
+WHOLE = tool(description="d", parameters={"type": "object", "properties": {"a": {}}})
+
+
+def test_a_template_that_fails_on_tools_without_all_keys_gets_all_keys():
+    template = ChatTemplate(NEEDS_ALL, {})
+    tools = [tool(), WHOLE, tool(parameters={})]
+    assert template.render(HELLO, tools=tools, max_bytes=100) == "f: ;f: d a;f: ;"
+    shown = ChatTemplate(NEEDS_ALL + "{{ tools | tojson }}", {}).render(
+        HELLO, tools=[tool(parameters={"required": []})], max_bytes=1000
+    )
+    assert '"parameters": {"type": "object", "properties": {}, "required": []}' in shown
+
+
+def test_other_templates_get_tools_as_they_are():
+    shown = ChatTemplate("{{ tools | tojson }}", {}).render(HELLO, tools=[tool()], max_bytes=1000)
+    assert json.loads(shown) == [tool()]
+
+
+def test_a_template_that_fails_on_every_tool_says_why():
+    with pytest.raises(TemplateError, match="has no attribute 'strict'"):
+        ChatTemplate("{{ 'a' + tools[0].strict }}", {}).render(
+            HELLO, tools=[tool()], max_bytes=1000
+        )
