@@ -10,7 +10,7 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import HOPPER
 from models.ops.linear.linear import linear
 from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
 from scripts.quantize_tiny import FORMATS as PACKED_FORMATS
 from scripts.quantize_tiny import write_quantized
 from tests.support.invariance import (
@@ -49,10 +49,12 @@ ROOM = {"max_model_len": 2048, "max_num_batched_tokens": 4096}
 FEW = ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3")
 COUNTS = (1, 2, 3, 8, 9, 17, 33, 64, 65, 128, 200, 512, 513, 640, 641, 1024)
 PACKINGS = {
-    "group 128": (128, {}),
-    "group 32 with zeros": (32, {"has_zeros": True}),
-    "mxfp4": (32, {"is_float": True}),
-    "nvfp4": (16, {"is_float": True}),
+    "group 128": (quantize_packed, 128, {}),
+    "group 32 with zeros": (quantize_packed, 32, {"has_zeros": True}),
+    "mxfp4": (quantize_packed, 32, {"is_float": True}),
+    "nvfp4": (quantize_packed, 16, {"is_float": True}),
+    "int8 group 128": (quantize_bytes, 128, {}),
+    "int8 group 32 with zeros": (quantize_bytes, 32, {"has_zeros": True}),
 }
 
 
@@ -129,9 +131,18 @@ def test_mxfp4_experts_have_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
+    "form",
+    [
+        "awq",
+        "gptq-act-order",
+        "compressed-int4-channel",
+        "modelopt-nvfp4",
+        "quark-mxfp4",
+        "gptq-8-bit",
+        "compressed-int8",
+    ],
 )
-def test_weights_of_4_bits_have_the_same_bits(tmp_path, form):
+def test_packed_weights_have_the_same_bits(tmp_path, form):
     shape = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
     write_checkpoint(tmp_path / "plain", "llama", **shape)
     write_quantized(tmp_path / "plain", tmp_path / "stored", PACKED_FORMATS[form])
@@ -173,11 +184,11 @@ def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("shape", [(1024, 4096), (4096, 1280), (12288, 4096)])
-def test_a_product_of_4_bits_has_the_same_rows_for_every_number_of_tokens(shape, packing):
+def test_a_packed_product_has_the_same_rows_for_every_number_of_tokens(shape, packing):
     torch.manual_seed(0)
-    group, options = PACKINGS[packing]
+    quantize, group, options = PACKINGS[packing]
     x = torch.randn(1100, shape[1], dtype=torch.bfloat16, device="cuda")
-    packed = quantize_packed(torch.randn(*shape, device="cuda") / 50, group, **options)
+    packed = quantize(torch.randn(*shape, device="cuda") / 50, group, **options)
     exact = x.float() @ packed_values(*packed, torch.float32).t()
     gate, up = exact.chunk(2, -1)
     gated = torch.nn.functional.silu(gate) * up

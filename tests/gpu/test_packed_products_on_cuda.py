@@ -1,4 +1,6 @@
-"""Products with weights of 4 bits against float64 references of their values."""
+"""Products with weights of 4 and 8 bits against float64 references of their values."""
+
+from itertools import product
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ import torch
 from models.layers.quantization import can_run_packed
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.linear.packed_residual import packed_linear_residual_norm
-from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
 from models.ops.triton.linear.packed_configurations import PackedTiles
 from tests.support.tolerances import assert_rows_close
 
@@ -21,6 +23,10 @@ FORMATS = {
     "channel": (None, {}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
+    "int8 32 zeros": (32, {"has_bytes": True, "has_zeros": True}),
+    "int8 128": (128, {"has_bytes": True}),
+    "int8 channel": (None, {"has_bytes": True}),
+    "int8 channel zeros": (None, {"has_bytes": True, "has_zeros": True}),
 }
 ALL_FORMATS = pytest.mark.parametrize("form", FORMATS)
 WIDE = [
@@ -29,13 +35,23 @@ WIDE = [
         (128, 1, 6, 1), (128, 2, 5, 1), (128, 3, 5, 1), (256, 2, 3, 1), (32, 2, 6, 2), (64, 2, 4, 2)
     ]
 ]  # fmt: skip
+WIDE_BYTES = [
+    PackedTiles(tokens=tokens, groups=groups, slots=slots, programs=programs)
+    for tokens, groups, slots, programs in [
+        (128, 1, 5, 1), (128, 2, 4, 1), (128, 3, 3, 1), (256, 2, 2, 1), (64, 2, 3, 2)
+    ]
+]  # fmt: skip
+
+
+def quantize(values, group, *, has_bytes=False, **options):
+    return (quantize_bytes if has_bytes else quantize_packed)(values, group, **options)
 
 
 def make_weight(num_rows, num_inputs, form):
     """Returns a weight with its scales, and its values in float64."""
     group, options = FORMATS[form]
     values = torch.randn(num_rows, num_inputs, device="cuda") * num_inputs**-0.5
-    packed = quantize_packed(values, group or num_inputs, **options)
+    packed = quantize(values, group or num_inputs, **options)
     return packed, packed_values(*packed, torch.float32).double()
 
 
@@ -61,7 +77,7 @@ def check(size, form, counts, *, is_gated):
 @GATED
 @ALL_FORMATS
 @pytest.mark.parametrize("size", [(4096, 4096), (40, 1024), (1600, 1536), (1000, 512)], ids=str)
-def test_weights_of_4_bits_are_multiplied_as_their_values(size, form, is_gated):
+def test_packed_weights_are_multiplied_as_their_values(size, form, is_gated):
     check(size, form, (1, 2, 3, 8, 9, 17, 33, 64, 65, 300), is_gated=is_gated)
 
 
@@ -92,7 +108,7 @@ def test_products_of_many_tokens_are_those_of_the_values(form, is_gated):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["32", "nvfp4"])
+@pytest.mark.parametrize("form", ["32", "nvfp4", "int8 32 zeros"])
 @pytest.mark.parametrize("size", [(1600, 1536), (9000, 1056), (1001, 512)], ids=str)
 def test_products_of_many_tokens_take_odd_sizes(size, form, is_gated):
     check(size, form, (65, 100, 129, 200, 1000), is_gated=is_gated)
@@ -107,7 +123,7 @@ def test_unpacking_a_weight_gives_its_values(form):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["128", "nvfp4"])
+@pytest.mark.parametrize("form", ["128", "nvfp4", "int8 128"])
 def test_a_bias_is_added_before_the_gate(form, is_gated):
     packed, exact = make_weight(13824, 1024, form)
     bias = torch.randn(13824, device="cuda").bfloat16()
@@ -118,11 +134,17 @@ def test_a_bias_is_added_before_the_gate(form, is_gated):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["64 zeros", "nvfp4"])
-@pytest.mark.parametrize("tiles", WIDE, ids=str)
+@pytest.mark.parametrize(
+    ("form", "tiles"),
+    [
+        *product(["64 zeros", "nvfp4"], WIDE),
+        *product(["int8 128", "int8 32 zeros"], WIDE_BYTES),
+    ],
+    ids=str,
+)
 def test_tiles_that_share_inputs_take_any_size(tiles, form, is_gated):
     if not can_run_packed(torch.device("cuda"), torch.bfloat16):
-        pytest.skip("this GPU has no products of 4 bits")
+        pytest.skip("this GPU has no products of packed weights")
     from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
 
     for num_rows, num_inputs in ((1008, 1536), (34832, 512)):

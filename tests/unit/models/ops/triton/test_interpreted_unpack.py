@@ -1,4 +1,4 @@
-"""The kernel that unpacks 4-bit weights, in Triton's interpreter on the CPU."""
+"""The kernel that unpacks weights of 4 and 8 bits, in Triton's interpreter on the CPU."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import torch
-from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
 from models.ops.triton.linear.unpack import unpack
 
 torch.manual_seed(0)
@@ -19,6 +19,10 @@ for rows, columns in ((3, 64), (9, 320)):
         packed = quantize_packed(torch.randn(rows, columns), group, **options)
         for dtype in (torch.float32, torch.float16):
             torch.testing.assert_close(unpack(*packed, dtype), packed_values(*packed, dtype))
+    for group, has_zeros in ((32, True), (columns, False)):
+        packed = quantize_bytes(torch.randn(rows, columns), group, has_zeros=has_zeros)
+        for dtype in (torch.float32, torch.float16):
+            assert torch.equal(unpack(*packed, dtype), packed_values(*packed, dtype))
 """
 
 
