@@ -24,7 +24,7 @@ from models.ops.linear.fp8_linear import dequantized
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
 from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 
 SHAPES = {
@@ -42,6 +42,8 @@ PACKED: Mapping[str, tuple[int, Mapping[str, bool]]] = {
     "int4 g32 zeros": (32, {"has_zeros": True}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
+    "int8 g128": (128, {"has_bytes": True}),
+    "int8 g32 zeros": (32, {"has_bytes": True, "has_zeros": True}),
 }
 FORMATS = ("bf16", "fp8 rows", "fp8 blocks", *PACKED)
 
@@ -54,7 +56,7 @@ def quantized(values: torch.Tensor, name: str) -> Tensors:
         return values, None, None
     if name in PACKED:
         group, options = PACKED[name]
-        return quantize_packed(values, group, **options)
+        return _packed(values, group, **options)
     exact = values.float()
     if name == "fp8 rows":
         scale = exact.abs().amax(1, keepdim=True) / FP8_MAX
@@ -63,6 +65,12 @@ def quantized(values: torch.Tensor, name: str) -> Tensors:
     scale = torch.full([-(-size // BLOCK) for size in values.shape], 5 / FP8_MAX / 64)
     scale = scale.to(values.device)
     return (exact / scale[0, 0]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale, None
+
+
+def _packed(
+    values: torch.Tensor, group: int, *, has_bytes: bool = False, **options: bool
+) -> Tensors:
+    return (quantize_bytes if has_bytes else quantize_packed)(values, group, **options)
 
 
 def values_of(weight: Tensors, name: str) -> torch.Tensor:
