@@ -81,6 +81,11 @@ def test_packed_weights_are_multiplied_as_their_values(size, form, is_gated):
     check(size, form, (1, 2, 3, 8, 9, 17, 33, 64, 65, 300), is_gated=is_gated)
 
 
+@pytest.mark.parametrize("form", ["128", "int8 128", "int8 32 zeros", "int8 channel"])
+def test_gated_products_of_many_outputs_are_those_of_the_values(form):
+    check((14336, 768), form, (8, 16, 32, 64), is_gated=True)
+
+
 @ALL_FORMATS
 @pytest.mark.parametrize(
     "size", [(4096, 4096), (40, 1024), (1000, 512), (2560, 9728), (5120, 17408)], ids=str

@@ -1,6 +1,7 @@
 """Chooses the kernel and tiles of products with weights of 4 and 8 bits, from a table.
 
-Measured on an H200 with the shapes of Llama-3.1-8B in groups of 128 (2026-11).
+Measured with the shapes of Llama-3.1-8B in groups of 128 (2026-11), 4 bits on an H200 and 8 bits on
+an H100.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 1024, 2048)
 MOST_PACKED_TOKENS = 640
 """In batch-invariant mode, with more, unpacking a weight first is faster."""
 _COLUMNS = 256
-"""Inputs of a tile of matrix_linear."""
+"""Inputs of a tile of matrix_linear, but for some gated ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +60,29 @@ _WIDE_COST: Mapping[int, Costs] = {
         PackedTiles(tokens=256, groups=2, slots=3): 1.4,
     },
     8: {
-        PackedTiles(tokens=128, groups=1, slots=5): 0.58,
-        PackedTiles(tokens=128, groups=2, slots=4): 0.8,
-        PackedTiles(tokens=128, groups=3, slots=3): 1.07,
-        PackedTiles(tokens=256, groups=2, slots=2): 1.4,
+        PackedTiles(tokens=128, groups=1, slots=5): 0.64,
+        PackedTiles(tokens=128, groups=2, slots=4): 0.88,
+        PackedTiles(tokens=128, groups=3, slots=3): 1.17,
+        PackedTiles(tokens=256, groups=2, slots=2): 1.5,
     },
 }
 """Microseconds of 128 inputs of a tile on every multiprocessor, by bits of the weight.
 
-Products of 80 to 8192 tokens take within 10 % of that, but for long ones in few programs, which are
-up to 15 % faster.
+Products of 80 to 8192 tokens take within 10 % of that, of 8 bits within 15 %, but for long ones in
+few programs, which are up to 15 % faster.
 """
 _ROWS = 64
 """Of a weight in a tile of matrix_linear."""
 _PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
 _WAVE_COST: Mapping[int, Costs] = {
-    bits: {_PAIR: 0.3, **costs} for bits, costs in _WIDE_COST.items()
+    bits: {_PAIR: cost, **_WIDE_COST[bits]} for bits, cost in {4: 0.3, 8: 0.37}.items()
 }
 """The same of products without a gate; the groups of one tile share out its inputs."""
 _MOST_SPLITS = 4
 _SPLIT_COST: Mapping[int, Costs] = {
-    bits: costs
-    | {replace(_PAIR, groups=1, splits=count): 0.64 for count in range(1, _MOST_SPLITS + 1)}
-    for bits, costs in _WAVE_COST.items()
+    bits: _WAVE_COST[bits]
+    | {replace(_PAIR, groups=1, splits=count): cost for count in range(1, _MOST_SPLITS + 1)}
+    for bits, cost in {4: 0.64, 8: 0.68}.items()
 }
 """The same of products that may be split; of one warp group, two programs run at once.
 
@@ -224,22 +225,23 @@ def _gated_tiles(
 
 
 def _gated_few_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
-    """Returns the tiles with the most stages of which all run at once."""
-    stage_bytes = _stage_bytes(tokens, num_bits)
+    """Returns the tiles with the longest rings of which all run at once.
+
+    28672 rows and 4096 inputs of 8 bits take 51.5 us with 32 tokens in rings of three tiles with
+    128 inputs, 58.5 in rings of two with 256, of which three run at once (H100, 2026-11-26).
+    """
     per_multiprocessor = -(-num_rows // (_ROWS * MULTIPROCESSORS))
-    fitting = (
-        stages
-        for stages in (4, 3, 2)
-        if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // (stages * stage_bytes))
-    )
+    for columns, stages in ((_COLUMNS, 4), (_COLUMNS, 3), (_COLUMNS, 2), (_COLUMNS // 2, 3)):
+        ring_bytes = stages * _stage_bytes(tokens, num_bits, columns)
+        if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // ring_bytes):
+            return replace(_lone_tiles(tokens), columns=columns, num_stages=stages)
     # Tiles that come after others: few tokens leave memory for long rings.
-    stages = next(fitting, 4 if tokens == 8 else 2)
-    return replace(_lone_tiles(tokens), num_stages=stages)
+    return replace(_lone_tiles(tokens), num_stages=4 if tokens == 8 else 2)
 
 
-def _stage_bytes(tokens: int, num_bits: int) -> int:
+def _stage_bytes(tokens: int, num_bits: int, columns: int = _COLUMNS) -> int:
     """Returns the shared memory of a tile's weights and inputs."""
-    return _COLUMNS * (_ROWS * num_bits // 8 + 2 * tokens)
+    return columns * (_ROWS * num_bits // 8 + 2 * tokens)
 
 
 def _lone_tiles(tokens: int) -> MatrixTiles:

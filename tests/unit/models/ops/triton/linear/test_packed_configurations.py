@@ -76,8 +76,9 @@ def test_programs_fit_into_a_multiprocessor(num_bits, size, options):
         (512, 1024, False, None),
     ],
 )
-def test_tiles_fill_the_multiprocessors(num_tokens, num_rows, is_gated, expected):
-    tiles = tiles_of(num_tokens, num_rows, is_gated=is_gated)
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_tiles_fill_the_multiprocessors(num_bits, num_tokens, num_rows, is_gated, expected):
+    tiles = tiles_of(num_tokens, num_rows, num_bits=num_bits, is_gated=is_gated)
     if expected is None:
         assert isinstance(tiles, MatrixTiles)
     else:
@@ -132,6 +133,12 @@ def test_long_sums_that_fill_half_of_the_multiprocessors_are_split_finer():
 def test_gated_tiles_run_at_once_if_their_rings_leave_room(num_rows, stages):
     for num_tokens, each in zip((8, 16, 32), stages, strict=True):
         assert tiles_of(num_tokens, num_rows, is_gated=True).num_stages == each
+
+
+def test_gated_tiles_of_8_bits_halve_their_inputs_where_that_lets_all_run_at_once():
+    for num_rows, expected in ((12288, (256, 3)), (28672, (128, 3)), (57344, (256, 2))):
+        tiles = tiles_of(32, num_rows, num_bits=8, is_gated=True)
+        assert (tiles.columns, tiles.num_stages) == expected
 
 
 @pytest.mark.parametrize(
