@@ -125,7 +125,7 @@ def _sum_tiles(
     NUM_BYTES: gl.constexpr = (
         ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
     )
-    BITS: gl.constexpr = WIDTH * 8 // COLUMNS
+    NUM_BITS: gl.constexpr = WIDTH * 8 // COLUMNS
     first += GROUP * COLUMNS
     for stage in gl.static_range(STAGES):
         slot = GROUP * STAGES + stage
@@ -136,7 +136,7 @@ def _sum_tiles(
     if scale_ptr is not None:
         scales = tile_scales(
             scale_ptr, zero_ptr, row, first, ROWS, COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
-            NUM_INPUTS, HALVES, BITS=BITS,
+            NUM_INPUTS, HALVES, NUM_BITS=NUM_BITS,
         )  # fmt: skip
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
@@ -162,7 +162,7 @@ def _sum_tiles(
             # The scales of the next step load during this one's product.
             next_scales = tile_scales(
                 scale_ptr, zero_ptr, row, first + (step + 1) * STRIDE, ROWS, COLUMNS,
-                SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES, BITS=BITS,
+                SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES, NUM_BITS=NUM_BITS,
             )  # fmt: skip
             sums = multiply(tile, inputs.index(slot), scales, sums, layout)
             scales = next_scales
@@ -309,7 +309,7 @@ def matrix_linear(
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
     has neither bias nor splits. For a weight of 4 or 8 bits in kernel order (see
     models.ops.operands.packed_weights), with its weight_scale and weight_zero, x is
-    bfloat16, K a multiple of 32, and tiles have 256 columns.
+    bfloat16, K a multiple of 32, and tiles have 256 columns or, of 8 bits, 128.
 
     rounds: a gated product is rounded before the gate, like two operators.
 

@@ -182,7 +182,7 @@ def _by_words(values, layout: gl.constexpr, WIDTH: gl.constexpr, RUN: gl.constex
 def tile_scales(
     scale_ptr, zero_ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
-    IN_TURNS: gl.constexpr = False, BITS: gl.constexpr = 4,
+    IN_TURNS: gl.constexpr = False, NUM_BITS: gl.constexpr = 4,
 ):  # fmt: skip
     """Returns the scales of a tile's runs, of their first and second halves, and the zeros.
 
@@ -190,7 +190,7 @@ def tile_scales(
     scale_ptr: words of two scales if GROUP is 16.
     """
     WIDTH: gl.constexpr = max(32, GROUP)
-    RUN: gl.constexpr = 128 // BITS
+    RUN: gl.constexpr = 128 // NUM_BITS
     scales = _group_values(
         scale_ptr, row, column, ROWS, COLUMNS, WIDTH, NUM_OUTPUTS, NUM_INPUTS, HALVES, IN_TURNS, RUN
     )  # fmt: skip
@@ -202,7 +202,7 @@ def tile_scales(
             RUN,
         )  # fmt: skip
         return scales, scales, zeros.to(gl.int32)
-    elif BITS == 8:
+    elif NUM_BITS == 8:
         return scales, scales
     else:
         return scales, scales, gl.full(scales.shape, 8, gl.int32, scales.type.layout)

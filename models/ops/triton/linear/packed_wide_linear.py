@@ -89,11 +89,11 @@ def _load(work, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr):
 @gluon.jit
 def _scales(
     scale_ptrs, row, column, GATED: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, BITS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_BITS: gl.constexpr,
 ):  # fmt: skip
     return tile_scales(
         scale_ptrs[0], scale_ptrs[1], row, column, _ROWS, _COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
-        NUM_INPUTS, 2 if GATED else 1, GATED, BITS,
+        NUM_INPUTS, 2 if GATED else 1, GATED, NUM_BITS,
     )  # fmt: skip
 
 
@@ -124,13 +124,13 @@ def _multiply(
     TOKENS: gl.constexpr = xs.shape[1]
     GROUPS: gl.constexpr = weights.shape[0] // SLOTS
     STEPS: gl.constexpr = (NUM_INPUTS + _COLUMNS - 1) // _COLUMNS
-    BITS: gl.constexpr = weights.shape[2] * 8 // _COLUMNS
+    NUM_BITS: gl.constexpr = weights.shape[2] * 8 // _COLUMNS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     slot = 0
     phase = 0
     row_tile, token_tile = place_of(gl.program_id(0), counts)
     row = (row_tile * GROUPS + GROUP) * _ROWS
-    scales = _scales(scale_ptrs, row, 0, GATED, SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, BITS)
+    scales = _scales(scale_ptrs, row, 0, GATED, SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, NUM_BITS)
     wait_for_previous(DEPENDENT)
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         # Past the last tile there is no place.
@@ -144,7 +144,7 @@ def _multiply(
             next_scales = _scales(
                 scale_ptrs, gl.where(is_last, next_row, row),
                 gl.where(is_last, 0, step + 1) * _COLUMNS, GATED, SCALE_COLUMNS, NUM_OUTPUTS,
-                NUM_INPUTS, BITS,
+                NUM_INPUTS, NUM_BITS,
             )  # fmt: skip
             mbarrier.wait(full.index(slot), phase)
             left = unpacked(weights.index(slot * GROUPS + GROUP), scales, layout)
