@@ -138,11 +138,6 @@ def _unpack_awq(packed: torch.Tensor) -> torch.Tensor:
     return shuffled.index_select(-1, positions).flatten(-2)
 
 
-def signed(values: torch.Tensor) -> torch.Tensor:
-    """Returns uint8 values less 128, as int8, contiguous."""
-    return (values.contiguous() ^ 0x80).view(torch.int8)
-
-
 def _unsigned(values: torch.Tensor) -> torch.Tensor:
     """Returns int8 values plus 128, as uint8."""
     return values.view(torch.uint8) ^ 0x80

@@ -13,9 +13,9 @@ from torch import nn
 
 from models.layers.quantization import FLOAT_GROUPS, PackedKind, Packing
 from models.layers.weight import LoadsWeights, ShardId
-from models.loading.integers import IntegerFormat, signed, stored_q, stored_scale, stored_zero
+from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
 from models.number_formats import E8M0
-from models.ops.operands.packed_weights import pack, to_kernel_order
+from models.ops.operands.packed_weights import pack, signed, to_kernel_order
 from models.ops.operands.run_scales import integer_words
 
 SCALE_LIMIT = 2.0**64
@@ -82,11 +82,9 @@ def kept_integers(
     """
     num_rows, num_columns = stored.shape
     order = _real_order(parts.get("order"), num_columns, group)
-    is_even = order is None or _has_equal_groups(order, num_columns, group)
-    if not is_even:
+    if order is not None and not _has_equal_groups(order, num_columns, group):
         return None
-    has_bytes = stored.num_bits == 8
-    num_bytes = num_columns // (1 if has_bytes else 2)
+    num_bytes = num_columns * stored.num_bits // 8
     groups = num_rows, num_columns // (group or num_columns)
     q = (parts["q"],) if order is None else (parts["q"], order)
     params = {
@@ -98,7 +96,7 @@ def kept_integers(
     if order is not None:
         params["weight_order"] = KeptPart((order,), _columns_by_group, (num_columns,))
     packing = Packing(
-        kind="int8" if has_bytes else "int4",
+        kind="int8" if stored.num_bits == 8 else "int4",
         group=group,
         has_zeros="zero" in parts,
         has_order=order is not None,
@@ -162,7 +160,7 @@ def _ordered_q(
     values = stored_q(q, stored)
     if order is not None:
         values = values[:, order.argsort(stable=True)]
-    return to_kernel_order(signed(values)) if stored.num_bits == 8 else pack(values)
+    return pack(values, num_bits=stored.num_bits)
 
 
 def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) -> torch.Tensor:
@@ -171,8 +169,7 @@ def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) 
 
 def _zero(stored: IntegerFormat, groups: tuple[int, int], zero: torch.Tensor) -> torch.Tensor:
     values = stored_zero(zero, stored)
-    values = signed(values) if stored.num_bits == 8 else values
-    return values.expand(groups).contiguous()
+    return (signed(values) if stored.num_bits == 8 else values).expand(groups).contiguous()
 
 
 def _words(

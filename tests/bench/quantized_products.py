@@ -24,7 +24,7 @@ from models.ops.linear.fp8_linear import dequantized
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
 from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_packed
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 
 SHAPES = {
@@ -37,17 +37,17 @@ SHAPES = {
 }
 """Inputs, outputs, and whether a gate follows."""
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 2048)
-PACKED: Mapping[str, tuple[int, Mapping[str, bool]]] = {
-    "int4 g128": (128, {}),
-    "int4 g32 zeros": (32, {"has_zeros": True}),
-    "mxfp4": (32, {"is_float": True}),
-    "nvfp4": (16, {"is_float": True}),
-    "int8 g128": (128, {"has_bytes": True}),
-    "int8 g32 zeros": (32, {"has_bytes": True, "has_zeros": True}),
+Tensors = tuple[torch.Tensor | None, ...]
+
+PACKED: Mapping[str, Callable[[torch.Tensor], Tensors]] = {
+    "int4 g128": partial(quantize_packed, group=128),
+    "int4 g32 zeros": partial(quantize_packed, group=32, has_zeros=True),
+    "mxfp4": partial(quantize_packed, group=32, is_float=True),
+    "nvfp4": partial(quantize_packed, group=16, is_float=True),
+    "int8 g128": partial(quantize_packed, group=128, num_bits=8),
+    "int8 g32 zeros": partial(quantize_packed, group=32, has_zeros=True, num_bits=8),
 }
 FORMATS = ("bf16", "fp8 rows", "fp8 blocks", *PACKED)
-
-Tensors = tuple[torch.Tensor | None, ...]
 
 
 def quantized(values: torch.Tensor, name: str) -> Tensors:
@@ -55,8 +55,7 @@ def quantized(values: torch.Tensor, name: str) -> Tensors:
     if name == "bf16":
         return values, None, None
     if name in PACKED:
-        group, options = PACKED[name]
-        return _packed(values, group, **options)
+        return PACKED[name](values)
     exact = values.float()
     if name == "fp8 rows":
         scale = exact.abs().amax(1, keepdim=True) / FP8_MAX
@@ -65,12 +64,6 @@ def quantized(values: torch.Tensor, name: str) -> Tensors:
     scale = torch.full([-(-size // BLOCK) for size in values.shape], 5 / FP8_MAX / 64)
     scale = scale.to(values.device)
     return (exact / scale[0, 0]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale, None
-
-
-def _packed(
-    values: torch.Tensor, group: int, *, has_bytes: bool = False, **options: bool
-) -> Tensors:
-    return (quantize_bytes if has_bytes else quantize_packed)(values, group, **options)
 
 
 def values_of(weight: Tensors, name: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import HOPPER
 from models.ops.linear.linear import linear
 from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_packed
 from scripts.quantize_tiny import FORMATS as PACKED_FORMATS
 from scripts.quantize_tiny import write_quantized
 from tests.support.invariance import (
@@ -49,12 +49,12 @@ ROOM = {"max_model_len": 2048, "max_num_batched_tokens": 4096}
 FEW = ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3")
 COUNTS = (1, 2, 3, 8, 9, 17, 33, 64, 65, 128, 200, 512, 513, 640, 641, 1024)
 PACKINGS = {
-    "group 128": (quantize_packed, 128, {}),
-    "group 32 with zeros": (quantize_packed, 32, {"has_zeros": True}),
-    "mxfp4": (quantize_packed, 32, {"is_float": True}),
-    "nvfp4": (quantize_packed, 16, {"is_float": True}),
-    "int8 group 128": (quantize_bytes, 128, {}),
-    "int8 group 32 with zeros": (quantize_bytes, 32, {"has_zeros": True}),
+    "group 128": (128, {}),
+    "group 32 with zeros": (32, {"has_zeros": True}),
+    "mxfp4": (32, {"is_float": True}),
+    "nvfp4": (16, {"is_float": True}),
+    "int8 group 128": (128, {"num_bits": 8}),
+    "int8 group 32 with zeros": (32, {"has_zeros": True, "num_bits": 8}),
 }
 
 
@@ -186,9 +186,9 @@ def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
 @pytest.mark.parametrize("shape", [(1024, 4096), (4096, 1280), (12288, 4096)])
 def test_a_packed_product_has_the_same_rows_for_every_number_of_tokens(shape, packing):
     torch.manual_seed(0)
-    quantize, group, options = PACKINGS[packing]
+    group, options = PACKINGS[packing]
     x = torch.randn(1100, shape[1], dtype=torch.bfloat16, device="cuda")
-    packed = quantize(torch.randn(*shape, device="cuda") / 50, group, **options)
+    packed = quantize_packed(torch.randn(*shape, device="cuda") / 50, group, **options)
     exact = x.float() @ packed_values(*packed, torch.float32).t()
     gate, up = exact.chunk(2, -1)
     gated = torch.nn.functional.silu(gate) * up

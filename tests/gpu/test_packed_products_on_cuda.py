@@ -8,7 +8,7 @@ import torch
 from models.layers.quantization import can_run_packed
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.linear.packed_residual import packed_linear_residual_norm
-from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_packed
 from models.ops.triton.linear.packed_configurations import PackedTiles
 from tests.support.tolerances import assert_rows_close
 
@@ -23,10 +23,10 @@ FORMATS = {
     "channel": (None, {}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
-    "int8 32 zeros": (32, {"has_bytes": True, "has_zeros": True}),
-    "int8 128": (128, {"has_bytes": True}),
-    "int8 channel": (None, {"has_bytes": True}),
-    "int8 channel zeros": (None, {"has_bytes": True, "has_zeros": True}),
+    "int8 32 zeros": (32, {"num_bits": 8, "has_zeros": True}),
+    "int8 128": (128, {"num_bits": 8}),
+    "int8 channel": (None, {"num_bits": 8}),
+    "int8 channel zeros": (None, {"num_bits": 8, "has_zeros": True}),
 }
 ALL_FORMATS = pytest.mark.parametrize("form", FORMATS)
 WIDE = [
@@ -43,15 +43,11 @@ WIDE_BYTES = [
 ]  # fmt: skip
 
 
-def quantize(values, group, *, has_bytes=False, **options):
-    return (quantize_bytes if has_bytes else quantize_packed)(values, group, **options)
-
-
 def make_weight(num_rows, num_inputs, form):
     """Returns a weight with its scales, and its values in float64."""
     group, options = FORMATS[form]
     values = torch.randn(num_rows, num_inputs, device="cuda") * num_inputs**-0.5
-    packed = quantize(values, group or num_inputs, **options)
+    packed = quantize_packed(values, group or num_inputs, **options)
     return packed, packed_values(*packed, torch.float32).double()
 
 

@@ -44,9 +44,14 @@ def to_kernel_order(packed: torch.Tensor, *, is_float: bool = False) -> torch.Te
     return _with_moved_bits(ordered) if is_float else ordered
 
 
-def pack(q: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
-    """Returns numbers of 4 bits, [N, K] uint8, as a weight in kernel order."""
-    return to_kernel_order(_packed(q), is_float=is_float)
+def pack(q: torch.Tensor, *, is_float: bool = False, num_bits: int = 4) -> torch.Tensor:
+    """Returns numbers of 4 or 8 bits, [N, K] uint8, as a weight in kernel order."""
+    return to_kernel_order(signed(q) if num_bits == 8 else _packed(q), is_float=is_float)
+
+
+def signed(values: torch.Tensor) -> torch.Tensor:
+    """Returns uint8 values less 128, as int8, contiguous."""
+    return (values.contiguous() ^ 0x80).view(torch.int8)
 
 
 def to_stored_order(packed: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
@@ -99,9 +104,14 @@ def packed_values(
 
 
 def quantize_packed(
-    values: torch.Tensor, group: int, *, has_zeros: bool = False, is_float: bool = False
+    values: torch.Tensor,
+    group: int,
+    *,
+    has_zeros: bool = False,
+    is_float: bool = False,
+    num_bits: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rounds values [N, K] to the nearest of 4 bits.
+    """Rounds values [N, K] to the nearest of 4 bits, or integers of 8.
 
     Groups are of integers, or with is_float of MXFP4 (32) or NVFP4 (16).
 
@@ -109,52 +119,40 @@ def quantize_packed(
         Weight in kernel order, scales and zeros, as above.
     """
     groups = values.float().view(values.shape[0], -1, group)
-    zero = None
     if is_float:
-        largest = groups.abs().amax(-1)
-        if group == RUN:
-            exponent = (largest.clamp(min=1e-30) / 6).log2().ceil().clamp(-126, 127) + 127
-            scale = exponent.to(torch.uint8)
-            steps = scale.view(E8M0).float()
-        else:
-            of_all = largest.amax().clamp(min=1e-30) / 6 / FP8_MAX
-            scale = (largest / 6 / of_all).clamp(min=2.0**-9).to(FP8)
-            scale = (scale.float() * of_all).to(torch.bfloat16)
-            steps = scale.float()
-        table = torch.tensor(E2M1_VALUES, device=values.device)
-        q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
-    elif has_zeros:
+        q, scale = _nearest_floats(groups)
+        return pack(q.flatten(1), is_float=True), scale, None
+    middle = 1 << num_bits - 1
+    zero: torch.Tensor | None = None
+    if has_zeros:
         low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-        scale = ((high - low) / 15).clamp(min=1e-10).to(torch.bfloat16)
-        zero = (-low / scale.float()).round().clamp(0, 15).to(torch.uint8)
-        q = (groups / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)
+        scale = ((high - low) / (2 * middle - 1)).clamp(min=1e-10).to(torch.bfloat16)
+        zero = (-low / scale.float()).round().clamp(0, 2 * middle - 1).to(torch.uint8)
     else:
-        scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
-        q = (groups / scale.float().unsqueeze(-1)).round() + 8
-    q = q.clamp(0, 15).to(torch.uint8).flatten(1)
-    return pack(q, is_float=is_float), scale, zero
-
-
-def quantize_bytes(
-    values: torch.Tensor, group: int, *, has_zeros: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rounds values [N, K] to the nearest integers of 8 bits.
-
-    Returns:
-        As quantize_packed.
-    """
-    groups = values.float().view(values.shape[0], -1, group)
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    if not has_zeros:
-        high = torch.maximum(high, -low)
-        low = -high
-    scale = ((high - low) / (255 if has_zeros else 254)).clamp(min=1e-10).to(torch.bfloat16)
-    zero = (-128 - low / scale.float()).round().clamp(-128, 127) if has_zeros else None
+        scale = (groups.abs().amax(-1) / (middle - 1)).clamp(min=1e-10).to(torch.bfloat16)
     q = (groups / scale.float().unsqueeze(-1)).round()
-    if zero is not None:
-        q += zero.unsqueeze(-1)
-    weight = to_kernel_order(q.clamp(-128, 127).to(torch.int8).flatten(1))
-    return weight, scale, None if zero is None else zero.to(torch.int8)
+    q += middle if zero is None else zero.unsqueeze(-1)
+    q = q.clamp(0, 2 * middle - 1).to(torch.uint8).flatten(1)
+    if zero is not None and num_bits == 8:
+        zero = signed(zero)
+    return pack(q, num_bits=num_bits), scale, zero
+
+
+def _nearest_floats(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the floats of 4 bits of values [N, groups, columns], uint8, and their scales."""
+    largest = groups.abs().amax(-1)
+    if groups.shape[-1] == RUN:
+        exponent = (largest.clamp(min=1e-30) / 6).log2().ceil().clamp(-126, 127) + 127
+        scale = exponent.to(torch.uint8)
+        steps = scale.view(E8M0).float()
+    else:
+        of_all = largest.amax().clamp(min=1e-30) / 6 / FP8_MAX
+        scale = (largest / 6 / of_all).clamp(min=2.0**-9).to(FP8)
+        scale = (scale.float() * of_all).to(torch.bfloat16)
+        steps = scale.float()
+    table = torch.tensor(E2M1_VALUES, device=groups.device)
+    q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
+    return q.to(torch.uint8), scale
 
 
 def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from models.ops.linear.packed_linear import packed_linear
 from models.ops.linear.packed_residual import packed_linear_residual_norm
 from models.ops.operands.packed_weights import (
     packed_values,
-    quantize_bytes,
     quantize_packed,
     to_kernel_order,
     to_stored_order,
@@ -24,19 +23,15 @@ FORMATS = {
     "whole rows": (192, {}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
-    "int8": (64, {"has_bytes": True}),
-    "int8 with zeros": (32, {"has_bytes": True, "has_zeros": True}),
-    "int8, whole rows": (192, {"has_bytes": True}),
+    "int8": (64, {"num_bits": 8}),
+    "int8 with zeros": (32, {"num_bits": 8, "has_zeros": True}),
+    "int8, whole rows": (192, {"num_bits": 8}),
 }
 EACH = pytest.mark.parametrize(("group", "options"), FORMATS.values(), ids=FORMATS)
 
 
 def random(*shape):
     return torch.randn(*shape, generator=generator)
-
-
-def quantize(values, group, *, has_bytes=False, **options):
-    return (quantize_bytes if has_bytes else quantize_packed)(values, group, **options)
 
 
 def byte_at(weight, scale, zero, row, column):
@@ -71,7 +66,7 @@ def value_at(weight, scale, zero, row, column):
 @EACH
 def test_a_warp_reads_the_values_that_were_stored(group, options):
     values = random(3, 192)
-    packed = quantize(values, group, **options)
+    packed = quantize_packed(values, group, **options)
     exact = packed_values(*packed, torch.float32)
     for column in range(192):
         assert value_at(*packed, 2, column) == pytest.approx(float(exact[2, column]), rel=1e-6)
@@ -120,7 +115,7 @@ def test_integers_of_8_bits_are_kept_whole():
 @pytest.mark.parametrize("num_tokens", [1, 7, 70])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_are_those_of_the_values(group, options, num_tokens, has_bias):
-    packed = quantize(random(40, 192), group, **options)
+    packed = quantize_packed(random(40, 192), group, **options)
     x, bias = random(num_tokens, 192), random(40) if has_bias else None
     exact = x.double() @ packed_values(*packed, torch.float32).double().t()
     exact = exact if bias is None else exact + bias.double()
@@ -133,7 +128,7 @@ def test_products_are_those_of_the_values(group, options, num_tokens, has_bias):
 @EACH
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_in_batch_invariant_mode_a_row_has_the_bits_that_it_has_alone(group, options, is_gated):
-    packed = quantize(random(40, 192), group, **options)
+    packed = quantize_packed(random(40, 192), group, **options)
     x, bias = random(7, 192), random(40)
     with batch_invariance():
         together = packed_linear(x, *packed, bias, is_gated)
@@ -145,7 +140,7 @@ def test_in_batch_invariant_mode_a_row_has_the_bits_that_it_has_alone(group, opt
 @EACH
 @pytest.mark.parametrize("num_tokens", [1, 70])
 def test_a_product_may_be_added_to_the_stream_whose_norm_follows(group, options, num_tokens):
-    packed = quantize(random(40, 192), group, **options)
+    packed = quantize_packed(random(40, 192), group, **options)
     x, residual, gain, bias = (
         random(num_tokens, 192), random(num_tokens, 40), random(40), random(40)
     )  # fmt: skip

@@ -29,7 +29,7 @@ from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.triton.linear.fp8_linear import fp8_block_linear
 from models.ops.triton.moe.moe import apply_experts
-from models.ops.operands.packed_weights import quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import quantize_packed
 from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
@@ -70,16 +70,15 @@ def rounded_attention():
             )
 
 def packed_products():
-    for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
-        multiplied(quantize_packed(torch.zeros(256, 1024), group, **options))
-    for group, has_zeros in ((32, True), (1024, False)):
-        multiplied(quantize_bytes(torch.zeros(256, 1024), group, has_zeros=has_zeros))
-
-def multiplied(weight):
-    for num_tokens in (1, 64, 200, 700):
-        x = torch.zeros(num_tokens, 1024).bfloat16()
-        packed_linear(x, *weight, None, True)
-        packed_linear(x, *weight, torch.zeros(256).bfloat16(), False)
+    for group, options in (
+        (128, {}), (32, {"has_zeros": True}), (16, {"is_float": True}),
+        (32, {"has_zeros": True, "num_bits": 8}), (1024, {"num_bits": 8}),
+    ):
+        weight = quantize_packed(torch.zeros(256, 1024), group, **options)
+        for num_tokens in (1, 64, 200, 700):
+            x = torch.zeros(num_tokens, 1024).bfloat16()
+            packed_linear(x, *weight, None, True)
+            packed_linear(x, *weight, torch.zeros(256).bfloat16(), False)
 
 def experts_of_4_bits():
     for kind, size in (("nvfp4", 96), ("int4-32", 96), ("int4-64", 192), ("int4-128", 384)):

@@ -8,21 +8,19 @@ import pytest
 
 PROGRAM = """
 import torch
-from models.ops.operands.packed_weights import packed_values, quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import packed_values, quantize_packed
 from models.ops.triton.linear.unpack import unpack
 
 torch.manual_seed(0)
 for rows, columns in ((3, 64), (9, 320)):
     for group, options in (
-        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True})
+        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}),
+        (16, {"is_float": True}), (32, {"has_zeros": True, "num_bits": 8}),
+        (columns, {"num_bits": 8}),
     ):
         packed = quantize_packed(torch.randn(rows, columns), group, **options)
         for dtype in (torch.float32, torch.float16):
             torch.testing.assert_close(unpack(*packed, dtype), packed_values(*packed, dtype))
-    for group, has_zeros in ((32, True), (columns, False)):
-        packed = quantize_bytes(torch.randn(rows, columns), group, has_zeros=has_zeros)
-        for dtype in (torch.float32, torch.float16):
-            assert torch.equal(unpack(*packed, dtype), packed_values(*packed, dtype))
 """
 
 

@@ -10,7 +10,7 @@ PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
-from models.ops.operands.packed_weights import quantize_bytes, quantize_packed
+from models.ops.operands.packed_weights import quantize_packed
 from models.ops.triton.launching.launch import _launches
 from models.ops.triton.linear.packed_configurations import _GATED_TILES, _WIDE_COST
 from models.ops.triton.linear.packed_wide_linear import _packed_wide_kernel, packed_wide_linear
@@ -28,8 +28,7 @@ ways += [(8, *each, tiles_of[8][1]) for each in FORMATS[:2]]
 with absent_gpu():
     for bits, group, options, tiles in ways:
         columns = 1056 if group == 32 else 1024
-        quantize = quantize_bytes if bits == 8 else quantize_packed
-        parts = quantize(torch.zeros(272, columns), group, **options)
+        parts = quantize_packed(torch.zeros(272, columns), group, num_bits=bits, **options)
         weight, scale, zero = parts
         packed_wide_linear(
             x[:, :columns].contiguous(), weight, None, tiles, weight_scale=scale,
