@@ -1,4 +1,4 @@
-"""The kernel that unpacks 4-bit weights, in Triton's interpreter on the CPU."""
+"""The kernel that unpacks weights of 4 and 8 bits, in Triton's interpreter on the CPU."""
 
 import os
 import subprocess
@@ -14,7 +14,9 @@ from models.ops.triton.linear.unpack import unpack
 torch.manual_seed(0)
 for rows, columns in ((3, 64), (9, 320)):
     for group, options in (
-        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True})
+        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}),
+        (16, {"is_float": True}), (32, {"has_zeros": True, "num_bits": 8}),
+        (columns, {"num_bits": 8}),
     ):
         packed = quantize_packed(torch.randn(rows, columns), group, **options)
         for dtype in (torch.float32, torch.float16):
