@@ -28,7 +28,12 @@ LAYER_TYPES = (
     "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
 
-_DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
+_DEEPSEEK_V3 = {
+    "rope_interleave": True,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
 
 OWN_ARCHITECTURES = (
     "DeepseekV2ForCausalLM",
@@ -72,25 +77,31 @@ _GEMMA_3 = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
     "Gemma3ForCausalLM": _GEMMA_3,
     "Gemma3ForConditionalGeneration": _GEMMA_3,
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
-    "Qwen2ForCausalLM": {
-        "qkv_bias": True,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
+    "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},
+    "Qwen3ForCausalLM": _QWEN_WINDOWS,
+    "Qwen3MoeForCausalLM": {"use_sliding_window": False, "sliding_window": 4096},
     "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
     "GptOssForCausalLM": {
         "torch_dtype": "bfloat16",
         "norm_topk_prob": True,
         "attention_bias": True,
         "swiglu_limit": 7.0,
+        "sliding_window": 128,
         "sliding_window_pattern": 2,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
     },
     "Glm4MoeForCausalLM": {
         "scoring_func": "sigmoid",
@@ -103,6 +114,18 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
 }
 """Values of absent config.json fields, by model class."""
+
+FAMILIES_WITHOUT_WINDOWS = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GraniteForCausalLM",
+    "InternLM3ForCausalLM",
+    "LlamaForCausalLM",
+    "Olmo2ForCausalLM",
+)
+"""Families that see all keys though config.json has a sliding_window, as converted files may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +305,8 @@ def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
         if not is_list or any(kind not in LAYER_TYPES for kind in layer_types):
             raise fields.error("layer_types", f"one of {', '.join(LAYER_TYPES)} for every layer")
         is_sliding = [kind == "sliding_attention" for kind in layer_types]
+    elif fields.architecture() in FAMILIES_WITHOUT_WINDOWS:
+        is_sliding = [False] * num_layers
     elif fields.has("sliding_window_pattern"):
         every = fields.count("sliding_window_pattern")
         is_sliding = [(layer + 1) % every != 0 for layer in range(num_layers)]

@@ -66,12 +66,13 @@ class StackedExperts:
         param[expert].narrow(0, part * num_rows, num_rows).copy_(loaded)
 
 
-def described_weight(name: str) -> str:
-    """Returns the parameter of a layer whose values another one scales, shifts or orders.
+def described_weight(layer: nn.Module, name: str) -> str:
+    """Returns the parameter of a layer whose values the one of a name scales, shifts or orders.
 
-    A weight's own name stays.
+    A weight's own name stays, also where it only sounds like that of a scale.
     """
-    return "weight" if name.startswith("weight_") else name.removesuffix("_scale")
+    weight = "weight" if name.startswith("weight_") else name.removesuffix("_scale")
+    return weight if weight in layer._parameters else name
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:

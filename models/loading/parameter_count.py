@@ -23,8 +23,8 @@ def count_parameters(model: nn.Module) -> int:
     """
     count = 0
     for name, parameter in model.named_parameters():
-        own_name = name.rpartition(".")[2]
-        if described_weight(own_name) == own_name:
+        path, _, own_name = name.rpartition(".")
+        if described_weight(model.get_submodule(path), own_name) == own_name:
             is_packed = parameter.dtype == torch.uint8
             count += parameter.numel() * (PER_BYTE if is_packed else 1)
     return count

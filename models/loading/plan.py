@@ -269,7 +269,8 @@ class _Plan:
                 dequantize_fp8, block_size=self._fp8_scheme(name).block_size, dtype=self._dtype
             )
             return (values, self._scale_of(name, values)), decode
-        if name.endswith(SCALE) and param.dtype == torch.float32:
+        is_scale = name.removesuffix(SCALE) in self._destinations and name.endswith(SCALE)
+        if is_scale and param.dtype == torch.float32:
             values = self._kept_scale(name, values)
         elif values.dtype not in PLAIN_DTYPES and values.dtype != param.dtype:
             raise ValueError(f"its dtype is {_name(values)}, which no weight may have here")

@@ -31,7 +31,7 @@ def weight_formats(loads: Sequence[Load], model: CausalLM) -> tuple[WeightFormat
             if param in seen:
                 continue
             seen.add(param)
-            weight = layer.get_parameter(described_weight(name))
+            weight = layer.get_parameter(described_weight(layer, name))
             kept, rounds = _kept_format(layer, weight)
             entry = totals[" and ".join(sorted(stored[weight])) or RANDOM, kept, rounds]
             entry[0] += param is weight

@@ -175,12 +175,23 @@ def read_transformers_config(folder: Path) -> ModelConfig:
         attention_output_bias=False,
         mlp_bias=False,
         use_qk_norm=False,
-        sliding_windows=tuple(call.sliding_window for call in probed.calls.values()),
+        sliding_windows=_cached_windows(list(probed.calls.values())),
         dtype=source.dtype,
         eos_token_ids=source.eos_token_ids,
         quantization=source.quantization,
         transformers=source.facts(),
     )
+
+
+def _cached_windows(calls: Sequence[AttentionCall]) -> tuple[int | None, ...]:
+    """Returns each layer's window as the cache sees it.
+
+    Groups of layers share blocks, so layers that cache different sizes form one group, which keeps
+    all keys; attention looks through the window either way.
+    """
+    if len({(call.num_kv_heads, call.cached_dim) for call in calls}) > 1:
+        return (None,) * len(calls)
+    return tuple(call.sliding_window for call in calls)
 
 
 def build_transformers_model(

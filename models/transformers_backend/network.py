@@ -34,6 +34,7 @@ from models.transformers_backend.attention_calls import (
     take_calls,
 )
 from models.transformers_backend.head import LanguageModelHead
+from models.transformers_backend.input_uses import InputUses
 from models.transformers_backend.paged_attention import PAGED, PagedAttention, attend_paged, install
 
 _OWN_FIELDS = ("auto_map", "quantization_config")
@@ -157,6 +158,10 @@ class NetworkSource:
             built: PreTrainedModel = self.network._from_config(
                 self.config, attn_implementation=attention, dtype=dtype
             )
+        except KeyError as error:
+            if error.args != (attention,):
+                raise self._refusal(f"cannot be built: it has no {_one_line(error)}") from error
+            raise self._refusal("attends by classes of its own") from error
         except _FAILURES as error:
             raise self._refusal(f"cannot be built: {_one_line(error)}") from error
         _use_parameters(built)
@@ -175,14 +180,17 @@ class NetworkSource:
 
     def _run(self, network: PreTrainedModel) -> Probed:
         shape = (1, _PROBE_TOKENS)
+        positions = torch.arange(_PROBE_TOKENS, device="meta").unsqueeze(0)
+        uses = InputUses(positions)
         try:
-            hidden = undecorated_forward(network)(
-                network.base_model,
-                input_ids=torch.zeros(shape, dtype=torch.int64, device="meta"),
-                position_ids=torch.arange(_PROBE_TOKENS, device="meta").unsqueeze(0),
-                attention_mask=torch.ones(shape, dtype=torch.int64, device="meta"),
-                use_cache=False,
-            ).last_hidden_state
+            with uses:
+                hidden = undecorated_forward(network)(
+                    network.base_model,
+                    input_ids=torch.zeros(shape, dtype=torch.int64, device="meta"),
+                    position_ids=positions,
+                    attention_mask=torch.ones(shape, dtype=torch.int64, device="meta"),
+                    use_cache=False,
+                ).last_hidden_state
             LanguageModelHead(network)(hidden.squeeze(0))
         except UnsupportedAttentionError as error:
             raise self._refusal(str(error)) from error
@@ -197,12 +205,17 @@ class NetworkSource:
                 f"attends in {len(calls)} of its {num_layers} layers through transformers' "
                 "attention interface; all must, each once"
             )
+        if not uses.count:
+            raise self._refusal("counts positions by itself, and passes over given ones")
         return Probed(hidden.shape[-1], {path: made[0] for path, made in calls.items()})
 
     def _check_sizes(self) -> None:
         """Raises ConfigError if a size would take too long to build."""
         for name, largest in LARGEST.items():
-            value = getattr(self.config, name, None)
+            try:
+                value = getattr(self.config, name, None)
+            except RuntimeError:  # each layer has one of its own, and the probe sees them all
+                continue
             if isinstance(value, int) and value > largest:
                 raise ConfigError(f"{self.fields.file}: {name} is {value}; the limit is {largest}")
         for name in ("vocab_size", "num_hidden_layers", "max_position_embeddings"):

@@ -29,10 +29,27 @@ _GPT2 = {
     "n_positions": 128,
     "eos_token_id": 96,
 }
+_GEMMA_4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "CohereForCausalLM": ("CohereConfig", {"logit_scale": 0.3}),
     "Cohere2ForCausalLM": ("Cohere2Config", {"sliding_window": 7, "num_hidden_layers": 4}),
     "Exaone4ForCausalLM": ("Exaone4Config", {"sliding_window": 7, "num_hidden_layers": 4}),
+    "Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA_4),
     "GPT2LMHeadModel": ("GPT2Config", _GPT2),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", {}),
     "NemotronForCausalLM": ("NemotronConfig", {}),

@@ -123,7 +123,7 @@ class PairRules:
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if low or high is not None:
             # The first character of the text after it cannot be counted.
-            any_but = f"[^{re.escape(end[0])}]".replace("/", r"\/")
+            any_but = f"[^{re.escape(end[0])}]".replace("/", r"\/").replace("\n", "n")
             count = f"{{{low},{'' if high is None else high}}}"
             self.rules.append(f"{rule}_text: /{any_but}{count}/")
             return f"{rule}_text {self._text('end')}"

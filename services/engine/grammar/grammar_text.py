@@ -25,6 +25,7 @@ By default llguidance tokenizes such a text, and takes "<|im_end|>" in it for th
 Masks never do: they compare bytes, and a special token has none.
 """
 _EXCERPT = re.compile(r"\n *\d+ \| .*", re.DOTALL)
+_RULE_OF_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _SCHEMA_AT = "at 1(8): failed to compile JSON schema: "
 
 
@@ -36,7 +37,8 @@ def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None)
         special_tokens: tokens that may be spelled in the fixed texts of tags and preambles.
 
     Raises:
-        InvalidRequestError: a schema is not JSON, or has a keyword that is not enforced.
+        InvalidRequestError: a schema is not JSON, or has a keyword that is not enforced; a grammar
+            is written in GBNF.
     """
     special = special_tokens or {}
     match wanted.kind:
@@ -48,7 +50,7 @@ def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None)
             [own] = json.loads(LLMatcher.grammar_from_regex(wanted.texts[0]))["grammars"]
             grammar = own["lark_grammar"]
         case GrammarKind.LARK:
-            grammar = wanted.texts[0]
+            grammar = _lark(wanted.texts[0])
         case GrammarKind.CHOICE:
             # Lark's literals are written like those of JSON.
             texts = (json.dumps(text, ensure_ascii=False) for text in wanted.texts)
@@ -63,6 +65,15 @@ def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None)
         grammar = with_preamble(grammar, *wanted.preamble, special)
     # The last line, so that a caller's lines keep their numbers in messages.
     return f"{grammar}\n{_NO_FORCING}"
+
+
+def _lark(text: str) -> str:
+    if _RULE_OF_GBNF.search(text):
+        raise InvalidRequestError(
+            "the grammar has a rule with ::=, as in GBNF; it must be in Lark, such as "
+            'start: "a" | "b" start'
+        )
+    return text
 
 
 def _of_schema(schema: dict[str, Any]) -> str:

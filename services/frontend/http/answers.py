@@ -10,7 +10,6 @@ from services.frontend.http.echo import text_offsets
 from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.served_model import ServedModel
-from services.frontend.text.detokenizer import Detokenizer
 
 Body = dict[str, Any]
 
@@ -63,11 +62,8 @@ class CompletionAnswer:
         self._echoes += [text] * self._num_samples
         if self._has_logprobs:
             offsets = text_offsets(self._tokenizer, token_ids, text)
-            visible = self._tokenizer.token_bytes(show_special_tokens=False)
-            # An unfinished character of the prompt counts as begun, as in the output.
-            num_begun = len(text) + len(Detokenizer(visible, token_ids).flush())
             for index in range(first, len(self._echoes)):
-                self._logprobs[index].echo(token_ids, offsets, num_begun)
+                self._logprobs[index].echo(token_ids, offsets, len(text))
 
     def opening(self) -> list[Body]:
         """Returns nothing: the first chunk is the first output."""

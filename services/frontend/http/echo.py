@@ -23,29 +23,23 @@ def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> l
     """
     shown = tokenizer.token_bytes(show_special_tokens=True)
     visible = tokenizer.token_bytes(show_special_tokens=False)
+    decoder = Detokenizer(visible)
     offsets = []
     position = 0
     for token_id in token_ids:
         content = visible[token_id]
-        if content:
+        has_begun = decoder.is_inside_character
+        if content and not has_begun:
             position += _num_skipped(content, text, position)
-        offsets.append(min(position, len(text)))
+        offsets.append(min(position + has_begun, len(text)))
         if not content:
             spelling = shown[token_id].decode("utf-8", "replace")
             position += len(spelling) if text.startswith(spelling, position) else 0
             continue
-        position += num_characters(content)
+        position += len(decoder.push([token_id]))
         if content.startswith(b" ") and not text.startswith(" ", offsets[-1]):
             position -= 1  # sentencepiece adds a space before the first word
     return offsets
-
-
-def num_characters(content: bytes) -> int:
-    """Returns how many characters begin in some bytes of UTF-8.
-
-    Bytes 10xxxxxx continue a character; others begin one.
-    """
-    return sum(byte & 0xC0 != 0x80 for byte in content)
 
 
 def _num_skipped(content: bytes, text: str, position: int) -> int:

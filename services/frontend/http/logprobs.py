@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.engine_client.messages import PositionLogprobs
-from services.frontend.http.echo import num_characters
 from services.frontend.pipeline.request import Output
+from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -54,13 +54,15 @@ class CompletionLogprobs:
         """Uses the model's tokenizer."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
         self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
+        self._decoder = Detokenizer(self._visible_bytes)
         self._num_characters = 0
         self._echoed: Sequence[int] = ()
         self._echoed_offsets: Sequence[int] = ()
 
     def echo(self, token_ids: Sequence[int], offsets: Sequence[int], num_characters: int) -> None:
-        """Prepends the prompt's tokens."""
+        """Prepends the prompt's tokens, which have some whole characters."""
         self._echoed, self._echoed_offsets = token_ids, offsets
+        self._decoder = Detokenizer(self._visible_bytes, token_ids)
         self._num_characters = num_characters
 
     def push(self, output: Output) -> dict[str, Any]:
@@ -80,8 +82,10 @@ class CompletionLogprobs:
             self._echoed = ()
         for position in shown_positions(output):
             token_id = position.chosen.token_id
-            self._add(told, token_id, position, self._num_characters)
-            self._num_characters += num_characters(self._visible_bytes[token_id])
+            # A character that the tokens before have begun counts.
+            offset = self._num_characters + self._decoder.is_inside_character
+            self._add(told, token_id, position, offset)
+            self._num_characters += len(self._decoder.push([token_id]))
         return told
 
     def _add(

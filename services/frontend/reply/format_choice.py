@@ -10,6 +10,7 @@ from services.frontend.reply.formats.llama3_json import PYTHON_TAG, Llama3JsonRe
 from services.frontend.reply.formats.mistral import MistralReader, MistralV11Reader
 from services.frontend.reply.formats.plain import PlainReader
 from services.frontend.reply.formats.pythonic import START, PythonicReader
+from services.frontend.reply.formats.qwen3_coder import FUNCTION, PARAMETER, Qwen3CoderReader
 from services.frontend.reply.reply_reader import ReplyReader
 
 FORMATS: Mapping[str, type[ReplyReader]] = {
@@ -21,6 +22,7 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
     "deepseek_v3": DeepseekV3Reader,
     "deepseek_v31": DeepseekV31Reader,
     "glm4": Glm4Reader,
+    "qwen3_coder": Qwen3CoderReader,
     "harmony": HarmonyReader,
     "plain": PlainReader,
 }
@@ -32,7 +34,7 @@ def format_of_template(source: str) -> str:
 
     A template that writes none has the plain format, whose replies have no calls.
     """
-    # In this order: GLM's tag for a call is that of Hermes, too.
+    # In this order: the tag of Hermes for a call is that of GLM and Qwen3-Coder, too.
     if "<|channel|>" in source and "functions." in source:
         return "harmony"
     if CALLS in source:
@@ -41,6 +43,8 @@ def format_of_template(source: str) -> str:
         return "mistral_v11" if "[ARGS]" in source else "mistral"
     if KEY in source:
         return "glm4"
+    if OPENING in source and FUNCTION in source and PARAMETER in source:
+        return "qwen3_coder"
     if OPENING in source:
         return "hermes"
     if START in source or "func_name1(" in source:

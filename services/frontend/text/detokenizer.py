@@ -26,6 +26,11 @@ class Detokenizer:
         token_bytes = self._token_bytes
         return self._decoder.decode(b"".join([token_bytes[token_id] for token_id in token_ids]))
 
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether a character has begun and has not ended."""
+        return self._decoder.getstate()[0] != b""
+
     def flush(self) -> str:
         """Ends the output: returns U+FFFD inside a character, else nothing."""
         return self._decoder.decode(b"", final=True)

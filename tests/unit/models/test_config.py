@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.config import ConfigError, ModelConfig, RopeConfig
+from models.config import FAMILIES_WITHOUT_WINDOWS, ConfigError, ModelConfig, RopeConfig
 from models.registry import UnsupportedArchitectureError, model_class
 
 MINIMAL = {
@@ -208,10 +208,21 @@ def test_rope_of_each_layer_kind_is_refused(tmp_path):
         ),
         ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ({"sliding_window": 7, "architectures": ["GptOssForCausalLM"]}, (7, None)),
+        ({"architectures": ["GptOssForCausalLM"]}, (128, None)),
+        ({"sliding_window": 7, "architectures": ["Qwen3ForCausalLM"]}, (None, None)),
+        ({"sliding_window": 7, "architectures": ["Qwen3MoeForCausalLM"]}, (None, None)),
     ],
 )
 def test_windows_are_read_in_the_words_of_each_family(tmp_path, changes, windows):
+    changes = {"architectures": ["MistralForCausalLM"], **changes}
     assert read(tmp_path, **changes).sliding_windows == windows
+
+
+@pytest.mark.parametrize("used", [{}, {"use_sliding_window": True}])
+@pytest.mark.parametrize("architecture", FAMILIES_WITHOUT_WINDOWS)
+def test_families_without_windows_see_all_keys(tmp_path, architecture, used):
+    config = read(tmp_path, architectures=[architecture], sliding_window=7, **used)
+    assert config.sliding_windows == (None, None)
 
 
 @pytest.mark.parametrize("name", ["n_routed_experts", "num_local_experts", "num_experts"])
@@ -249,6 +260,9 @@ def test_families_fill_in_what_their_files_leave_unsaid(tmp_path):
     assert deepseek.rope.is_interleaved
     assert deepseek.head_dim == 8
     assert deepseek.mla.q_lora_rank is None
+    assert deepseek.moe.routed_scaling_factor == 2.5
+    gpt_oss = read(tmp_path, architectures=["GptOssForCausalLM"])
+    assert (gpt_oss.rope.theta, gpt_oss.rope.rope_type, gpt_oss.rope.factor) == (15e4, "yarn", 32)
     dense = read(tmp_path)
     assert dense.moe is None
     assert dense.mla is None

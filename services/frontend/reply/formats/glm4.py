@@ -4,9 +4,9 @@ Source: the chat template of zai-org/GLM-4.5.
 """
 
 import json
-from typing import Any
 
 from services.frontend.engine_client.messages import ArgumentPairs
+from services.frontend.reply.bare_values import json_of, schema_of
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
@@ -43,25 +43,8 @@ class Glm4Reader(ReplyReader):
             key = (yield from self._text.text_until(KEY_END)).strip()
             yield from self._text.expect(VALUE)
             written = yield from self._text.text_until(VALUE_END)
-            value = _json_of(written, self._schema(name, key))
+            value = json_of(written, schema_of(self._tools.get(name), key))
             self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
             opening = ", "
             marker = yield from self._text.expect(KEY, CLOSING)
         self._emit_arguments("{}" if opening == "{" else "}")
-
-    def _schema(self, name: str, key: str) -> Any:
-        properties = self._tools.get(name, {}).get("properties", {})
-        return properties.get(key, {}) if isinstance(properties, dict) else {}
-
-
-def _json_of(written: str, schema: Any) -> str:
-    """Returns a value as JSON: the template writes strings bare and all else as JSON."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind != "string":
-        try:
-            json.loads(written)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return written.strip()
-    return json.dumps(written, ensure_ascii=False)

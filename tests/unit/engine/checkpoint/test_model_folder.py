@@ -99,7 +99,7 @@ def test_tokenizer_files_come_in_the_order_of_their_names_with_one_hash(folder):
     [
         ("config.json", None, r"config\.json cannot be read"),
         ("config.json", json.dumps({**CONFIG, "vocab_size": "x"}), "vocab_size is 'x'"),
-        ("config.json", json.dumps({**CONFIG, "use_sliding_window": True}), "sliding_window is"),
+        ("config.json", json.dumps({**CONFIG, "head_dim": 0}), "head_dim is"),
         ("generation_config.json", "{", r"generation_config\.json cannot be read"),
         ("generation_config.json", "[]", "does not hold a JSON object"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x'"),

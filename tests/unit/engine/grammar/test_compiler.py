@@ -154,6 +154,7 @@ async def test_a_lark_grammar_can_nest():
         (GrammarKind.REGEX, "(?=a)b", "look-around"),
         (GrammarKind.LARK, "nothing", "refused"),
         (GrammarKind.LARK, "start: start", "refused"),
+        (GrammarKind.LARK, '# words\nroot ::= "a" | root "b"', "must be in Lark"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', "no finite output"),
         (GrammarKind.JSON_SCHEMA, '{"type": "text"}', "the grammar is refused: Invalid type"),
     ],

@@ -64,7 +64,14 @@ class Follower:
     def follow(self, wanted, seed):
         """Returns a text of the grammar."""
         rng, matcher, token_ids = np.random.default_rng(seed), self.matcher(wanted), []
+        pairs = self.reader.call_form.pairs
+        ending = self.tokenizer.encode(pairs.end if pairs else "", add_special_tokens=False).ids
         while not matcher.is_stopped():
+            # Chance alone does not spell the end of a bare string.
+            if ending and rng.random() < 0.1 and matcher.validate_tokens(ending) == len(ending):
+                assert matcher.consume_tokens(ending), matcher.get_error()
+                token_ids += ending
+                continue
             mask = next_mask(matcher, 4 * -(-self.size // 32))
             assert mask is not None, matcher.get_error()
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
@@ -208,6 +215,12 @@ WRITTEN_PAIRS = {
         "<arg_value>[1, 2]</arg_value>\n</tool_call>",
         "<tool_call>f\n<arg_key>on</arg_key>\n<arg_value>yes</arg_value>\n</tool_call>",
         "<tool_call>f\n</tool_call>",
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=f>\n<parameter=text>\n1 < 2\nor </p>\n</parameter>\n"
+        "<parameter=on>\ntrue\n</parameter>\n<parameter=list>\n[1, 2]\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=on>\nyes\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>",
     ),
 }  # fmt: skip
 

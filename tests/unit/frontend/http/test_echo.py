@@ -64,6 +64,24 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_shown_o
     assert choice["logprobs"]["text_offset"][-len(letters) :][0] == 3
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_bytes_that_are_no_characters_count_as_they_are_shown(echo):
+    first, second = reference_tokenizer().encode(ACUTE).ids
+    a, b = reference_tokenizer().encode("ab").ids
+    tokens = [second, a, first, b, second, second, a]
+    prompt = [*tokens, a]
+    async with completions(FakeEngine(script=lambda _: tokens)) as complete:
+        choice = await complete(prompt=prompt, echo=echo, logprobs=0, max_tokens=len(tokens))
+    text = choice["text"]
+    assert text == ("\ufffda\ufffdb\ufffd\ufffdaa" if echo else "") + "\ufffda\ufffdb\ufffd\ufffda"
+    told = choice["logprobs"]
+    at = [o for token, o in zip(told["tokens"], told["text_offset"], strict=True) if token in "ab"]
+    assert at == [index for index, letter in enumerate(text) if letter in "ab"][-3:]
+    tokenizer = Tokenizer(tokenizer_files())
+    offsets = text_offsets(tokenizer, prompt, "\ufffda\ufffdb\ufffd\ufffdaa")
+    assert [offsets[index] for index in (1, 3, 6, 7)] == [1, 3, 6, 7]
+
+
 async def test_an_unfinished_character_is_shown_once():
     first, _ = reference_tokenizer().encode(ACUTE).ids
     letters = reference_tokenizer().encode("ab").ids
@@ -102,6 +120,14 @@ def test_whitespace_that_a_special_token_takes_in_is_skipped():
     tokenizer = Tokenizer({"tokenizer.json": library.to_str().encode()})
     text = "<|user|> \n a"
     assert text_offsets(tokenizer, library.encode(text).ids, text) == [0, 11]
+
+
+def test_spaces_after_characters_of_several_tokens_keep_their_positions():
+    tokenizer = Tokenizer(tokenizer_files())
+    text = f"a{ACUTE}{ACUTE} {ACUTE} b"
+    ids = reference_tokenizer().encode(text).ids
+    offsets = text_offsets(tokenizer, ids, text)
+    assert offsets == [0, 1, 2, 2, 3, 3, 4, 5, 5, 6]
 
 
 def test_offsets_stay_within_the_text():

@@ -31,6 +31,8 @@ def test_a_family_has_its_format(family: str, name: str) -> None:
         (f"'{CALLS}' + tool.type + '{SEPARATOR}' + name + '```json'", "deepseek_v3"),
         (f"'{CALLS}' + name + '{SEPARATOR}'", "deepseek_v31"),
         ("'<tool_call>' + name + '<arg_key>' + k + '</arg_key>'", "glm4"),
+        ("'<tool_call>\\n<function=' + name + '>\\n<parameter=' + k + '>'", "qwen3_coder"),
+        ("'<seed:tool_call><function=' + name + '><parameter=' + k + '>'", "plain"),
         ("'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "mistral_v11"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
         ("{{ message.content }}", "plain"),

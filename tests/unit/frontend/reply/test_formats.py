@@ -15,6 +15,7 @@ from services.frontend.reply.formats.hermes import HermesReader
 from services.frontend.reply.formats.llama3_json import Llama3JsonReader
 from services.frontend.reply.formats.mistral import MistralReader
 from services.frontend.reply.formats.pythonic import PythonicReader
+from services.frontend.reply.formats.qwen3_coder import Qwen3CoderReader
 from services.frontend.reply.reply_reader import ReplyReader
 
 TOOLS = {
@@ -92,6 +93,14 @@ REPLIES: dict[str, tuple[type[ReplyReader], str, str, str]] = {
         "\n<think>Hm</think>\nLook.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
         '<arg_value>Paris "}],</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n'
         "</tool_call>\n<tool_call>now\n</tool_call>",
+        "Hm",
+        "Look.",
+    ),
+    "qwen3-coder": (
+        Qwen3CoderReader,
+        "<think>\nHm\n</think>\n\nLook.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"
+        'Paris "}],\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "Hm",
         "Look.",
     ),

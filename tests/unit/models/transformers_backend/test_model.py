@@ -98,6 +98,13 @@ def test_the_configuration_says_what_layers_cache(tmp_path):
     assert config.transformers.version == transformers.__version__
 
 
+def test_layers_that_cache_different_sizes_keep_all_keys(tmp_path):
+    write_foreign_checkpoint(tmp_path, "Gemma4ForCausalLM")
+    assert read_model_config(tmp_path, "auto").sliding_windows == (None,) * 4
+    model = load(tmp_path)
+    assert [spec.head_dim for spec in model.cache_specs()] == [8, 16, 8, 16]
+
+
 def small(config_class: str, **changes):
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     return getattr(transformers, config_class)(**{**shape, **changes})
@@ -106,7 +113,13 @@ def small(config_class: str, **changes):
 @pytest.mark.parametrize(
     ("architecture", "config_class", "changes", "reason"),
     [
-        ("FalconForCausalLM", "FalconConfig", {}, "cannot be built"),
+        ("FalconForCausalLM", "FalconConfig", {}, "attends by classes of its own"),
+        (
+            "PegasusForCausalLM",
+            "PegasusConfig",
+            {"is_encoder_decoder": False, "decoder_layers": 2, "d_model": 32},
+            "counts positions by itself",
+        ),
         ("MambaForCausalLM", "MambaConfig", {}, "keeps a state that is not keys and values"),
         ("Qwen3NextForCausalLM", "Qwen3NextConfig", {}, "keeps a state"),
         ("MiniMaxForCausalLM", "MiniMaxConfig", {}, "has layers of kind linear_attention"),

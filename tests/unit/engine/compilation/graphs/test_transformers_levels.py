@@ -12,6 +12,7 @@ NUM_OUTPUT = 64
 ARCHITECTURES = (
     "StableLmForCausalLM",
     "Cohere2ForCausalLM",
+    "Gemma4ForCausalLM",
     "GPT2LMHeadModel",
     "GPTNeoXForCausalLM",
     "PhiForCausalLM",
