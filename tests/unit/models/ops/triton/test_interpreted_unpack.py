@@ -1,10 +1,8 @@
 """The kernel that unpacks weights of 4 and 8 bits, in Triton's interpreter on the CPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -26,5 +24,4 @@ for rows, columns in ((3, 64), (9, 320)):
 
 @pytest.mark.slow
 def test_unpacked_values_are_the_references():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_interpreted(PROGRAM)
