@@ -20,7 +20,7 @@ from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCES
 
 PACKED_COLUMNS = 128
 """Inputs of a tile of packed_wide_linear."""
-BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 1024, 2048)
+BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 768, 1024, 2048)
 """Tokens of steps whose kernels are built before serving; tiles that none of them has are not used.
 """
 MOST_PACKED_TOKENS = 640
@@ -75,20 +75,24 @@ _ROWS = 64
 """Of a weight in a tile of matrix_linear."""
 _PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
 _WAVE_COST: Mapping[int, Costs] = {
-    bits: {_PAIR: cost, **_WIDE_COST[bits]} for bits, cost in {4: 0.3, 8: 0.37}.items()
+    4: _WIDE_COST[4] | {PackedTiles(tokens=128, groups=2, slots=5): 0.78, _PAIR: 0.28},
+    8: _WIDE_COST[8] | {_PAIR: 0.35},
 }
 """The same of products without a gate; the groups of one tile share out its inputs."""
+_PAIR_START_US = 1.5
+"""Of a wave of such tiles: they add up their sums in the end, and begin with short rings."""
 _MOST_SPLITS = 4
 _SPLIT_COST: Mapping[int, Costs] = {
     bits: _WAVE_COST[bits]
     | {replace(_PAIR, groups=1, splits=count): cost for count in range(1, _MOST_SPLITS + 1)}
-    for bits, cost in {4: 0.64, 8: 0.68}.items()
+    for bits, cost in {4: 0.57, 8: 0.68}.items()
 }
 """The same of products that may be split; of one warp group, two programs run at once.
 
 Products of int4 in groups of 128 with their norms (H100, 2026-11-26, us of 128 tokens): 25600
 inputs and 5120 outputs 113.6, in splits 82.1; 8192 and 5120 38.3 and 30.2; 9728 and 2560 23.0 and
-18.1; 4096 and 2048 11.7 and 9.7.
+18.1; 4096 and 2048 11.7 and 9.7. Unsplit they suit short inputs, too: 3072 and 3072 took 15.4 us
+with 200 tokens, in tiles of 128 tokens 17.8.
 """
 _PART_BYTES_PER_US = 2.5e6
 """Of parts that a product leaves and a norm reads."""
@@ -107,6 +111,12 @@ With inputs of this length they are split finer, and programs share multiprocess
 and 5120 outputs, of int4 in groups of 128 with the norm (H100, 2026-11-26): 8 and 16 tokens took
 35.2 and 34.5 us in six splits of one warp group, 39.0 and 39.0 without. 8192 inputs took 14.7 and
 14.7 in splits, 13.8 and 14.5 without.
+"""
+_SHORT_SECOND_WAVE = range(MULTIPROCESSORS + 1, MULTIPROCESSORS * 3 // 2)
+"""Tiles of rows that leave most multiprocessors idle in a second wave, of programs that fill one.
+
+Of one warp group two run at once. 10240 rows of int4 in groups of 128 took 18.4 us with 24 tokens
+and 5120 inputs, 27.3 with 8192, in three groups 22.4 and 31.6 (H100, 2026-11-26).
 """
 _SHARED_BYTES = 227 * 1024
 """Shared memory of a multiprocessor."""
@@ -144,7 +154,7 @@ def packed_tiles(
         return _fastest_built(costs, num_tokens, num_rows, num_inputs)
     tokens = _padded(num_tokens)
     split = _split_tiles(tokens, num_rows, num_inputs, num_bits)
-    return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows)
+    return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows, num_bits)
 
 
 @lru_cache(maxsize=1024)
@@ -185,8 +195,10 @@ def _padded(num_tokens: int) -> int:
     return min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
 
 
-def _whole_tiles(tokens: int, num_rows: int) -> MatrixTiles:
+def _whole_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
     """Returns the tiles of up to 64 tokens: warp groups that share out their inputs."""
+    if _FEW_TOKENS < tokens < MOST_TOKENS and -(-num_rows // _ROWS) in _SHORT_SECOND_WAVE:
+        return replace(_lone_tiles(tokens), num_stages=_most_stages(tokens, num_bits, 2))
     if tokens < MOST_TOKENS:
         return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
     return _PAIR if num_rows <= _ROWS * MULTIPROCESSORS else _lone_tiles(tokens)
@@ -198,17 +210,22 @@ def _split_tiles(tokens: int, num_rows: int, num_inputs: int, num_bits: int) -> 
     Three warp groups fill a multiprocessor, of one group two programs do, or four of few tokens.
     """
     row_tiles = -(-num_rows // _ROWS)
-    tiles = _whole_tiles(tokens, num_rows)
+    tiles = _whole_tiles(tokens, num_rows, num_bits)
     if tokens > _FEW_TOKENS:
-        stages, at_once, most = 4 if tokens < MOST_TOKENS else 2, 2, _MOST_SPLITS
+        at_once, most = 2, _MOST_SPLITS
     elif num_inputs >= _LONG_INPUTS and row_tiles in _IDLE:
-        stages, at_once, most = 3, 4, 6
+        at_once, most = 4, 6
     else:
         splits = min(_MOST_SPLITS, MULTIPROCESSORS // row_tiles)
         return replace(tiles, splits=max(1, splits))
     splits = max(1, min(most, at_once * MULTIPROCESSORS // row_tiles))
-    stages = min(stages, _SHARED_BYTES // at_once // _stage_bytes(tokens, num_bits))
+    stages = _most_stages(tokens, num_bits, at_once)
     return replace(tiles, groups=1, num_stages=stages, splits=splits)
+
+
+def _most_stages(tokens: int, num_bits: int, at_once: int) -> int:
+    """Returns the stages of programs of which `at_once` share a multiprocessor."""
+    return min(4, _SHARED_BYTES // at_once // _stage_bytes(tokens, num_bits))
 
 
 def _gated_tiles(
@@ -276,6 +293,8 @@ def _fastest(
         at_once = MULTIPROCESSORS * (2 if is_small else 1)
         waves = -(-num_tiles(tiles, num_tokens, num_rows) * splits // at_once)
         product = costs[tiles] * waves * num_inputs / (128 * splits)
+        if tiles == _PAIR:
+            product += waves * _PAIR_START_US
         part_bytes = 0 if splits == 1 else 8 * splits * num_tokens * num_rows
         return product + part_bytes / _PART_BYTES_PER_US
 

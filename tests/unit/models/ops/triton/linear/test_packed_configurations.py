@@ -94,6 +94,8 @@ def test_tiles_fill_the_multiprocessors(num_bits, num_tokens, num_rows, is_gated
         (4096, [(3, 2, 2), (1, 4, 4), (1, 4, 2)]),
         (5120, [(3, 1, 2), (1, 3, 4), (1, 3, 2)]),
         (8192, [(3, 1, 2), (1, 2, 4), (1, 2, 2)]),
+        # Of three groups, a second wave would be mostly idle.
+        (10240, [(3, 1, 2), (1, 1, 4), (1, 1, 2)]),
         (16384, [(3, 1, 2), (3, 1, 2), (1, 1, 2)]),
     ],
 )
@@ -115,6 +117,22 @@ def test_sums_are_split_over_all_multiprocessors(num_rows, expected):
 def test_sums_of_more_tokens_are_split_where_waves_of_tiles_leave_gaps(num_tokens, size, splits):
     tiles = tiles_of(num_tokens, *size, may_split=True)
     assert getattr(tiles, "splits", 1) == splits
+
+
+def test_a_group_has_tiles_of_its_own_where_that_saves_short_inputs_a_wave():
+    for num_tokens, size in ((160, (3584, 3584)), (256, (3072, 3072)), (384, (2048, 6144))):
+        tiles = tiles_of(num_tokens, *size, may_split=True)
+        assert isinstance(tiles, MatrixTiles)
+        assert (tiles.groups, tiles.splits) == (1, 1)
+    assert tiles_of(256, 5120, 25600, may_split=True).groups == 2
+
+
+def test_more_waves_of_pairs_are_not_worth_their_starts():
+    for size in ((3072, 3072), (3072, 8192), (2880, 4096)):
+        tiles = tiles_of(700, *size, may_split=True)
+        assert isinstance(tiles, PackedTiles)
+        assert (tiles.tokens, tiles.groups) == (128, 3)
+    assert isinstance(tiles_of(700, 1536, 1152), PackedTiles)
 
 
 def test_long_sums_that_fill_half_of_the_multiprocessors_are_split_finer():
