@@ -59,12 +59,12 @@ class GatedMLP(nn.Module):
 
     @property
     def has_packed_gate(self) -> bool:
-        """Whether gate and up have 4 bits, whose product takes no norm."""
+        """Whether gate and up stay packed, whose product takes no norm."""
         return self.gate_up_proj.method.packing is not None
 
     @property
     def has_packed_weights(self) -> bool:
-        """Whether a weight has 4 bits."""
+        """Whether a weight stays packed."""
         return self.has_packed_gate or self.down_proj.method.packing is not None
 
     def expected_passes(self) -> Collection[str]:

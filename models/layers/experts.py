@@ -109,12 +109,13 @@ class Experts(nn.Module):
     def can_keep_packed(self, packing: Packing) -> bool:
         """Returns whether weights that come one expert at a time may stay in 4 bits.
 
-        No row or share may end within a run, and columns are in order: experts would each sort
-        their inputs otherwise.
+        Integers of 8 bits have no products of experts. No row or share may end within a run, and
+        columns are in order: experts would each sort their inputs otherwise.
         """
         group = packing.group if packing.kind == "int4" else None
         sizes = self.down_proj.shape[1], self._local_size, group or RUN
-        return not packing.has_order and not any(size % RUN for size in sizes)
+        is_able = packing.kind != "int8" and not packing.has_order
+        return is_able and not any(size % RUN for size in sizes)
 
     def keep_packed(self, packing: Packing) -> None:
         """Makes the weights floats or integers of 4 bits; call before they have values."""

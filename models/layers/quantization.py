@@ -17,14 +17,14 @@ from models.ops.operands.packed_weights import RUN
 SCALED_MM_MULTIPLE = 16
 """torch._scaled_mm needs both sizes of a weight to be a multiple of this."""
 
-PackedKind = Literal["int4", "mxfp4", "nvfp4"]
+PackedKind = Literal["int4", "int8", "mxfp4", "nvfp4"]
 FLOAT_GROUPS: dict[PackedKind, int] = {"mxfp4": MXFP4_RUN, "nvfp4": NVFP4_RUN}
 """Columns of 4-bit floats that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How a weight of 4 bits is kept; models.ops.operands.packed_weights has the layouts.
+    """How a weight of 4 or 8 bits is kept; models.ops.operands.packed_weights has the layouts.
 
     has_order: the columns of the weight are sorted by group, and the inputs are before each
     product.
@@ -38,11 +38,21 @@ class Packing:
 
     def describe(self) -> str:
         """Returns the format in words of the field, such as "int4 groups of 128"."""
-        if self.kind != "int4":
+        if not self.is_integer:
             return self.kind
         groups = f"groups of {self.group}" if self.group else "rows"
         zeros = ", zero points" if self.has_zeros else ""
-        return f"int4 {groups}{zeros}{', ordered' if self.has_order else ''}"
+        return f"{self.kind} {groups}{zeros}{', ordered' if self.has_order else ''}"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the numbers are integers, not floats."""
+        return self.kind not in FLOAT_GROUPS
+
+    @property
+    def per_byte(self) -> int:
+        """Numbers in a byte."""
+        return 1 if self.kind == "int8" else 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class LinearMethod:
     block: int | None = None
     """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
     packing: Packing | None = None
-    """Of a weight of 4 bits."""
+    """Of a weight of 4 bits, or of integers of 8."""
 
 
 class QuantizableLinear(nn.Module, ABC):
@@ -69,7 +79,7 @@ class QuantizableLinear(nn.Module, ABC):
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
     weight_zero: nn.Parameter | None
-    """Of packed integers: zero points [N, K / group] uint8."""
+    """Of packed integers: zero points [N, K / group], uint8 or int8."""
     weight_order: nn.Parameter | None
     """The input of each column, [K] int32; None: the first of the first, and so on."""
 
@@ -96,7 +106,7 @@ class QuantizableLinear(nn.Module, ABC):
         """
         packing = self.method.packing
         if param is self.weight:
-            return 1 if packing is None else 2
+            return 1 if packing is None else packing.per_byte
         if param is self.weight_scale:
             return self.method.block if packing is None else packing.group
         return packing.group if packing is not None and param is self.weight_zero else None
@@ -108,7 +118,7 @@ def can_run_fp8(device: torch.device) -> bool:
 
 
 def can_run_packed(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether the device has kernels that unpack 4 bits: Hopper, for bfloat16."""
+    """Returns whether the device has kernels that unpack weights: Hopper, for bfloat16."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
     return is_hopper and dtype is torch.bfloat16
 
@@ -121,11 +131,11 @@ def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bo
 
 
 def fits_packed(layer: QuantizableLinear, packing: Packing) -> bool:
-    """Returns whether a layer, or one rank's share of it, can keep a weight of 4 bits."""
+    """Returns whether a layer, or one rank's share of it, can keep a packed weight."""
     num_columns, group = layer.weight.shape[1], packing.group
     if num_columns % RUN or (packing.has_order and not layer.has_all_inputs):
         return False
-    if packing.kind != "int4":
+    if not packing.is_integer:
         return group == FLOAT_GROUPS[packing.kind]
     return group is None or not (group % RUN or num_columns % group)
 
@@ -145,15 +155,16 @@ def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> Non
 
 
 def use_packed(layer: QuantizableLinear, packing: Packing) -> None:
-    """Makes a layer keep and multiply its weight in 4 bits; call before it has values."""
+    """Makes a layer keep and multiply its weight as it is packed; call before it has values."""
     num_rows, num_columns = layer.weight.shape
     groups = num_rows, num_columns // (packing.group or num_columns)
     scale_dtype = torch.uint8 if packing.kind == "mxfp4" else torch.bfloat16
     layer.method = LinearMethod(_packed_product, packing.describe(), packing=packing)
-    layer.weight = _empty_like(layer, (num_rows, num_columns // 2), torch.uint8)
+    weight_dtype = torch.int8 if packing.kind == "int8" else torch.uint8
+    layer.weight = _empty_like(layer, (num_rows, num_columns // packing.per_byte), weight_dtype)
     layer.weight_scale = _empty_like(layer, groups, scale_dtype)
     if packing.has_zeros:
-        layer.weight_zero = _empty_like(layer, groups, torch.uint8)
+        layer.weight_zero = _empty_like(layer, groups, weight_dtype)
     if packing.has_order:
         layer.weight_order = _empty_like(layer, (num_columns,), torch.int32)
 

@@ -10,6 +10,7 @@ from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4
+from models.ops.operands.packed_weights import bits_of, num_columns
 from models.ops.operands.run_scales import integer_words
 
 SEED = 0
@@ -20,6 +21,9 @@ FP8_SCALE = 1 / FP8_MAX
 INTEGERS = range(-7, 8)
 """Values of integers of 4 bits. With -8 their mean would not be 0: what all tokens have in common
 would grow from layer to layer, and all would choose the same experts."""
+
+BYTES = range(-127, 128)
+"""Values of integers of 8 bits."""
 
 
 def fill_with_random_weights(model: CausalLM) -> None:
@@ -75,28 +79,31 @@ def _fill_integers(param: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _fill_packed(layer: QuantizableLinear) -> None:
-    """Draws a weight of 4 bits, with one scale that gives it the spread of unquantised weights."""
+    """Draws a packed weight, with one scale that gives it the spread of unquantised weights."""
     packing = layer.method.packing
     assert packing is not None, "the caller checked"
     assert layer.weight_scale is not None, "packed weights have scales"
-    scale = _draw_packed(layer.weight, is_integer=packing.kind == "int4")
+    scale = _draw_packed(layer.weight, is_integer=packing.is_integer)
     layer.weight_scale.fill_(_exponent(scale) if packing.kind == "mxfp4" else scale)
     if layer.weight_zero is not None:
-        layer.weight_zero.fill_(8)
+        layer.weight_zero.fill_(0 if packing.kind == "int8" else 8)
     bias = layer._parameters.get("bias")
     if bias is not None:
         bias.fill_(0.0)
 
 
 def _draw_packed(weight: torch.Tensor, *, is_integer: bool) -> float:
-    """Draws numbers of 4 bits; returns the scale that gives them their spread."""
+    """Draws numbers of 4 or 8 bits; returns the scale that gives them their spread."""
     generator = torch.Generator(weight.device).manual_seed(SEED)
     values: Sequence[float] = INTEGERS if is_integer else E2M1_VALUES
-    if is_integer:
+    if bits_of(weight) == 8:
+        values = BYTES
+        weight.random_(BYTES.start, BYTES.stop, generator=generator)
+    elif is_integer:
         _fill_integers(weight, generator)
     else:
         weight.random_(0, 256, generator=generator)
-    return float((2 * weight.shape[-1]) ** -0.5 / _spread(values))
+    return float(num_columns(weight) ** -0.5 / _spread(values))
 
 
 def _exponent(scale: float) -> int:

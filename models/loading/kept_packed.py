@@ -1,4 +1,4 @@
-"""Reads weights of 4 bits into the form in which products take them, without multiplying them out.
+"""Reads packed weights into the form in which products take them, without multiplying them out.
 
 Each stored tensor fills one parameter of a linear layer; models.ops.operands.packed_weights has the
 forms. Experts have scales and zero points in one parameter, as models.ops.moe.expert_formats says.
@@ -15,7 +15,7 @@ from models.layers.quantization import FLOAT_GROUPS, PackedKind, Packing
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
 from models.number_formats import E8M0
-from models.ops.operands.packed_weights import pack, to_kernel_order
+from models.ops.operands.packed_weights import pack, signed, to_kernel_order
 from models.ops.operands.run_scales import integer_words
 
 SCALE_LIMIT = 2.0**64
@@ -35,7 +35,7 @@ class KeptPart:
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A weight of 4 bits, by parameters of its layer."""
+    """A weight of 4 bits, or of integers of 8, by parameters of its layer."""
 
     packing: Packing
     params: Mapping[str, KeptPart]
@@ -47,8 +47,7 @@ class KeptWeight:
 
         columns: how many of a row share an entry of the scales.
         """
-        is_integer = self.packing.kind == "int4"
-        scale = self._words(columns) if is_integer else self.params["weight_scale"]
+        scale = self._words(columns) if self.packing.is_integer else self.params["weight_scale"]
         return {"weight": self.params["weight"], "weight_scale": scale}
 
     def _words(self, columns: int) -> KeptPart:
@@ -83,13 +82,13 @@ def kept_integers(
     """
     num_rows, num_columns = stored.shape
     order = _real_order(parts.get("order"), num_columns, group)
-    is_even = order is None or _has_equal_groups(order, num_columns, group)
-    if stored.num_bits != 4 or not is_even:
+    if order is not None and not _has_equal_groups(order, num_columns, group):
         return None
+    num_bytes = num_columns * stored.num_bits // 8
     groups = num_rows, num_columns // (group or num_columns)
     q = (parts["q"],) if order is None else (parts["q"], order)
     params = {
-        "weight": KeptPart(q, partial(_ordered_q, stored=stored), (num_rows, num_columns // 2)),
+        "weight": KeptPart(q, partial(_ordered_q, stored=stored), (num_rows, num_bytes)),
         "weight_scale": KeptPart((parts["scale"],), partial(_scale, stored, groups), groups),
     }
     if "zero" in parts:
@@ -97,7 +96,10 @@ def kept_integers(
     if order is not None:
         params["weight_order"] = KeptPart((order,), _columns_by_group, (num_columns,))
     packing = Packing(
-        kind="int4", group=group, has_zeros="zero" in parts, has_order=order is not None
+        kind="int8" if stored.num_bits == 8 else "int4",
+        group=group,
+        has_zeros="zero" in parts,
+        has_order=order is not None,
     )
     return KeptWeight(packing, params, order)
 
@@ -156,7 +158,9 @@ def _ordered_q(
     q: torch.Tensor, order: torch.Tensor | None = None, *, stored: IntegerFormat
 ) -> torch.Tensor:
     values = stored_q(q, stored)
-    return pack(values if order is None else values[:, order.argsort(stable=True)])
+    if order is not None:
+        values = values[:, order.argsort(stable=True)]
+    return pack(values, num_bits=stored.num_bits)
 
 
 def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) -> torch.Tensor:
@@ -164,7 +168,8 @@ def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) 
 
 
 def _zero(stored: IntegerFormat, groups: tuple[int, int], zero: torch.Tensor) -> torch.Tensor:
-    return stored_zero(zero, stored).expand(groups).contiguous()
+    values = stored_zero(zero, stored)
+    return (signed(values) if stored.num_bits == 8 else values).expand(groups).contiguous()
 
 
 def _words(

@@ -193,7 +193,7 @@ class _Plan:
         return scale if is_kept and scale in self._destinations else None
 
     def _kept_loads(self, name: str, tensor: CheckpointTensor, target: str) -> dict[str, Load]:
-        """Returns the loads of a weight of 4 bits, by the model's names; none if it is not kept."""
+        """Returns the loads of a packed weight, by the model's names; none if it is not kept."""
         packed = self._packed.get(name)
         if packed is None or packed.kept is None:
             return {}

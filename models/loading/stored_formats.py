@@ -33,7 +33,7 @@ STACKED_MXFP4 = "mxfp4"
 """quant_method of checkpoints that stack all experts of a layer."""
 
 
-ALL_KINDS: frozenset[WeightKind] = frozenset(("fp8", "int4", "mxfp4", "nvfp4"))
+ALL_KINDS: frozenset[WeightKind] = frozenset(("fp8", "int4", "int8", "mxfp4", "nvfp4"))
 """Kinds of weights that some device keeps."""
 
 
@@ -53,14 +53,14 @@ def kept_kinds(
 def needs_bfloat16(
     device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig
 ) -> bool:
-    """Returns whether a device keeps weights of 4 bits in bfloat16 models and not in `dtype`."""
+    """Returns whether a device keeps packed weights in bfloat16 models and not in `dtype`."""
     if not can_run_packed(device, torch.bfloat16):
         return False
     in_bfloat16, kept = (kept_kinds(device, each, quantization) for each in (torch.bfloat16, dtype))
     # Products take groups of whole runs.
     return any(
         scheme.kind in in_bfloat16 - kept
-        and (scheme.kind != "int4" or not (scheme.group_size or RUN) % RUN)
+        and (scheme.kind not in ("int4", "int8") or not (scheme.group_size or RUN) % RUN)
         for scheme in quantization.schemes
     )
 
@@ -137,7 +137,7 @@ class _StoredFormats:
         return schemes.pop() if len({_blocks(scheme) for scheme in schemes}) == 1 else None
 
     def packing(self, modules: list[str]) -> Packing | None:
-        """Returns how a layer of these modules keeps 4 bits, if all are stored in one form."""
+        """Returns how a layer keeps these modules packed, if all are stored in one form."""
         if self._stored is None:
             packings = {self._made_up_packing(module) for module in modules}
             packing = packings.pop() if len(packings) == 1 else None
@@ -158,10 +158,10 @@ class _StoredFormats:
         """Returns how a module of dummy weights is packed; its columns are in order."""
         scheme = self._quantization.scheme_of(module)
         match None if scheme is None else scheme.kind:
-            case "int4":
+            case ("int4" | "int8") as kind:
                 assert scheme is not None, "it has a kind"
                 has_zeros = not scheme.is_symmetric
-                return Packing(kind="int4", group=scheme.group_size, has_zeros=has_zeros)
+                return Packing(kind=kind, group=scheme.group_size, has_zeros=has_zeros)
             case ("mxfp4" | "nvfp4") as kind:
                 return Packing(kind=kind, group=FLOAT_GROUPS[kind])
             case _:

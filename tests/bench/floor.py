@@ -99,8 +99,8 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     of_experts = {id(param) for module in experts for param in module.parameters()}
     dense = [param for param in model.parameters() if id(param) not in of_experts]
-    two_in_a_byte = {
-        id(layer.weight)
+    per_byte = {
+        id(layer.weight): layer.method.packing.per_byte
         for layer in model.modules()
         if isinstance(layer, QuantizableLinear) and layer.method.packing is not None
     }
@@ -112,7 +112,7 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
         for each in experts
     )
     dense_params = sum(
-        param.numel() * (2 if id(param) in two_in_a_byte else 1)
+        param.numel() * per_byte.get(id(param), 1)
         for name, param in model.named_parameters()
         if id(param) not in of_experts and not name.endswith("_scale")
     )

@@ -37,15 +37,17 @@ SHAPES = {
 }
 """Inputs, outputs, and whether a gate follows."""
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 2048)
-PACKED: Mapping[str, tuple[int, Mapping[str, bool]]] = {
-    "int4 g128": (128, {}),
-    "int4 g32 zeros": (32, {"has_zeros": True}),
-    "mxfp4": (32, {"is_float": True}),
-    "nvfp4": (16, {"is_float": True}),
+Tensors = tuple[torch.Tensor | None, ...]
+
+PACKED: Mapping[str, Callable[[torch.Tensor], Tensors]] = {
+    "int4 g128": partial(quantize_packed, group=128),
+    "int4 g32 zeros": partial(quantize_packed, group=32, has_zeros=True),
+    "mxfp4": partial(quantize_packed, group=32, is_float=True),
+    "nvfp4": partial(quantize_packed, group=16, is_float=True),
+    "int8 g128": partial(quantize_packed, group=128, num_bits=8),
+    "int8 g32 zeros": partial(quantize_packed, group=32, has_zeros=True, num_bits=8),
 }
 FORMATS = ("bf16", "fp8 rows", "fp8 blocks", *PACKED)
-
-Tensors = tuple[torch.Tensor | None, ...]
 
 
 def quantized(values: torch.Tensor, name: str) -> Tensors:
@@ -53,8 +55,7 @@ def quantized(values: torch.Tensor, name: str) -> Tensors:
     if name == "bf16":
         return values, None, None
     if name in PACKED:
-        group, options = PACKED[name]
-        return quantize_packed(values, group, **options)
+        return PACKED[name](values)
     exact = values.float()
     if name == "fp8 rows":
         scale = exact.abs().amax(1, keepdim=True) / FP8_MAX

@@ -53,6 +53,8 @@ PACKINGS = {
     "group 32 with zeros": (32, {"has_zeros": True}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
+    "int8 group 128": (128, {"num_bits": 8}),
+    "int8 group 32 with zeros": (32, {"has_zeros": True, "num_bits": 8}),
 }
 
 
@@ -129,9 +131,18 @@ def test_mxfp4_experts_have_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
+    "form",
+    [
+        "awq",
+        "gptq-act-order",
+        "compressed-int4-channel",
+        "modelopt-nvfp4",
+        "quark-mxfp4",
+        "gptq-8-bit",
+        "compressed-int8",
+    ],
 )
-def test_weights_of_4_bits_have_the_same_bits(tmp_path, form):
+def test_packed_weights_have_the_same_bits(tmp_path, form):
     shape = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
     write_checkpoint(tmp_path / "plain", "llama", **shape)
     write_quantized(tmp_path / "plain", tmp_path / "stored", PACKED_FORMATS[form])
@@ -173,7 +184,7 @@ def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("shape", [(1024, 4096), (4096, 1280), (12288, 4096)])
-def test_a_product_of_4_bits_has_the_same_rows_for_every_number_of_tokens(shape, packing):
+def test_a_packed_product_has_the_same_rows_for_every_number_of_tokens(shape, packing):
     torch.manual_seed(0)
     group, options = PACKINGS[packing]
     x = torch.randn(1100, shape[1], dtype=torch.bfloat16, device="cuda")

@@ -23,6 +23,7 @@ HEADS = {
     "gpt-oss": Heads(num_heads=64, num_kv_heads=8, head_dim=64),
     "no-grouping": Heads(num_heads=4, num_kv_heads=4, head_dim=128),
     "group-of-5": Heads(num_heads=10, num_kv_heads=2, head_dim=64),
+    "group-of-6": Heads(num_heads=12, num_kv_heads=2, head_dim=128),
     "heads-of-96": Heads(num_heads=8, num_kv_heads=2, head_dim=96),
 }
 OPTIONS = {

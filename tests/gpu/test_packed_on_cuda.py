@@ -1,10 +1,11 @@
-"""Models whose layers and experts keep 4 bits on Hopper compute what dequantised ones do."""
+"""Models whose layers and experts stay packed on Hopper compute what dequantised ones do."""
 
 import pytest
 import torch
 
 from models.layers.quantization import QuantizableLinear, can_run_packed
 from models.loading.loader import load_model
+from models.ops.operands.packed_weights import num_columns
 from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -37,9 +38,18 @@ def load_both(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "form", ["awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4"]
+    "form",
+    [
+        "awq",
+        "gptq-act-order",
+        "compressed-int4-channel",
+        "modelopt-nvfp4",
+        "quark-mxfp4",
+        "gptq-8-bit",
+        "compressed-int8",
+    ],
 )
-def test_layers_keep_4_bits_and_multiply_their_values(form, load_both):
+def test_layers_stay_packed_and_multiply_their_values(form, load_both):
     kept, plain = load_both(form, "llama")
     layers = [
         (path, layer)
@@ -50,7 +60,7 @@ def test_layers_keep_4_bits_and_multiply_their_values(form, load_both):
     for path, layer in layers:
         assert layer.method.packing is not None
         for num_tokens in TOKENS:
-            x = torch.randn(num_tokens, 2 * layer.weight.shape[1], device=CUDA).bfloat16()
+            x = torch.randn(num_tokens, num_columns(layer.weight), device=CUDA).bfloat16()
             expected = plain.get_submodule(path)(x)
             assert (layer(x) - expected).norm() <= 0.02 * expected.norm()
 

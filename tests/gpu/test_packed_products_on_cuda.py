@@ -1,4 +1,6 @@
-"""Products with weights of 4 bits against float64 references of their values."""
+"""Products with weights of 4 and 8 bits against float64 references of their values."""
+
+from itertools import product
 
 import pytest
 import torch
@@ -21,12 +23,22 @@ FORMATS = {
     "channel": (None, {}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
+    "int8 32 zeros": (32, {"num_bits": 8, "has_zeros": True}),
+    "int8 128": (128, {"num_bits": 8}),
+    "int8 channel": (None, {"num_bits": 8}),
+    "int8 channel zeros": (None, {"num_bits": 8, "has_zeros": True}),
 }
 ALL_FORMATS = pytest.mark.parametrize("form", FORMATS)
 WIDE = [
     PackedTiles(tokens=tokens, groups=groups, slots=slots, programs=programs)
     for tokens, groups, slots, programs in [
         (128, 1, 6, 1), (128, 2, 5, 1), (128, 3, 5, 1), (256, 2, 3, 1), (32, 2, 6, 2), (64, 2, 4, 2)
+    ]
+]  # fmt: skip
+WIDE_BYTES = [
+    PackedTiles(tokens=tokens, groups=groups, slots=slots, programs=programs)
+    for tokens, groups, slots, programs in [
+        (128, 1, 5, 1), (128, 2, 4, 1), (128, 3, 3, 1), (256, 2, 2, 1), (64, 2, 3, 2)
     ]
 ]  # fmt: skip
 
@@ -61,8 +73,13 @@ def check(size, form, counts, *, is_gated):
 @GATED
 @ALL_FORMATS
 @pytest.mark.parametrize("size", [(4096, 4096), (40, 1024), (1600, 1536), (1000, 512)], ids=str)
-def test_weights_of_4_bits_are_multiplied_as_their_values(size, form, is_gated):
+def test_packed_weights_are_multiplied_as_their_values(size, form, is_gated):
     check(size, form, (1, 2, 3, 8, 9, 17, 33, 64, 65, 300), is_gated=is_gated)
+
+
+@pytest.mark.parametrize("form", ["128", "int8 128", "int8 32 zeros", "int8 channel"])
+def test_gated_products_of_many_outputs_are_those_of_the_values(form):
+    check((14336, 768), form, (8, 16, 32, 64), is_gated=True)
 
 
 @ALL_FORMATS
@@ -92,7 +109,7 @@ def test_products_of_many_tokens_are_those_of_the_values(form, is_gated):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["32", "nvfp4"])
+@pytest.mark.parametrize("form", ["32", "nvfp4", "int8 32 zeros"])
 @pytest.mark.parametrize("size", [(1600, 1536), (9000, 1056), (1001, 512)], ids=str)
 def test_products_of_many_tokens_take_odd_sizes(size, form, is_gated):
     check(size, form, (65, 100, 129, 200, 1000), is_gated=is_gated)
@@ -107,7 +124,7 @@ def test_unpacking_a_weight_gives_its_values(form):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["128", "nvfp4"])
+@pytest.mark.parametrize("form", ["128", "nvfp4", "int8 128"])
 def test_a_bias_is_added_before_the_gate(form, is_gated):
     packed, exact = make_weight(13824, 1024, form)
     bias = torch.randn(13824, device="cuda").bfloat16()
@@ -118,11 +135,17 @@ def test_a_bias_is_added_before_the_gate(form, is_gated):
 
 
 @GATED
-@pytest.mark.parametrize("form", ["64 zeros", "nvfp4"])
-@pytest.mark.parametrize("tiles", WIDE, ids=str)
+@pytest.mark.parametrize(
+    ("form", "tiles"),
+    [
+        *product(["64 zeros", "nvfp4"], WIDE),
+        *product(["int8 128", "int8 32 zeros"], WIDE_BYTES),
+    ],
+    ids=str,
+)
 def test_tiles_that_share_inputs_take_any_size(tiles, form, is_gated):
     if not can_run_packed(torch.device("cuda"), torch.bfloat16):
-        pytest.skip("this GPU has no products of 4 bits")
+        pytest.skip("this GPU has no products of packed weights")
     from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
 
     for num_rows, num_inputs in ((1008, 1536), (34832, 512)):

@@ -16,11 +16,16 @@ HEADS = {
     "qwen3-8b": Heads(num_heads=32, num_kv_heads=8, head_dim=128),
     "qwen3-0.6b": Heads(num_heads=16, num_kv_heads=8, head_dim=128),
     "gpt-oss": Heads(num_heads=64, num_kv_heads=8, head_dim=64),
+    "group-of-3": Heads(num_heads=6, num_kv_heads=2, head_dim=64),
     "group-of-5": Heads(num_heads=10, num_kv_heads=2, head_dim=128),
+    "group-of-7": Heads(num_heads=14, num_kv_heads=2, head_dim=64),
+    "group-of-12": Heads(num_heads=24, num_kv_heads=2, head_dim=128),
     "no-grouping": Heads(num_heads=2, num_kv_heads=2, head_dim=64),
     "one-kv-head": Heads(num_heads=64, num_kv_heads=1, head_dim=128),
 }
 QWEN3_8B = HEADS["qwen3-8b"]
+OF_GROUPS = {name: HEADS[name] for name in ("qwen3-8b", "gpt-oss", "group-of-7", "group-of-12")}
+"""Groups of a power of two, one that is padded and one that is packed."""
 ODD_LENGTHS = [2, 7, 31, 32, 33, 127, 128, 129, 257, 640]
 BATCHES = {
     "first-chunks": (ODD_LENGTHS, ODD_LENGTHS),
@@ -67,7 +72,7 @@ def test_chunks_are_the_references_at_any_length(batch, heads, dtype):
 
 
 @pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000])
-@pytest.mark.parametrize("heads", [QWEN3_8B, HEADS["gpt-oss"]], ids=["8b", "gpt-oss"])
+@pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_windows_and_sinks(batch, heads, sliding_window):
     options = {"sliding_window": sliding_window, "has_sinks": True}
@@ -80,9 +85,10 @@ def test_blocks_of_a_power_of_two(block_size):
     check(make_case(*batch, QWEN3_8B, dtype=torch.bfloat16, device="cuda", block_size=block_size))
 
 
+@pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_chunks_repeat_bit_for_bit(batch):
-    case = make_case(*batch, QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+def test_chunks_repeat_bit_for_bit(batch, heads):
+    case = make_case(*batch, heads, dtype=torch.bfloat16, device="cuda")
     output = run(case)
     for _ in range(20):
         assert torch.equal(run(case), output)
@@ -103,7 +109,7 @@ def test_dummy_chunks_disturb_no_request():
 
 @pytest.mark.parametrize("room", [2**28, 50 * 2**16], ids=["room", "little-room"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 33, "has_sinks": True}], ids=str)
-@pytest.mark.parametrize("heads", [QWEN3_8B, HEADS["gpt-oss"]], ids=["8b", "gpt-oss"])
+@pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_chunks_read_copies_of_a_cache_of_8_bits(monkeypatch, batch, heads, options, room):
     widened_cache = pytest.importorskip("models.ops.triton.attention.widened_cache")
@@ -115,11 +121,12 @@ def test_chunks_read_copies_of_a_cache_of_8_bits(monkeypatch, batch, heads, opti
     assert_rows_close(output, case.exact_reading().run())
 
 
+@pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
-def test_where_a_prompt_is_cut_changes_no_bit(has_fp8_cache):
+def test_where_a_prompt_is_cut_changes_no_bit(has_fp8_cache, heads):
     options = {"dtype": torch.bfloat16, "device": "cuda", "has_rotation": False}
     options["has_fp8_cache"] = has_fp8_cache
-    whole = make_case([700], [700], QWEN3_8B, **options)
+    whole = make_case([700], [700], heads, **options)
     expected = run(whole)
     metadata = replace(
         whole.metadata,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scripts.quantize_tiny import Format, compressed
-from scripts.quantizers import Parts, fp8, gptq, int8, mxfp4
+from scripts.quantizers import Parts, fp8, gptq, int8, mxfp4, packed
 
 SCALE = torch.tensor(0.02)
 
@@ -105,13 +105,21 @@ PUBLISHED: dict[str, Published] = {
         "int4 groups of 64",
         variant="mixtral",
     ),
+    # Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8
+    "gptq-int8": Published(
+        Format(gptq(128, bits=8), _GPTQ | {"bits": 8}), "int8 groups of 128"
+    ),
+    # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a16
+    "redhat-w8a16": Published(
+        Format(packed(-1, bits=8), compressed("pack-quantized", _INT8)), "int8 rows"
+    ),
     # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8, here with static activations
     "redhat-w8a8": Published(
         Format(
             int8,
             compressed("int-quantized", _INT8, _INT8 | {"symmetric": False, "strategy": "tensor"}),
         ),
-        "float32",
+        "int8 rows",
         edit=beside_weights(input_scale=SCALE, input_zero_point=torch.tensor([3]).to(torch.int8)),
     ),
     # Made by Quark, file by file, of an FP8 checkpoint whose attention it leaves alone

@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits: octavo::packed_linear. Activations are not rounded."""
+"""Products with weights of 4 and 8 bits: octavo::packed_linear. Activations are not rounded."""
 
 import torch
 from torch.nn import functional
@@ -8,7 +8,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
-from models.ops.operands.packed_weights import columns_per_scale, packed_values
+from models.ops.operands.packed_weights import bits_of, columns_per_scale, packed_values
 from models.ops.triton.linear.packed_configurations import (
     MOST_PACKED_TOKENS,
     PackedTiles,
@@ -32,7 +32,8 @@ def _packed_linear(
 
     Args:
         x: [T, K].
-        weight: [N, K / 2] uint8 in kernel order; with a gate 2 * N rows, gate before up.
+        weight: [N, K / 2] uint8 or [N, K] int8 in kernel order; with a gate 2 * N rows, gate
+            before up.
         weight_scale: [N, K / group]; models.ops.operands.packed_weights has the formats.
         weight_zero: of integers, or None.
         bias: [N], or of a gated product [2 * N].
@@ -85,7 +86,8 @@ def _product(
     if has_kernels(x.device):
         tiles = packed_tiles(
             len(x), len(weight), x.shape[1], group=columns_per_scale(weight, scale),
-            is_gated=is_gated, may_split=may_split, dtype=x.dtype, device=x.device,
+            num_bits=bits_of(weight), is_gated=is_gated, may_split=may_split, dtype=x.dtype,
+            device=x.device,
         )  # fmt: skip
     if tiles is None:
         output = functional.linear(x, _values(*packed, x.dtype), bias)

@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits, added to the residual stream, and the norm of the sum.
+"""Products with packed weights, added to the residual stream, and the norm of the sum.
 
 octavo::packed_linear_residual_norm. Layers do not call it: a compiler's pass inserts it.
 """

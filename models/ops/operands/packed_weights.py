@@ -1,7 +1,7 @@
-"""Weights of 4 bits: their formats, their order in memory, and their values in PyTorch.
+"""Weights of 4 and 8 bits: their formats, their order in memory, and their values in PyTorch.
 
-A weight [N, K] is uint8 [N, K / 2]; K is a multiple of 32, and a column of scales belongs to a
-group of columns of the weight:
+A weight [N, K] of 4 bits is uint8 [N, K / 2]; K is a multiple of 32, and a column of scales belongs
+to a group of columns of the weight:
 
 - integers: value = (q - zero) * scale. Scales [N, K / group] bfloat16; zeros uint8 of the same
   shape, or none, which is 8 everywhere. A group has 32 columns or a multiple that divides K.
@@ -14,6 +14,10 @@ columns of a run of 32: byte 4 q + b of a run's 16 has column c + 2 q + 8 h + 16
 j = b % 2, with h = 0 in its lower half and 1 in its upper half. So one word has, for each j and h,
 two neighbours, 16 bits apart. Integers of 4 bits stay whole. The bits of floats move within each
 half of a word, to where few instructions make pairs of bfloat16 of them; FLOAT_BITS says where.
+
+A weight of 8 bits is int8 [N, K], of integers as above, with zeros int8, or none, which is 0
+everywhere. In kernel order byte 4 q + b of each 16 has column c + 2 q + 8 h for c = b // 2 and
+h = b % 2. So one word has, for each h, two neighbours, 16 bits apart.
 
 Sources: Frantar et al. 2022, "GPTQ"; Lin et al. 2023, "AWQ"; Open Compute Project 2023, "OCP
 Microscaling Formats (MX) Specification", section 5; NVIDIA 2025, "Pretraining Large Language Models
@@ -30,29 +34,50 @@ FLOAT_BITS = ((15, 6), (12, 3), (14, 0), (13, 9))
 """Bit of the sign and lowest bit of the magnitude in half a word, of floats 2 * j + h."""
 
 
-def to_kernel_order(packed: torch.Tensor, *, is_float: bool) -> torch.Tensor:
+def to_kernel_order(packed: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
     """Returns a weight of stored order, or stacked ones, in kernel order."""
+    if packed.dtype == torch.int8:
+        words = packed.view(*packed.shape[:-1], -1, 2, 4, 2)
+        return words.movedim(-3, -1).reshape(packed.shape)
     runs = _unpacked(packed).view(*packed.shape[:-1], -1, 2, 2, 4, 2)
     ordered = _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
     return _with_moved_bits(ordered) if is_float else ordered
 
 
-def pack(q: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
-    """Returns numbers of 4 bits, [N, K] uint8, as a weight in kernel order."""
-    return to_kernel_order(_packed(q), is_float=is_float)
+def pack(q: torch.Tensor, *, is_float: bool = False, num_bits: int = 4) -> torch.Tensor:
+    """Returns numbers of 4 or 8 bits, [N, K] uint8, as a weight in kernel order."""
+    return to_kernel_order(signed(q) if num_bits == 8 else _packed(q), is_float=is_float)
 
 
-def to_stored_order(packed: torch.Tensor, *, is_float: bool) -> torch.Tensor:
+def signed(values: torch.Tensor) -> torch.Tensor:
+    """Returns uint8 values less 128, as int8, contiguous."""
+    return (values.contiguous() ^ 0x80).view(torch.int8)
+
+
+def to_stored_order(packed: torch.Tensor, *, is_float: bool = False) -> torch.Tensor:
     """Returns a weight of kernel order, or stacked ones, in stored order."""
+    if packed.dtype == torch.int8:
+        words = packed.view(*packed.shape[:-1], -1, 4, 2, 2)
+        return words.movedim(-1, -3).reshape(packed.shape)
     if is_float:
         packed = _with_bits_back(packed)
     runs = _unpacked(packed).view(*packed.shape[:-1], -1, 4, 2, 2, 2)
     return _packed(runs.movedim((-2, -1), (-4, -3)).reshape(*packed.shape[:-1], -1))
 
 
+def bits_of(weight: torch.Tensor) -> int:
+    """Returns how many bits a number of a weight has."""
+    return 8 if weight.dtype == torch.int8 else 4
+
+
+def num_columns(weight: torch.Tensor) -> int:
+    """Returns how many numbers a row of a weight has."""
+    return weight.shape[-1] * 8 // bits_of(weight)
+
+
 def columns_per_scale(weight: torch.Tensor, scale: torch.Tensor) -> int:
     """Returns how many columns of a row share a scale."""
-    return 2 * weight.shape[1] // scale.shape[1]
+    return num_columns(weight) // scale.shape[1]
 
 
 def has_floats(weight: torch.Tensor, scale: torch.Tensor) -> bool:
@@ -65,9 +90,12 @@ def packed_values(
 ) -> torch.Tensor:
     """Returns the values of a weight in kernel order, [N, K], computed in float32, rounded once."""
     is_float = has_floats(weight, scale)
-    q = _unpacked(to_stored_order(weight, is_float=is_float)).int()
+    stored = to_stored_order(weight, is_float=is_float)
+    has_bytes = bits_of(weight) == 8
+    q = (stored if has_bytes else _unpacked(stored)).int()
     if not is_float:
-        values = q - (8 if zero is None else _by_column(zero, q).int())
+        middle = 0 if has_bytes else 8
+        values = q - (middle if zero is None else _by_column(zero, q).int())
     else:
         values = torch.tensor(E2M1_VALUES, device=q.device)[q]
     if scale.dtype == torch.uint8:
@@ -76,9 +104,14 @@ def packed_values(
 
 
 def quantize_packed(
-    values: torch.Tensor, group: int, *, has_zeros: bool = False, is_float: bool = False
+    values: torch.Tensor,
+    group: int,
+    *,
+    has_zeros: bool = False,
+    is_float: bool = False,
+    num_bits: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rounds values [N, K] to the nearest of 4 bits.
+    """Rounds values [N, K] to the nearest of 4 bits, or integers of 8.
 
     Groups are of integers, or with is_float of MXFP4 (32) or NVFP4 (16).
 
@@ -86,30 +119,40 @@ def quantize_packed(
         Weight in kernel order, scales and zeros, as above.
     """
     groups = values.float().view(values.shape[0], -1, group)
-    zero = None
     if is_float:
-        largest = groups.abs().amax(-1)
-        if group == RUN:
-            exponent = (largest.clamp(min=1e-30) / 6).log2().ceil().clamp(-126, 127) + 127
-            scale = exponent.to(torch.uint8)
-            steps = scale.view(E8M0).float()
-        else:
-            of_all = largest.amax().clamp(min=1e-30) / 6 / FP8_MAX
-            scale = (largest / 6 / of_all).clamp(min=2.0**-9).to(FP8)
-            scale = (scale.float() * of_all).to(torch.bfloat16)
-            steps = scale.float()
-        table = torch.tensor(E2M1_VALUES, device=values.device)
-        q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
-    elif has_zeros:
+        q, scale = _nearest_floats(groups)
+        return pack(q.flatten(1), is_float=True), scale, None
+    middle = 1 << num_bits - 1
+    zero: torch.Tensor | None = None
+    if has_zeros:
         low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-        scale = ((high - low) / 15).clamp(min=1e-10).to(torch.bfloat16)
-        zero = (-low / scale.float()).round().clamp(0, 15).to(torch.uint8)
-        q = (groups / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)
+        scale = ((high - low) / (2 * middle - 1)).clamp(min=1e-10).to(torch.bfloat16)
+        zero = (-low / scale.float()).round().clamp(0, 2 * middle - 1).to(torch.uint8)
     else:
-        scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
-        q = (groups / scale.float().unsqueeze(-1)).round() + 8
-    q = q.clamp(0, 15).to(torch.uint8).flatten(1)
-    return pack(q, is_float=is_float), scale, zero
+        scale = (groups.abs().amax(-1) / (middle - 1)).clamp(min=1e-10).to(torch.bfloat16)
+    q = (groups / scale.float().unsqueeze(-1)).round()
+    q += middle if zero is None else zero.unsqueeze(-1)
+    q = q.clamp(0, 2 * middle - 1).to(torch.uint8).flatten(1)
+    if zero is not None and num_bits == 8:
+        zero = signed(zero)
+    return pack(q, num_bits=num_bits), scale, zero
+
+
+def _nearest_floats(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the floats of 4 bits of values [N, groups, columns], uint8, and their scales."""
+    largest = groups.abs().amax(-1)
+    if groups.shape[-1] == RUN:
+        exponent = (largest.clamp(min=1e-30) / 6).log2().ceil().clamp(-126, 127) + 127
+        scale = exponent.to(torch.uint8)
+        steps = scale.view(E8M0).float()
+    else:
+        of_all = largest.amax().clamp(min=1e-30) / 6 / FP8_MAX
+        scale = (largest / 6 / of_all).clamp(min=2.0**-9).to(FP8)
+        scale = (scale.float() * of_all).to(torch.bfloat16)
+        steps = scale.float()
+    table = torch.tensor(E2M1_VALUES, device=groups.device)
+    q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
+    return q.to(torch.uint8), scale
 
 
 def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

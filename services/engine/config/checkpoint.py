@@ -37,7 +37,7 @@ class CheckpointConfig(ConfigSection):
     """Format to which plain weights are rounded while they load; fp8: 8 bits, a scale per row."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and activations; auto: float32 on a CPU, on CUDA the checkpoint's, but
-    bfloat16 for a float16 checkpoint whose weights stay in 4 bits only then."""
+    bfloat16 for a float16 checkpoint whose weights stay packed only then."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of prompt and output together; the checkpoint's own limit when absent."""
 

@@ -22,6 +22,7 @@ def floor_of(shape, tmp_path):
     [
         ("llama-3.1-8b", 7.50, 7.50),
         ("llama-3.1-8b-w4a16", 7.50, 7.50),
+        ("llama-3.1-8b-w8a16", 7.50, 7.50),
         ("mixtral-8x7b", 46.6, 12.7),
         ("qwen3-30b-a3b", 30.2, 3.0),
         ("gpt-oss-20b", 20.3, 3.61),

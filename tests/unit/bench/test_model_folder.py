@@ -12,9 +12,10 @@ from tests.bench.model_folder import make_model_folder, read_shape, shape_names,
 from tests.support.paged_runner import PagedRunner
 
 SHAPES = [
-    "deepseek-v3", "glm-4.5-air", "gpt-oss-20b", "llama-3.1-70b", "llama-3.1-8b",
-    "llama-3.1-8b-w4a16", "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8",
-    "qwen3-30b-a3b-int4", "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
+    "deepseek-v3", "glm-4.5-air", "gpt-oss-20b", "llama-3.1-70b", "llama-3.1-70b-fp8",
+    "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
+    "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",
+    "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
 ]  # fmt: skip
 
 

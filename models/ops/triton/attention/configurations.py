@@ -72,10 +72,8 @@ class Tiles:
     Decode attention of single-token steps also uses:
         held_keys: first keys of a part, read into registers before the step's own queries are
             ready; 0 holds none.
-        num_programs: programs that share the keys of all requests in equal parts, unless parts get
-            short; 0 gives each sequence as many parts as it may have.
         least_part: fewest keys of a part that is not the last one.
-        most_partials: most partial results of one launch; 0: as _PARTIALS says.
+        most_partials: partial results of sequences of equal lengths; 0: as _PARTIALS says.
         starts_next_late: the next kernel starts after all keys are read, not after the queries are.
     """
 
@@ -86,7 +84,6 @@ class Tiles:
     registers: int | None = None
     is_exact: bool = False
     held_keys: int = 0
-    num_programs: int = 0
     least_part: int = 0
     most_partials: int = 0
     starts_next_late: bool = True
@@ -102,15 +99,15 @@ _DECODE = {
 }
 """By bytes of an element and padded head dimension, from 64."""
 
-_WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
-_SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3)
+_WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3, least_part=1024, most_partials=256)
+_SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, least_part=1024)
 _WHOLE = Tiles(
-    rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE,
-    least_part=256,
+    rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, least_part=256,
+    most_partials=MOST_WHOLE,
 )  # fmt: skip
 _HALF = Tiles(
-    rows=16, keys=64, num_warps=8, num_stages=5, held_keys=64, num_programs=256,
-    least_part=256, starts_next_late=False,
+    rows=16, keys=64, num_warps=8, num_stages=5, held_keys=64, least_part=256, most_partials=256,
+    starts_next_late=False,
 )  # fmt: skip
 
 _HELD = Tiles(
@@ -376,6 +373,29 @@ def num_splits(
     room = workspace.lse.numel() // (num_requests * num_heads)
     most = MAX_PARTIALS if beside_chunks else tiles.most_partials or _PARTIALS[cache_dtype.itemsize]
     return max(1, min(MAX_SPLITS, most // pairs, room))
+
+
+def num_dealt(
+    workspace: AttentionWorkspace | None,
+    num_requests: int,
+    num_kv_heads: int,
+    cache_dtype: torch.dtype,
+    tiles: Tiles,
+    *,
+    window: int,
+) -> int:
+    """Returns how many programs of each kv head share the second and later parts of all sequences.
+
+    For steps of single tokens. 0: each sequence has num_splits parts.
+    """
+    if workspace is None or num_requests <= EARLY_REQUESTS or 0 < window <= least_part(tiles):
+        return 0
+    return (tiles.most_partials or _PARTIALS[cache_dtype.itemsize]) // num_kv_heads
+
+
+def least_part(tiles: Tiles) -> int:
+    """Returns the fewest keys of a part that is not the last one."""
+    return max(tiles.least_part, tiles.keys)
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:

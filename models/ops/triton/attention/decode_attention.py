@@ -16,9 +16,11 @@ from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
     Tiles,
     decode_tiles,
+    least_part,
+    num_dealt,
     num_splits,
 )
-from models.ops.triton.attention.key_parts import add_part, seen_keys, split_keys
+from models.ops.triton.attention.key_parts import add_part, deal_keys, seen_keys, split_keys
 from models.ops.triton.attention.keys_of_8_bits import (
     attend_keys_of_8_bits,
     in_float16,
@@ -88,7 +90,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
     HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, LEAST_PART: tl.constexpr, READS_WORDS: tl.constexpr,
+    DEALT: tl.constexpr, LEAST_PART: tl.constexpr, READS_WORDS: tl.constexpr,
     GATHERS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
@@ -101,9 +103,23 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
-    request = tl.program_id(1).to(tl.int64)
-    # Parts that only long sequences have start last.
-    split = tl.program_id(2)
+    # Without parts a program saves the registers that adding them up takes.
+    active = 1
+    if DEALT > 0:
+        request, split, part, active, num_before = deal_keys(
+            tl.program_id(1), tl.num_programs(1) - DEALT, seq_lens_ptr, WINDOW, DEALT, KEYS,
+            LEAST_PART,
+        )  # fmt: skip
+        if split >= active:
+            return
+        # Sequences of second and later parts have at most twice as many parts in all.
+        first_partial = kv_head * (2 * DEALT) + num_before
+        counter = first_partial
+    else:
+        request = tl.program_id(1)
+        # Parts that only long sequences have start last.
+        split = tl.program_id(2)
+    request = request.to(tl.int64)
     token = request
     if not ONLY_SINGLE_TOKENS:
         token = tl.load(query_start_ptr + request).to(tl.int64)
@@ -114,17 +130,15 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if HAS_NEW:
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
         end -= 1
-    # Without parts a program saves the registers that adding them up takes.
-    active = 1
-    if IS_SPLIT:
+    if IS_SPLIT and DEALT == 0:
         if split > 0 and split * LEAST_PART >= end - start:
             return
-        part, active = split_keys(
-            end - start, num_splits, seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS, KEYS,
-            LEAST_PART,
-        )  # fmt: skip
+        part, active = split_keys(end - start, num_splits, KEYS, LEAST_PART)
         if split >= active:
             return
+        counter = request * NUM_KV_HEADS + kv_head
+        first_partial = counter * num_splits
+    if IS_SPLIT:
         start += split * part
         end = tl.minimum(start + part, end)
 
@@ -218,9 +232,9 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     else:
         add_part(
             acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
-            output_ptr, output_scale_ptr, request * NUM_KV_HEADS + kv_head,
+            output_ptr, output_scale_ptr, first_partial, counter,
             token * NUM_KV_HEADS + kv_head, at_scale, output_scale_stride, split, active,
-            num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, AT_ONCE, dtype,
+            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, AT_ONCE, dtype,
         )  # fmt: skip
 
 
@@ -239,9 +253,10 @@ def decode_attention(
 ) -> None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
-    With a workspace up to MAX_SPLITS programs share a sequence's keys; the last one to finish adds
-    the partial results up in a fixed order. The grid depends on R, Hq, Hk and the workspace only
-    and the host reads nothing, so a launch may be captured.
+    With a workspace several programs share a sequence's keys; the last one to finish adds the
+    partial results up in a fixed order. In steps of single tokens of several requests, parts are
+    as long as the lengths of all sequences say. The grid depends on R, Hq, Hk and the workspace
+    only and the host reads nothing, so a launch may be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
     q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet transformed,
@@ -272,6 +287,11 @@ def decode_attention(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype, tiles,
         beside_chunks=metadata.max_seqlen_q > 1,
     )  # fmt: skip
+    dealt = 0
+    if new is not None:
+        dealt = num_dealt(
+            workspace, num_requests, num_kv_heads, cache.k.dtype, tiles, window=sliding_window or 0
+        )
     # Without splits the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)
@@ -289,10 +309,11 @@ def decode_attention(
     launch = _launcher(
         num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, metadata.max_seqlen_q == 1,
         new is not None, has_norm, sliding_window or 0, sinks is not None,
-        cache.k_scale is not None, starts_next_late, new is None or splits > 1, soft_cap, q.device,
+        cache.k_scale is not None, starts_next_late, new is None or splits > 1 or dealt > 0, dealt,
+        soft_cap, q.device,
     )  # fmt: skip
     launch(
-        (num_kv_heads, num_requests, splits),
+        (num_kv_heads, dealt + num_requests, 1 if dealt > 0 else splits),
         q, cache.k, cache.v, *cache_scales(cache), output, output_scale, metadata.block_tables,
         metadata.seq_lens, metadata.query_start_loc, partials, lse, counters,
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
@@ -318,6 +339,7 @@ def _launcher(
     has_scales: bool,
     starts_next_late: bool,
     is_split: bool,
+    dealt: int,
     soft_cap: float,
     device: torch.device,
 ) -> Launch:
@@ -341,7 +363,7 @@ def _launcher(
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=held_keys,
         SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
-        NUM_PROGRAMS=tiles.num_programs, LEAST_PART=max(tiles.least_part, tiles.keys),
+        DEALT=dealt, LEAST_PART=least_part(tiles),
         READS_WORDS=reads_words, HEAD_ROWS=head_rows,
         GATHERS=device.type == "cuda" and head_rows <= _MOST_GATHERED * tiles.num_warps,
         **launch_options(device),

@@ -9,7 +9,6 @@ Source: Shah et al. 2024, "FlashAttention-3", sections 3.1 and 3.2.
 from functools import lru_cache
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -19,7 +18,14 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import Tiles
-from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
+from models.ops.triton.attention.hopper_copies import (
+    CHUNK_DIMS,
+    NUM_NOTES,
+    arrivals_of_queries,
+    copy_all,
+    is_packed,
+    rows_of_token,
+)
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
 from models.ops.triton.launching.dependent_launch import launch_options, let_next_start
 from models.ops.triton.launching.launch import Launch
@@ -66,7 +72,6 @@ def _hopper_attention_kernel(
     let_next_start(DEPENDENT)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
     HEAD_DIM: gl.constexpr = new_k.block_type.shape[1]
-    HEADS: gl.constexpr = queries.block_type.shape[1]
     layout: gl.constexpr = new_k.layout
     q_tiles = gl.allocate_shared_memory(new_k.dtype, [2 * SLOTS, ROWS, HEAD_DIM], layout)
     k_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
@@ -74,7 +79,7 @@ def _hopper_attention_kernel(
     notes = gl.allocate_shared_memory(
         gl.int32, [SLOTS * NUM_NOTES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
-    q_ring = (q_tiles, notes, _barriers(SLOTS, 1), _barriers(SLOTS, 2))
+    q_ring = (q_tiles, notes, _barriers(SLOTS, arrivals_of_queries(GROUP)), _barriers(SLOTS, 2))
     k_ring = (k_tiles, _barriers(STAGES, 1))
     v_ring = (v_tiles, _barriers(STAGES, 1))
     outputs = (output_ptr, output_scale_ptr, output_scale_stride)
@@ -89,11 +94,11 @@ def _hopper_attention_kernel(
         [
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
@@ -136,9 +141,9 @@ def hopper_attention(
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = cache.k.shape[1:3]
     group = num_heads // num_kv_heads
-    padded_group = triton.next_power_of_2(group)
-    most_tiles = num_tokens // (tiles.rows // padded_group) + metadata.seq_lens.shape[0]
-    queries = _described(q, [ROWS.value // padded_group, padded_group, head_dim])
+    heads = rows_of_token(group)
+    most_tiles = num_tokens // (tiles.rows // heads) + metadata.seq_lens.shape[0]
+    queries = q if is_packed(group) else _described(q, [ROWS.value // heads, heads, head_dim])
     new_k, new_v = (_described(x.flatten(1), [tiles.keys, head_dim]) for x in (k, v))
     piece = [min(block_size, tiles.keys), CHUNK_DIMS.value]
     k_cache, v_cache = (_described(x.flatten(2).flatten(0, 1), piece) for x in (cache.k, cache.v))

@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from models.ops.triton.launching.dependent_launch import wait_for_previous
@@ -11,6 +12,9 @@ CHUNK_DIMS = gl.constexpr(64)
 
 NUM_NOTES = gl.constexpr(7)
 """Integers that describe a piece of work: _announce writes them, attend_all reads them."""
+
+_GATHERED_ROWS = gl.constexpr(16)
+"""Rows of queries that the warp copies together."""
 
 _SEEN_AT_ONCE = gl.constexpr(256)
 """Requests that the warp reads together."""
@@ -60,33 +64,96 @@ def _note(notes, place, value):
     notes.index(place).store(gl.full([1], value, gl.int32, layout))
 
 
+@gluon.constexpr_function
+def is_packed(group):
+    """Whether rows of queries have no padding, as it would be more than an eighth of them.
+
+    The copy engine pads: its boxes are powers of two. A warp that copies packed rows itself takes
+    longer. 2048 and 8192 tokens of 40 heads in groups of 5 took 101 and 1,092 us packed, 131 and
+    1,635 padded; 28 heads in groups of 7 took 85.5 and 898 packed, 70.8 and 824 padded (H100,
+    heads of 128, 2026-11).
+    """
+    return 8 * group < 7 * (1 << (group - 1).bit_length())
+
+
+@gluon.constexpr_function
+def rows_of_token(group):
+    """Returns the rows that the heads of a token take, padding included."""
+    return group if is_packed(group) else 1 << (group - 1).bit_length()
+
+
+@gluon.constexpr_function
+def arrivals_of_queries(group):
+    """Returns how many arrivals there are for each piece's queries."""
+    return 33 if is_packed(group) else 1
+
+
+@gluon.jit
+def _gather_queries(
+    tiles, slot, arrived, q_ptr, kv_head, query_start, num_queries, first_query, new_k,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Copies a piece's queries: row i is head i % GROUP of token i // GROUP, at most the last one.
+
+    All lanes copy, and each arrives once its copies have.
+    """
+    ROWS: gl.constexpr = tiles.shape[1]
+    HEAD_DIM: gl.constexpr = tiles.shape[2]
+    CHUNKS: gl.constexpr = HEAD_DIM // CHUNK_DIMS
+    PARTS: gl.constexpr = ROWS // _GATHERED_ROWS
+    NUM_PIECES: gl.constexpr = tiles.numel // (_GATHERED_ROWS * CHUNK_DIMS)
+    lanes: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    pieces = tiles._reinterpret(tiles.dtype, [NUM_PIECES, _GATHERED_ROWS, CHUNK_DIMS], new_k.layout)
+    dims = gl.arange(0, CHUNK_DIMS, gl.SliceLayout(0, lanes))
+    for i in range(2 * PARTS):
+        rows = i * _GATHERED_ROWS + gl.arange(0, _GATHERED_ROWS, gl.SliceLayout(1, lanes))
+        token = query_start + gl.minimum(first_query + rows // GROUP, num_queries - 1)
+        at_heads = (token.to(gl.int64) * NUM_KV_HEADS + kv_head) * GROUP + rows % GROUP
+        pointers = q_ptr + at_heads[:, None] * HEAD_DIM + dims[None, :]
+        for chunk in gl.static_range(CHUNKS):
+            piece = ((2 * slot + i // PARTS) * CHUNKS + chunk) * PARTS + i % PARTS
+            async_copy.async_copy_global_to_shared(
+                pieces.index(piece), pointers + chunk * CHUNK_DIMS
+            )
+    async_copy.mbarrier_arrive(arrived, increment_count=False)
+    mbarrier.arrive(arrived, count=1)
+
+
 @gluon.jit
 def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
-    first_query, GROUP: gl.constexpr,
+    first_query, new_k, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Loads a piece's queries, half of the rows for each warpgroup, and writes its notes."""
     tiles, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
-    QUERIES: gl.constexpr = queries.block_type.shape[0]
-    HEADS: gl.constexpr = queries.block_type.shape[1]
-    HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
     values = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
     for i in gl.static_range(NUM_NOTES):
         _note(notes, slot * NUM_NOTES + i, values[i])
-    boxes = tiles._reinterpret(tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout)
-    mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
-    for half in gl.static_range(2):
-        tma.async_copy_global_to_shared(
-            queries, [query_start + first_query + half * QUERIES, kv_head * GROUP, 0],
-            full.index(slot), boxes.index(slot * 2 + half),
+    if is_packed(GROUP):
+        _gather_queries(
+            tiles, slot, full.index(slot), queries, kv_head, query_start, num_queries, first_query,
+            new_k, NUM_KV_HEADS, GROUP,
         )  # fmt: skip
+    else:
+        QUERIES: gl.constexpr = queries.block_type.shape[0]
+        HEADS: gl.constexpr = queries.block_type.shape[1]
+        HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
+        boxes = tiles._reinterpret(
+            tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout
+        )
+        mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                queries, [query_start + first_query + half * QUERIES, kv_head * GROUP, 0],
+                full.index(slot), boxes.index(slot * 2 + half),
+            )  # fmt: skip
 
 
 @gluon.jit
-def _announce_end(q_ring, number):
+def _announce_end(q_ring, number, GROUP: gl.constexpr):
     """Announces a piece without keys, which ends the work."""
     _, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
@@ -94,7 +161,7 @@ def _announce_end(q_ring, number):
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
     for i in gl.static_range(NUM_NOTES):
         _note(notes, slot * NUM_NOTES + i, 0)
-    mbarrier.arrive(full.index(slot), count=1)
+    mbarrier.arrive(full.index(slot), count=arrivals_of_queries(GROUP))
 
 
 @gluon.jit
@@ -241,7 +308,7 @@ def copy_all(
     A piece is a tile of queries and a kv head. A free program draws the next ticket, and the one
     that draws the last resets the counter. A piece without keys ends the warpgroups.
     """
-    QUERIES: gl.constexpr = 2 * queries.block_type.shape[0]
+    QUERIES: gl.constexpr = 2 * q_ring[0].shape[1] // rows_of_token(GROUP)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
     wait_for_previous(DEPENDENT)
     _, num_tiles = _request_of_tile(
@@ -271,7 +338,7 @@ def copy_all(
         end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
         _announce(
             q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
-            num_cached, first_query, GROUP,
+            num_cached, first_query, new_k, NUM_KV_HEADS, GROUP,
         )  # fmt: skip
         num_announced += 1
         num_copied, num_cleared = _copy_piece(
@@ -284,4 +351,4 @@ def copy_all(
         if ticket == num_pieces - 1:
             gl.store(ticket_ptr, 0)
         work = gl.num_programs(0) + ticket
-    _announce_end(q_ring, num_announced)
+    _announce_end(q_ring, num_announced, GROUP)

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from models.number_formats import FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import LANES
-from models.ops.triton.attention.hopper_copies import NUM_NOTES
+from models.ops.triton.attention.hopper_copies import NUM_NOTES, is_packed, rows_of_token
 from models.ops.triton.attention.online_softmax import MARGIN
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 
@@ -236,8 +236,7 @@ def _attend_parts(
 def _attend(
     half: gl.constexpr, q, k_ring, v_ring, released, spares, num_tiles, first, end, first_position,
     sinks_ptr, scale_log2,
-    GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr,
+    GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
@@ -248,9 +247,10 @@ def _attend(
     STAGES: gl.constexpr = v_ring[0].shape[0]
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
-    positions = first_position + rows // PADDED_GROUP
+    HEADS: gl.constexpr = rows_of_token(GROUP)
+    positions = first_position + rows // HEADS
     highest, total = _before_keys(
-        rows % PADDED_GROUP, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
+        rows % HEADS, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
     )
     scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
     mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
@@ -273,7 +273,7 @@ def _attend(
 @gluon.jit
 def _write(
     half: gl.constexpr, tile, outputs, query_start, first_query, num_queries, kv_head,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Stores the results of a warpgroup's rows, rounded to FP8 if there are scales to store."""
     output_ptr, scale_ptr, scale_stride = outputs
@@ -283,11 +283,14 @@ def _write(
     )
     rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    queries = first_query + rows // PADDED_GROUP
-    head = rows % PADDED_GROUP
+    HEADS: gl.constexpr = rows_of_token(GROUP)
+    queries = first_query + rows // HEADS
+    head = rows % HEADS
     token = (query_start + queries).to(gl.int64)
     at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     in_rows = (queries < num_queries) & (head < GROUP)
+    if is_packed(GROUP):
+        in_rows &= rows < 2 * ROWS // GROUP * GROUP
     values = tile.load(layout)
     if scale_ptr is not None:
         # As in store_heads.
@@ -303,8 +306,8 @@ def _write(
 @gluon.jit
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr, scale_log2,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr, DEPENDENT: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WINDOW: gl.constexpr,
+    HAS_SINKS: gl.constexpr, PART: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
@@ -323,16 +326,18 @@ def attend_all(
         num_cached = _read(notes, slot * NUM_NOTES + 5)
         first_query = _read(notes, slot * NUM_NOTES + 6)
         q = q_tiles.index(2 * slot + half)
+        if is_packed(GROUP):
+            # Its lanes copied the queries, which tensor cores read as the copy engine writes.
+            fence_async_shared()
         acc, num_tiles = _attend(
             half, q, k_ring, v_ring, released, spares, num_tiles, first, end,
             num_cached + first_query, sinks_ptr + kv_head * GROUP, scale_log2,
-            GROUP, PADDED_GROUP, WINDOW, HAS_SINKS, PART,
+            GROUP, WINDOW, HAS_SINKS, PART,
         )  # fmt: skip
         q.store(acc.to(q.dtype))
         _write(
-            half, q, outputs, query_start, first_query, num_queries, kv_head,
-            NUM_KV_HEADS, GROUP, PADDED_GROUP,
-        )  # fmt: skip
+            half, q, outputs, query_start, first_query, num_queries, kv_head, NUM_KV_HEADS, GROUP
+        )
         # The copy engine writes there next.
         fence_async_shared()
         mbarrier.arrive(q_empty.index(slot), count=1)

@@ -5,6 +5,9 @@ import triton.language as tl
 
 from models.ops.triton.attention.store_heads import store_heads
 
+_SEEN_AT_ONCE = tl.constexpr(256)
+"""Requests that a program reads together."""
+
 
 @triton.jit
 def seen_keys(seq_len, WINDOW: tl.constexpr):
@@ -16,48 +19,127 @@ def seen_keys(seq_len, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def split_keys(
-    num_keys, num_splits, seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
-):  # fmt: skip
+def split_keys(num_keys, num_splits, KEYS: tl.constexpr, LEAST_PART: tl.constexpr):
     """Splits the keys of a sequence into equal parts of whole tiles of KEYS, from LEAST_PART on.
 
     Returns the keys of a part, and how many parts have keys: short sequences leave programs without
-    one. NUM_PROGRAMS > 0: parts are no shorter than fair_part.
+    one.
     """
     num_keys = tl.maximum(num_keys, 1)
     part = tl.maximum(tl.cdiv(num_keys, num_splits), LEAST_PART)
-    if NUM_PROGRAMS > 0:
-        part = tl.maximum(part, fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS))
     part = tl.cdiv(part, KEYS) * KEYS
     return part, tl.cdiv(num_keys, part)
 
 
 @triton.jit
+def deal_keys(
+    place, num_requests, seq_lens_ptr, WINDOW: tl.constexpr, DEALT: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+):  # fmt: skip
+    """Returns the part that the program at `place` computes, in a step of single tokens.
+
+    The first DEALT programs share the second and later parts of all sequences, each other one has
+    the first part of a request. All parts but the last of a sequence have equal lengths, whole
+    tiles of KEYS from LEAST_PART on: what each of DEALT programs would get of all keys. So there
+    are never more than DEALT second and later parts. A sequence's newest key is in no part.
+
+    Returns the request, its part, the keys of a part, how many parts the request has, and how many
+    all split sequences before it have. A program without a part gets one past the last.
+    """
+    is_dealt = place < DEALT
+    request = tl.maximum(place - DEALT, 0)
+    split = is_dealt.to(tl.int32)
+    part = LEAST_PART
+    active = 1
+    num_before = 0
+    own = _num_keys(tl.load(seq_lens_ptr + request), WINDOW)
+    # Most sequences are too short for two parts: their programs read no other's length.
+    if is_dealt | (own > LEAST_PART):
+        part, longest = _fair_part(num_requests, seq_lens_ptr, WINDOW, DEALT, KEYS, LEAST_PART)
+        if tl.where(is_dealt, longest, own) > part:
+            owner = 0
+            num_parts = 0
+            parts_before = 0
+            for first in range(0, num_requests, _SEEN_AT_ONCE):
+                requests, keys = _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW)
+                later = tl.maximum(tl.cdiv(keys, part) - 1, 0)
+                ends = num_parts + tl.cumsum(later, 0)
+                is_before = tl.where(is_dealt, ends <= place, requests < request)
+                is_before = is_before & (requests < num_requests)
+                owner += tl.sum(is_before.to(tl.int32), 0)
+                parts_before += tl.sum(tl.where(is_before, later, 0), 0)
+                num_before += tl.sum((is_before & (later > 0)).to(tl.int32), 0)
+                num_parts += tl.sum(later, 0)
+            num_before += parts_before
+            if is_dealt:
+                split = place - parts_before + 1
+            if owner < num_requests:
+                request = owner
+                own = _num_keys(tl.load(seq_lens_ptr + request), WINDOW)
+                active = tl.cdiv(own, part)
+            else:
+                active = split
+    return request, split, part, active, num_before
+
+
+@triton.jit
+def _fair_part(
+    num_requests, seq_lens_ptr, WINDOW: tl.constexpr, DEALT: tl.constexpr, KEYS: tl.constexpr,
+    LEAST_PART: tl.constexpr,
+):  # fmt: skip
+    """Returns the keys of a part, and the keys of the longest sequence."""
+    # Requests that share a prefix may have more keys than 32 bits count.
+    num_keys = tl.zeros([], tl.int64)
+    longest = 0
+    for first in range(0, num_requests, _SEEN_AT_ONCE):
+        _, keys = _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW)
+        num_keys += tl.sum(keys.to(tl.int64), 0)
+        longest = tl.maximum(longest, tl.max(keys, 0))
+    part = tl.maximum(tl.cdiv(num_keys, DEALT).to(tl.int32), LEAST_PART)
+    return tl.cdiv(part, KEYS) * KEYS, longest
+
+
+@triton.jit
+def _num_keys(seq_lens, WINDOW: tl.constexpr):
+    if WINDOW > 0:
+        seq_lens = tl.minimum(seq_lens, WINDOW)
+    return tl.maximum(seq_lens - 1, 0)
+
+
+@triton.jit
+def _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW: tl.constexpr):
+    """Returns the requests from `first` on and how many keys their parts have."""
+    requests = first + tl.arange(0, _SEEN_AT_ONCE)
+    seq_lens = tl.load(seq_lens_ptr + requests, mask=requests < num_requests, other=0)
+    return requests, _num_keys(seq_lens, WINDOW)
+
+
+@triton.jit
 def add_part(
     acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
-    output_ptr, output_scale_ptr, pair, output_pair, at_scale, scale_stride, split, active,
-    num_splits,
+    output_ptr, output_scale_ptr, first_partial, counter, output_pair, at_scale, scale_stride,
+    split, active,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores the result of one part; the program that comes last adds all parts up.
 
     acc: [ROWS, BLOCK_D], of which in_tile exists; rows, in_rows, dims: its rows and columns.
-    pair: number of the request and kv head, which have a counter; output_pair: of the token and kv
-        head. at_scale: place of the first head's scale, scale_stride: distance of the next one's.
+    first_partial: number of the first part's result, which those of the others follow; counter:
+        number of the counter; output_pair: of the token and kv head.
+    at_scale: place of the first head's scale, scale_stride: distance of the next one's.
     output_scale_ptr, DTYPE: as in store_heads.
     """
-    partials_ptr += pair * num_splits * GROUP * HEAD_DIM
-    lse_ptr += pair * num_splits * GROUP
+    partials_ptr += first_partial * GROUP * HEAD_DIM
+    lse_ptr += first_partial * GROUP
     at_partial = (split * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(partials_ptr + at_partial, acc, mask=in_tile)
     tl.store(lse_ptr + split * GROUP + rows, highest + tl.log2(total), mask=in_rows)
     # All threads' stores come before the arrival that shows them to the last program.
     tl.debug_barrier()
-    num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
+    num_arrived = tl.atomic_add(counters_ptr + counter, 1, sem="acq_rel")
     if num_arrived == active - 1:
-        tl.store(counters_ptr + pair, 0)
+        tl.store(counters_ptr + counter, 0)
         combine_parts(
             partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, output_scale_ptr,
             at_scale, scale_stride, active,
@@ -135,19 +217,3 @@ def _read_parts(
     # A padding row has no partial result; zero keeps its difference from being inf - inf.
     lse = tl.where(in_rows[:, None], lse, 0.0)
     return lse, partial
-
-
-@triton.jit
-def fair_part(
-    seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):
-    """Returns how many keys each of NUM_PROGRAMS gets in an equal split.
-
-    NUM_PROGRAMS is at least the number of requests.
-    """
-    requests = tl.arange(0, NUM_PROGRAMS)
-    lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
-    if WINDOW > 0:
-        lens = tl.minimum(lens, WINDOW)
-    # In float32: the product may exceed 32 bits and need not be exact.
-    return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)

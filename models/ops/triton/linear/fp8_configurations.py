@@ -64,13 +64,15 @@ _TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
 _MOST_ROWS = WideFP8Tiles(rows=128, products=1, slots=6)
 _WAVE_COST = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, _MOST_ROWS: 0.53}
 """Relative time of a tile on every multiprocessor; of two products it is 1."""
-_HALVES = replace(_MOST_ROWS, splits=2)
+_MOST_SPLITS = 4
 _ADDING_COST = 1.1e-3
-"""Relative time of a second part's sums: times tokens and outputs, over inputs.
+"""Relative time of another part's sums: times tokens and outputs, over inputs.
 
 With the norm that follows, 4096 x 12288 took 36 us in halves with 192 tokens and 87 with 576, whole
 43 and 95; 8192 x 28672 185 with 384 and 304 with 576, whole 204 and 317. With 640 and 768 tokens of
-the first both are alike, with 1152 it took 147, whole 137 (H200, 2026-11).
+the first both are alike, with 1152 it took 147, whole 137 (H200, 2026-11). 80 tiles leave a third
+of the multiprocessors idle: 5120 outputs of 32768 inputs took 112 us in thirds with 200 tokens,
+whole 129 (H100, 2026-11-26).
 """
 BUILT_TOKENS = (128, 256, 512, 520)
 """Tokens of steps whose kernels are built before serving; parts that none of them has are not used.
@@ -122,14 +124,20 @@ def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: i
     """Returns tiles of parts of the inputs, if they fill multiprocessors better than the whole."""
     if whole is _TWO_PRODUCTS:
         return whole
-    fitting = MULTIPROCESSORS // _count(whole, num_tokens, num_outputs)
-    splits = min(4, fitting, num_inputs // _PART_INPUTS)
-    if splits > 1:
-        return replace(whole, splits=splits)
-    num_waves = -(-_count(_HALVES, num_tokens, num_outputs) // (MULTIPROCESSORS // 2))
+    most = min(_MOST_SPLITS, num_inputs // _PART_INPUTS)
+    fitting = min(most, MULTIPROCESSORS // _count(whole, num_tokens, num_outputs))
+    if fitting > 1:
+        return replace(whole, splits=fitting)
+    count = _count(_MOST_ROWS, num_tokens, num_outputs)
     adding = _ADDING_COST * num_tokens * num_outputs / num_inputs
-    cost = _WAVE_COST[_MOST_ROWS] * num_waves / 2 + adding
-    return _HALVES if cost < _cost(whole, num_tokens, num_outputs) else whole
+
+    def cost(splits: int) -> float:
+        num_waves = -(-count // (MULTIPROCESSORS // splits))
+        return _WAVE_COST[_MOST_ROWS] * num_waves / splits + adding * (splits - 1)
+
+    splits = min(range(2, most + 1), key=cost, default=1)
+    is_faster = splits > 1 and cost(splits) < _cost(whole, num_tokens, num_outputs)
+    return replace(_MOST_ROWS, splits=splits) if is_faster else whole
 
 
 def _count(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:

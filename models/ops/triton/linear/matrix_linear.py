@@ -2,8 +2,8 @@
 
 Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
 weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
-so all of shared memory can be loading. Weights of 4 bits become bfloat16 on their way from there to
-the tensor cores, through registers.
+so all of shared memory can be loading. Weights of 4 and 8 bits become bfloat16 on their way from
+there to the tensor cores, through registers.
 """
 
 from functools import lru_cache
@@ -125,6 +125,7 @@ def _sum_tiles(
     NUM_BYTES: gl.constexpr = (
         ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
     )
+    NUM_BITS: gl.constexpr = WIDTH * 8 // COLUMNS
     first += GROUP * COLUMNS
     for stage in gl.static_range(STAGES):
         slot = GROUP * STAGES + stage
@@ -135,7 +136,7 @@ def _sum_tiles(
     if scale_ptr is not None:
         scales = tile_scales(
             scale_ptr, zero_ptr, row, first, ROWS, COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
-            NUM_INPUTS, HALVES,
+            NUM_INPUTS, HALVES, NUM_BITS=NUM_BITS,
         )  # fmt: skip
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
@@ -161,7 +162,7 @@ def _sum_tiles(
             # The scales of the next step load during this one's product.
             next_scales = tile_scales(
                 scale_ptr, zero_ptr, row, first + (step + 1) * STRIDE, ROWS, COLUMNS,
-                SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+                SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES, NUM_BITS=NUM_BITS,
             )  # fmt: skip
             sums = multiply(tile, inputs.index(slot), scales, sums, layout)
             scales = next_scales
@@ -206,7 +207,7 @@ def _matrix_kernel(
 
     With SPLITS each program sums over its part of the inputs and stores that. With GROUPS each warp
     group of a program sums over its tiles, and their sums are added in order. Loads past the end of
-    a matrix give zeros. A weight of 4 bits has scales and perhaps zeros of SCALE_COLUMNS columns.
+    a matrix give zeros. A packed weight has scales, perhaps zeros, of SCALE_COLUMNS columns.
     Pointers to what a weight does not have are None.
     """
     let_next_start(DEPENDENT)
@@ -214,7 +215,7 @@ def _matrix_kernel(
     OUTPUTS: gl.constexpr = ROWS // HALVES
     # Whole tiles, equally many for each part but the last.
     STEPS: gl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    WIDTH: gl.constexpr = COLUMNS // 2 if SCALE_COLUMNS else COLUMNS
+    WIDTH: gl.constexpr = COLUMNS // 2 if weight.dtype == gl.uint8 else COLUMNS
     SLOTS: gl.constexpr = GROUPS * STAGES
     # Tiles of tokens that are multiplied with the same rows run at the same time.
     num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
@@ -306,9 +307,9 @@ def matrix_linear(
     """Computes models.ops.linear.linear.linear, reading the weight for each tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
-    has neither bias nor splits. For a weight of 4 bits in kernel order (see
+    has neither bias nor splits. For a weight of 4 or 8 bits in kernel order (see
     models.ops.operands.packed_weights), with its weight_scale and weight_zero, x is
-    bfloat16, K a multiple of 32, and tiles have 256 columns.
+    bfloat16, K a multiple of 32, and tiles have 256 columns or, of 8 bits, 128.
 
     rounds: a gated product is rounded before the gate, like two operators.
 

@@ -1,4 +1,4 @@
-"""Scales of 4-bit weights as the kernels of linear layers take them."""
+"""Scales of packed weights as the kernels of linear layers take them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Products of a weight of 4 bits whose tiles of rows share inputs, for Hopper.
+"""Products of a weight of 4 or 8 bits whose tiles of rows share inputs, for Hopper.
 
 Each warp group of a program multiplies 64 rows of the weight with a tile of tokens: weights are the
 left factor, unpacked into registers. One more warp has the copy engine load tiles of inputs and of
@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.ops.operands.packed_weights import bits_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -59,7 +60,8 @@ def _load(work, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr):
     TOKENS: gl.constexpr = xs.shape[1]
     GROUPS: gl.constexpr = weights.shape[0] // SLOTS
     STEPS: gl.constexpr = (NUM_INPUTS + _COLUMNS - 1) // _COLUMNS
-    NUM_BYTES: gl.constexpr = GROUPS * _ROWS * _COLUMNS // 2 + TOKENS * _COLUMNS * 2
+    WIDTH: gl.constexpr = weights.shape[2]
+    NUM_BYTES: gl.constexpr = GROUPS * _ROWS * WIDTH + TOKENS * _COLUMNS * 2
     slot = 0
     phase = 1
     is_first = True
@@ -73,7 +75,7 @@ def _load(work, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr):
             mbarrier.expect(ready, NUM_BYTES)
             for group in gl.static_range(GROUPS):
                 row = (row_tile * GROUPS + group) * _ROWS
-                load_rows(weight, weights.index(slot * GROUPS + group), ready, row, column // 2)
+                load_rows(weight, weights.index(slot * GROUPS + group), ready, row, step * WIDTH)
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
@@ -87,11 +89,11 @@ def _load(work, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr):
 @gluon.jit
 def _scales(
     scale_ptrs, row, column, GATED: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_BITS: gl.constexpr,
 ):  # fmt: skip
     return tile_scales(
         scale_ptrs[0], scale_ptrs[1], row, column, _ROWS, _COLUMNS, SCALE_COLUMNS, NUM_OUTPUTS,
-        NUM_INPUTS, 2 if GATED else 1, GATED,
+        NUM_INPUTS, 2 if GATED else 1, GATED, NUM_BITS,
     )  # fmt: skip
 
 
@@ -122,12 +124,13 @@ def _multiply(
     TOKENS: gl.constexpr = xs.shape[1]
     GROUPS: gl.constexpr = weights.shape[0] // SLOTS
     STEPS: gl.constexpr = (NUM_INPUTS + _COLUMNS - 1) // _COLUMNS
+    NUM_BITS: gl.constexpr = weights.shape[2] * 8 // _COLUMNS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     slot = 0
     phase = 0
     row_tile, token_tile = place_of(gl.program_id(0), counts)
     row = (row_tile * GROUPS + GROUP) * _ROWS
-    scales = _scales(scale_ptrs, row, 0, GATED, SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS)
+    scales = _scales(scale_ptrs, row, 0, GATED, SCALE_COLUMNS, NUM_OUTPUTS, NUM_INPUTS, NUM_BITS)
     wait_for_previous(DEPENDENT)
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         # Past the last tile there is no place.
@@ -141,7 +144,7 @@ def _multiply(
             next_scales = _scales(
                 scale_ptrs, gl.where(is_last, next_row, row),
                 gl.where(is_last, 0, step + 1) * _COLUMNS, GATED, SCALE_COLUMNS, NUM_OUTPUTS,
-                NUM_INPUTS,
+                NUM_INPUTS, NUM_BITS,
             )  # fmt: skip
             mbarrier.wait(full.index(slot), phase)
             left = unpacked(weights.index(slot * GROUPS + GROUP), scales, layout)
@@ -178,8 +181,9 @@ def _packed_wide_kernel(
     num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH
     num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
     counts = (num_row_tiles, num_token_tiles, num_row_tiles * num_token_tiles)
-    packed: gl.constexpr = gl.NVMMASharedLayout(_COLUMNS // 2, 8, rank=2)
-    weights = gl.allocate_shared_memory(gl.uint8, [SLOTS * GROUPS, _ROWS, _COLUMNS // 2], packed)
+    BYTES: gl.constexpr = weight.block_shape[len(weight.block_shape) - 1]
+    packed: gl.constexpr = gl.NVMMASharedLayout(BYTES, 8, rank=2)
+    weights = gl.allocate_shared_memory(weight.dtype, [SLOTS * GROUPS, _ROWS, BYTES], packed)
     xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, _COLUMNS], x.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -235,8 +239,8 @@ def packed_wide_linear(
 ) -> torch.Tensor:
     """Computes models.ops.linear.packed_linear.packed_linear for any number of tokens.
 
-    x [T, K] is contiguous bfloat16, weight [N, K / 2] in kernel order; with a gate it has 2 * N
-    rows, and N is a multiple of 8.
+    x [T, K] is contiguous bfloat16, weight in kernel order; with a gate it has 2 * N rows, and N is
+    a multiple of 8.
     """
     num_tokens, num_inputs = x.shape
     num_rows = weight.shape[0]
@@ -247,7 +251,7 @@ def packed_wide_linear(
     most = MULTIPROCESSORS * tiles.programs
     launch(
         (min(most, num_tiles(tiles, num_tokens, num_rows)), 1, 1),
-        described_rows(weight, PACKED_COLUMNS // 2, is_gated=is_gated),
+        described_rows(weight, PACKED_COLUMNS * bits_of(weight) // 8, is_gated=is_gated),
         TensorDescriptor(x, [*x.shape], [num_inputs, 1], [tiles.tokens, PACKED_COLUMNS], _INPUTS),
         weight_scale, weight_zero, bias, output, num_tokens,
     )  # fmt: skip

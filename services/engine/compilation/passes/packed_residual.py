@@ -1,4 +1,4 @@
-"""Puts a product of a 4-bit weight into the sum and the norm after it."""
+"""Puts a product of a packed weight into the sum and the norm after it."""
 
 from torch.fx import Graph, Node
 

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 FP8_CAPABILITY = (8, 9)
 """First compute capability that converts 8-bit floats."""
 
-_REASON = "weights stay in 4 bits in bfloat16 only"
+_REASON = "weights stay packed in bfloat16 only"
 
 
 def choose_device(config: WorkerConfig, number: int) -> torch.device:
@@ -42,7 +42,7 @@ def choose_dtype(
 ) -> torch.dtype:
     """Returns the dtype of weights and activations.
 
-    By default float16 checkpoints are computed in bfloat16 where their weights stay in 4 bits then.
+    By default float16 checkpoints are computed in bfloat16 where their weights stay packed then.
     """
     name: str = config.dtype
     if name == "auto":

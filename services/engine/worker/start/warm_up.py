@@ -47,14 +47,16 @@ _SHORT_PROMPTS = (2, 2)
 _PROMPT_TOKENS = (33, 256, 512, 520)
 """Tokens of other steps with other kernels, of as few prompts as they fit into."""
 
-_PACKED_KINDS: frozenset[WeightKind] = frozenset(("int4", "mxfp4", "nvfp4"))
-"""Weights of 4 bits: with other kernels of many tokens, PACKED_TOKENS, and experts ON_CORES."""
+_EXPERT_KINDS: frozenset[WeightKind] = frozenset(("int4", "mxfp4", "nvfp4"))
+"""Weights of 4 bits, whose experts have kernels of their own: ON_CORES."""
+_PACKED_KINDS = _EXPERT_KINDS | {"int8"}
+"""Weights whose products of many tokens have other kernels: PACKED_TOKENS."""
 
 _INVARIANT_PROMPTS = (512, 768, 896, 1024, 1280, 1792, 2688, 4224)
 """In batch-invariant mode, tokens of more steps with other kernels.
 
 With the largest step they run every choice of wide_configurations.invariant_wide_tiles for more
-than 256 tokens, for any weight; also for weights of 4 bits, which have other kernels up to 640.
+than 256 tokens, for any weight; also for packed weights, which have other kernels up to 640.
 """
 
 _EVERYTHING = SamplingParams(
@@ -116,7 +118,7 @@ def _first_tokens(config: ModelConfig) -> list[int]:
     others = []
     if config.quantization is not None:
         kinds = config.quantization.kinds
-        if not kinds.isdisjoint(_PACKED_KINDS):
+        if not kinds.isdisjoint(_EXPERT_KINDS):
             others.append(ON_CORES)
         if "fp8" in kinds:
             others.append(OF_8_BITS)

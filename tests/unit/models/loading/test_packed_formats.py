@@ -1,4 +1,4 @@
-"""Weights stored in 4 bits stay so where products take them, with the values that they have."""
+"""Packed weights stay so where products take them, with the values that they have."""
 
 import pytest
 import torch
@@ -10,11 +10,12 @@ from models.layers.quantization import Packing, QuantizableLinear, fits_packed
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
-from models.loading.stored_formats import kept_kinds
-from models.ops.operands.packed_weights import packed_values
+from models.loading.stored_formats import ALL_KINDS, kept_kinds
+from models.ops.operands.packed_weights import num_columns, packed_values
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig, WeightScheme
-from scripts.quantize_tiny import FORMATS, WEIGHTS, write_quantized
+from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_quantized
+from scripts.quantizers import gptq, packed
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -22,6 +23,18 @@ from tests.support.random_checkpoints import write_checkpoint
 CPU = torch.device("cpu")
 SCALE_ERROR = 2**-8
 """Scales of integers are kept in bfloat16."""
+GPTQ_8 = {
+    "quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False, "desc_act": True,
+}  # fmt: skip
+INT8_64 = {
+    "num_bits": 8, "type": "int", "symmetric": False, "strategy": "group", "group_size": 64,
+}  # fmt: skip
+FORMS = FORMATS | {
+    "gptq-8-bit-order": Format(gptq(32, bits=8, symmetric=False, ordered=True), GPTQ_8),
+    "compressed-int8-zeros": Format(
+        packed(64, bits=8, symmetric=False), compressed("pack-quantized", INT8_64)
+    ),
+}
 PACKED = {
     "modelopt-nvfp4": "nvfp4",
     "compressed-nvfp4": "nvfp4",
@@ -38,6 +51,11 @@ PACKED = {
     "compressed-int4-zeros": "int4 groups of 64, zero points",
     "compressed-int4-order": "int4 groups of 64, ordered",
     "compressed-int4-channel": "int4 rows",
+    "gptq-8-bit": "int8 groups of 64",
+    "gptq-8-bit-order": "int8 groups of 32, zero points, ordered",
+    "compressed-int8": "int8 rows",
+    "compressed-int8-packed": "int8 rows",
+    "compressed-int8-zeros": "int8 groups of 64, zero points",
 }
 """Format -> how its projections are kept."""
 SHAPES = {
@@ -46,7 +64,6 @@ SHAPES = {
        "qk_rope_head_dim": 64, "v_head_dim": 64, "moe_intermediate_size": 128,
        "num_hidden_layers": 2},
 }  # fmt: skip
-DEQUANTISED = ("gptq-8-bit", "compressed-int8", "compressed-int8-packed")
 each_form = pytest.mark.parametrize("form", PACKED)
 GROUPS = [ParallelGroup(rank=rank, size=2) for rank in range(2)]
 
@@ -70,7 +87,7 @@ def stored(source, tmp_path):
     """Returns a function that writes a format of a family; returns its folder."""
 
     def stored(form, variant="llama"):
-        write_quantized(source(variant), tmp_path, FORMATS[form])
+        write_quantized(source(variant), tmp_path, FORMS[form])
         return tmp_path
 
     return stored
@@ -116,11 +133,11 @@ def assert_same_values(kept, plain):
     return layers
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_matrix_of_eight_rows_has_the_stored_values(form, tmp_path):
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 8}
     write_checkpoint(tmp_path, "llama", **WIDE | sizes)
-    plain = write_quantized(tmp_path, tmp_path / "stored", FORMATS[form])
+    plain = write_quantized(tmp_path, tmp_path / "stored", FORMS[form])
     loaded = load(tmp_path / "stored").get_parameter("model.layers.0.self_attn.qkv_proj.weight")
     for name, values in zip("qkv", loaded.split((64, 8, 8)), strict=True):
         expected = plain[f"model.layers.0.self_attn.{name}_proj.weight"]
@@ -145,7 +162,7 @@ def test_products_are_those_of_the_dequantised_weights(stored, form):
     folder = stored(form)
     kept, plain = (load(folder, keep_quantized=each) for each in (True, False))
     for path, layer in packed_layers(kept).items():
-        x = torch.randn(5, 2 * layer.weight.shape[1])
+        x = torch.randn(5, num_columns(layer.weight))
         expected = plain.get_submodule(path)(x)
         assert (layer(x) - expected).norm() <= 2 * SCALE_ERROR * expected.norm()
     expected = logits(plain)
@@ -164,18 +181,12 @@ def test_ranks_keep_their_shares(stored, form):
         assert is_ordered == ("model.layers.0.mlp.down_proj" not in layers)
 
 
-@pytest.mark.parametrize("form", ["awq", "modelopt-nvfp4", "gptq-channel"])
+@pytest.mark.parametrize("form", ["awq", "modelopt-nvfp4", "gptq-channel", "compressed-int8"])
 @pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "deepseek_v3"])
 def test_families_keep_them(stored, form, variant):
     folder = stored(form, variant)
     kept, plain = (load(folder, keep_quantized=each) for each in (True, False))
     assert assert_same_values(kept, plain)
-
-
-@pytest.mark.parametrize("form", DEQUANTISED)
-def test_other_integers_are_dequantised(stored, form):
-    model = load(stored(form), keep_quantized=True)
-    assert not packed_layers(model)
 
 
 def test_columns_in_several_orders_are_dequantised(stored):
@@ -234,6 +245,9 @@ def test_dummy_weights_are_kept_alike(stored, form):
         (256, Packing(kind="int4", group=128), True),
         (256, Packing(kind="int4", group=None), True),
         (256, Packing(kind="int4", group=16), False),
+        (256, Packing(kind="int8", group=None), True),
+        (256, Packing(kind="int8", group=16), False),
+        (48, Packing(kind="int8", group=None), False),
         (192, Packing(kind="int4", group=128), False),
         (48, Packing(kind="nvfp4", group=16), False),
         (96, Packing(kind="nvfp4", group=16), True),
@@ -256,11 +270,11 @@ def test_a_cpu_keeps_nothing_by_itself(stored):
     assert not kept_kinds(CPU, torch.bfloat16, quantization)
 
 
-def test_hopper_keeps_4_bits_for_bfloat16_only(monkeypatch):
+def test_hopper_keeps_packed_weights_for_bfloat16_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     quantization = QuantizationConfig(method="awq", schemes=(WeightScheme(kind="int4"),))
     device = torch.device("cuda")
-    assert kept_kinds(device, torch.bfloat16, quantization) == {"fp8", "int4", "mxfp4", "nvfp4"}
+    assert kept_kinds(device, torch.bfloat16, quantization) == ALL_KINDS
     assert kept_kinds(device, torch.float16, quantization) == {"fp8"}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert kept_kinds(device, torch.bfloat16, quantization) == {"fp8"}

@@ -36,11 +36,12 @@ INT4 = WeightScheme(kind="int4", group_size=128)
     [
         (INT4, "gptq"),
         (WeightScheme(kind="int4"), "compressed-tensors"),
+        (WeightScheme(kind="int8"), "compressed-tensors"),
         (WeightScheme(kind="nvfp4", group_size=16), "modelopt"),
         (WeightScheme(kind="mxfp4", group_size=32), "mxfp4"),
     ],
 )
-def test_float16_checkpoints_in_4_bits_are_computed_in_bfloat16(monkeypatch, scheme, method):
+def test_float16_checkpoints_that_stay_packed_are_computed_in_bfloat16(monkeypatch, scheme, method):
     dtype, events = chosen(monkeypatch, scheme, method=method)
     assert (dtype, events) == (torch.bfloat16, ["dtype_changed"])
 
@@ -50,7 +51,7 @@ def test_float16_checkpoints_in_4_bits_are_computed_in_bfloat16(monkeypatch, sch
     [
         (None, {}),
         (WeightScheme(kind="int4", group_size=16), {}),
-        (WeightScheme(kind="int8", group_size=128), {}),
+        (WeightScheme(kind="int8", group_size=16), {}),
         (WeightScheme(kind="fp8"), {}),
         (INT4, {"capability": AMPERE}),
         (INT4, {"capability": (10, 0)}),

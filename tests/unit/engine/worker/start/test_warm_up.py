@@ -10,6 +10,7 @@ from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
     MAX_PARTIALS,
     decode_tiles,
+    num_dealt,
     num_splits,
 )
 from models.ops.triton.linear.fp8_configurations import BUILT_TOKENS
@@ -150,8 +151,9 @@ def test_every_way_through_decode_attention_is_warmed_up(
         tiles = decode_tiles(
             torch.bfloat16, cache_dtype, 128, num_requests=num_requests, window=window, **heads
         )
+        dealt = num_dealt(workspace, num_requests, num_kv_heads, cache_dtype, tiles, window=window)
         splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
-        return tiles, splits > 1, num_requests <= EARLY_REQUESTS
+        return tiles, dealt, dealt > 0 or splits > 1, num_requests <= EARLY_REQUESTS
 
     write_checkpoint(tmp_path, "qwen3")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: their order, their values, and the reference of their products."""
+"""Weights of 4 and 8 bits: their order, their values, and the reference of their products."""
 
 import pytest
 import torch
@@ -23,6 +23,9 @@ FORMATS = {
     "whole rows": (192, {}),
     "mxfp4": (32, {"is_float": True}),
     "nvfp4": (16, {"is_float": True}),
+    "int8": (64, {"num_bits": 8}),
+    "int8 with zeros": (32, {"num_bits": 8, "has_zeros": True}),
+    "int8, whole rows": (192, {"num_bits": 8}),
 }
 EACH = pytest.mark.parametrize(("group", "options"), FORMATS.values(), ids=FORMATS)
 
@@ -31,8 +34,22 @@ def random(*shape):
     return torch.randn(*shape, generator=generator)
 
 
+def byte_at(weight, scale, zero, row, column):
+    """Reads a value of 8 bits the way a warp does: its word, then its half and its byte."""
+    word = int(weight.view(torch.int32)[row, column // 16 * 4 + column % 8 // 2])
+    byte = word >> 16 * (column % 2) + 8 * (column % 16 // 8)
+    # The last seven bits of a significand, less its first one or, of negative numbers, twice that.
+    significand = torch.tensor((0x4300 | byte & 0x7F) << 16, dtype=torch.int32)
+    first = torch.tensor((0x4300 | byte & 0x80) << 16, dtype=torch.int32)
+    q = float(significand.view(torch.float32) - first.view(torch.float32))
+    group = column // (weight.shape[1] // scale.shape[1])
+    return (q - (0 if zero is None else int(zero[row, group]))) * float(scale[row, group])
+
+
 def value_at(weight, scale, zero, row, column):
     """Reads one value the way a warp does: its word, then its half and its four bits."""
+    if weight.dtype == torch.int8:
+        return byte_at(weight, scale, zero, row, column)
     word = int(weight.view(torch.int32)[row, column // 32 * 4 + column % 8 // 2])
     half, number = word >> 16 * (column % 2), column % 32 // 16 * 2 + column % 16 // 8
     size = 2 * weight.shape[1] // scale.shape[1]
@@ -68,6 +85,30 @@ def test_kernel_order_is_undone(is_float):
     # Stacked matrices stay in order.
     stacked = to_kernel_order(torch.stack((packed, packed.flip(0))), is_float=is_float)
     assert torch.equal(stacked, torch.stack((ordered, ordered.flip(0))))
+
+
+def test_kernel_order_of_bytes_is_undone_and_stays_within_16():
+    stored = torch.randint(-128, 128, (2, 5, 96), generator=generator, dtype=torch.int8)
+    ordered = to_kernel_order(stored)
+    assert not torch.equal(ordered, stored)
+    assert torch.equal(to_stored_order(ordered), stored)
+    assert torch.equal(to_kernel_order(stored[1, :, 16:32]), ordered[1, :, 16:32])
+
+
+def test_integers_of_8_bits_are_kept_whole():
+    numbers = torch.arange(-128, 128, dtype=torch.int8)
+    stored = numbers.repeat(2, 1)
+    scale = torch.full((2, 1), 0.5, dtype=torch.bfloat16)
+    packed = to_kernel_order(stored), scale, None
+    assert torch.equal(packed_values(*packed, torch.bfloat16), stored.bfloat16() / 2)
+    assert [value_at(*packed, 1, column) for column in range(256)] == [
+        number / 2 for number in range(-128, 128)
+    ]
+    # Differences of integers of 8 bits are exact in bfloat16, too.
+    for zero in (-128, 127):
+        zeros = torch.full((2, 1), zero, dtype=torch.int8)
+        values = packed_values(packed[0], scale, zeros, torch.bfloat16)
+        assert torch.equal(values, (stored.float() - zero).bfloat16() / 2)
 
 
 @EACH

@@ -70,7 +70,10 @@ def rounded_attention():
             )
 
 def packed_products():
-    for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
+    for group, options in (
+        (128, {}), (32, {"has_zeros": True}), (16, {"is_float": True}),
+        (32, {"has_zeros": True, "num_bits": 8}), (1024, {"num_bits": 8}),
+    ):
         weight = quantize_packed(torch.zeros(256, 1024), group, **options)
         for num_tokens in (1, 64, 200, 700):
             x = torch.zeros(num_tokens, 1024).bfloat16()

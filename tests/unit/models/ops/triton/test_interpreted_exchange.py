@@ -1,10 +1,8 @@
 """Collectives over memory of all ranks in Triton's interpreter; each rank is a process."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 MEET = """
 import multiprocessing
@@ -130,19 +128,13 @@ run((0,), run_rank)
 """
 
 
-def run_interpreted(program, *arguments):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", MEET + program, *map(str, arguments)]
-    subprocess.run(command, env=environment, check=True, timeout=850)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "hidden"), [(2, 264), (3, 96), (4, 264)])
 def test_ranks_get_the_bits_that_torch_computes(num_ranks, hidden):
-    run_interpreted(PROGRAM, num_ranks, hidden)
+    run_interpreted(MEET + PROGRAM, num_ranks, hidden)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["add_norm", "gather_rows", "reduce_scatter"])
 def test_a_rank_that_does_not_take_part_is_named(collective):
-    run_interpreted(LATE, collective)
+    run_interpreted(MEET + LATE, collective)

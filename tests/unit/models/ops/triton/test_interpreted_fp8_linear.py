@@ -3,11 +3,9 @@
 The interpreter rounds to FP8 without carrying into the exponent; only a GPU can test that part.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -58,5 +56,4 @@ for num_rows, size, num_columns in SHAPES:
 
 @pytest.mark.slow
 def test_product_agrees_with_exact_arithmetic_in_the_interpreter():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_interpreted(PROGRAM)

@@ -3,11 +3,9 @@
 The interpreter computes tiles by NumPy, so only a GPU can show that its tiles change no bits.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 COMMON = """
 import sys
@@ -117,6 +115,4 @@ for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300
     ids=["attention-32", "attention-16", "others"],
 )
 def test_kernels_agree_with_the_reference_in_the_interpreter(program, arguments):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", COMMON + program, *arguments]
-    subprocess.run(command, env=environment, check=True, timeout=850)
+    run_interpreted(COMMON + program, *arguments)

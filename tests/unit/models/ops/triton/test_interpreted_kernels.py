@@ -3,11 +3,9 @@
 A process of their own, as the interpreter is chosen when a kernel is defined.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PLAIN_PROGRAM = """
 import sys
@@ -265,6 +263,4 @@ for batch, dtype, options in CASES:
     ids=["plain-32", "plain-16", "fp8-cache-32", "fp8-cache-16", "widened", "rounded"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program, arguments):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", program, *arguments]
-    subprocess.run(command, env=environment, check=True, timeout=850)
+    run_interpreted(program, *arguments)

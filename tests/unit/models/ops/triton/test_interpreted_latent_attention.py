@@ -1,10 +1,8 @@
 """The kernels of latent attention in Triton's interpreter, on the CPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -190,5 +188,4 @@ for name, tensor in case.cache.tensors().items():
     ids=["plain", "fp8-cache", "invariant"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=850)
+    run_interpreted(program)

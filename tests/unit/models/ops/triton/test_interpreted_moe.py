@@ -1,10 +1,8 @@
 """The kernels of experts in Triton's interpreter, on the CPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 from functools import partial
@@ -254,5 +252,4 @@ assert len(ends) == num_here
     ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "partial"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=850)
+    run_interpreted(program)

@@ -1,10 +1,8 @@
 """The sampling kernels in Triton's interpreter, on the CPU; in a process of their own."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -39,5 +37,4 @@ for num_top in (0, 1, 20):
 
 @pytest.mark.slow
 def test_sampling_kernels_agree_with_the_references_in_the_interpreter():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_interpreted(PROGRAM)

@@ -1,10 +1,8 @@
-"""The kernel that unpacks 4-bit weights, in Triton's interpreter on the CPU."""
-
-import os
-import subprocess
-import sys
+"""The kernel that unpacks weights of 4 and 8 bits, in Triton's interpreter on the CPU."""
 
 import pytest
+
+from tests.support.interpreted_programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -14,7 +12,9 @@ from models.ops.triton.linear.unpack import unpack
 torch.manual_seed(0)
 for rows, columns in ((3, 64), (9, 320)):
     for group, options in (
-        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True})
+        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}),
+        (16, {"is_float": True}), (32, {"has_zeros": True, "num_bits": 8}),
+        (columns, {"num_bits": 8}),
     ):
         packed = quantize_packed(torch.randn(rows, columns), group, **options)
         for dtype in (torch.float32, torch.float16):
@@ -24,5 +24,4 @@ for rows, columns in ((3, 64), (9, 320)):
 
 @pytest.mark.slow
 def test_unpacked_values_are_the_references():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_interpreted(PROGRAM)

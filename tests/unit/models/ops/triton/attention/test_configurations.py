@@ -3,6 +3,7 @@ import torch
 
 from models.forward_context import AttentionWorkspace
 from models.ops.triton.attention.configurations import (
+    EARLY_REQUESTS,
     LANES,
     MANY_INVARIANT_PAIRS,
     MAX_PARTIALS,
@@ -12,6 +13,8 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     hopper_tiles,
     invariant_tiles,
+    least_part,
+    num_dealt,
     num_splits,
     prefill_tiles,
 )
@@ -62,17 +65,21 @@ def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cac
         assert all(tiles.keys % LANES == 0 for tiles in all_tiles)
 
 
-def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
-    for num_requests in range(1, 2000):
-        tiles = decode_tiles(
-            torch.bfloat16,
-            torch.bfloat16,
-            128,
-            num_requests=num_requests,
-            num_heads=4,
-            num_kv_heads=1,
-        )
-        assert tiles.num_programs == 0 or tiles.num_programs >= num_requests
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
+def test_results_of_dealt_parts_never_outgrow_their_workspace(cache_dtype, num_kv_heads):
+    heads = {"num_heads": 4 * num_kv_heads, "num_kv_heads": num_kv_heads}
+    for num_requests in range(1, 600):
+        tiles = decode_tiles(torch.bfloat16, cache_dtype, 128, num_requests=num_requests, **heads)
+        requests = (workspace_of(**heads), num_requests, num_kv_heads, cache_dtype, tiles)
+        dealt = num_dealt(*requests, window=0)
+        assert (dealt > 0) == (num_requests > EARLY_REQUESTS)
+        # Each part that is not a sequence's first comes with at most one that is.
+        assert 2 * dealt * num_kv_heads <= MAX_PARTIALS
+        # A window of one part has nothing to deal.
+        assert num_dealt(*requests, window=least_part(tiles)) == 0
+        assert num_dealt(*requests, window=10_000) == dealt
+        assert num_dealt(None, *requests[1:], window=0) == 0
 
 
 @pytest.mark.parametrize(("num_heads", "held"), [(16, 256), (32, 128)])
@@ -95,23 +102,30 @@ def test_a_short_window_is_held_and_not_split(num_requests, window, is_held):
     tiles = decode_tiles(
         torch.bfloat16, torch.bfloat16, 64, num_requests=num_requests, window=window, **heads
     )
-    splits = num_splits(workspace_of(64, 8), num_requests, *heads.values(), torch.bfloat16, tiles)
-    assert (splits == 1) == is_held
-    assert not is_held or tiles.held_keys >= window
+    requests = (workspace_of(64, 8), num_requests)
+    splits = num_splits(*requests, *heads.values(), torch.bfloat16, tiles)
+    dealt = num_dealt(*requests, 8, torch.bfloat16, tiles, window=window)
+    assert (tiles.most_partials == 1) == is_held
+    assert not is_held or (splits == 1 and dealt == 0 and tiles.held_keys >= window)
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_few_requests_hold_keys_and_make_fewer_partial_results(cache_dtype):
     heads = {"num_heads": 32, "num_kv_heads": 8}
+    workspace = workspace_of(**heads)
     for num_requests in range(1, 65):
         tiles = decode_tiles(torch.bfloat16, cache_dtype, 128, num_requests=num_requests, **heads)
-        splits = num_splits(workspace_of(32, 8), num_requests, *heads.values(), cache_dtype, tiles)
+        splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
+        dealt = num_dealt(workspace, num_requests, 8, cache_dtype, tiles, window=0)
         if num_requests <= 8:
             assert tiles.held_keys > 0
             most = 512 if cache_dtype.itemsize == 1 else 256
+        elif cache_dtype.itemsize == 1:
+            most = 1024
         else:
-            most = 1024 if cache_dtype.itemsize == 1 else 512
-        assert splits == min(MAX_SPLITS, most // (8 * num_requests))
+            most = 128 if num_requests <= 16 else 256
+        assert splits == max(1, min(MAX_SPLITS, most // (8 * num_requests)))
+        assert dealt in (0, most // 8)
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])

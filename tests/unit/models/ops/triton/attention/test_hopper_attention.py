@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from models.ops.triton.attention.hopper_copies import is_packed, rows_of_token
+
 PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
@@ -16,15 +18,17 @@ from tests.support.attention_case import Heads, make_case
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code, product_loops
 
-heads = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
-for is_invariant in (False, True):
-    use_batch_invariance(is_on=is_invariant)
-    with absent_gpu():
-        case = make_case([300, 1, 0], [300, 1, 0], heads, dtype=torch.bfloat16)
-        case.run_into(torch.empty(case.q.shape, dtype=case.q.dtype))
+# Groups without padding, packed, and padded.
+for num_heads, num_kv_heads in ((32, 8), (40, 8), (28, 4)):
+    heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128)
+    for is_invariant in (False, True):
+        use_batch_invariance(is_on=is_invariant)
+        with absent_gpu():
+            case = make_case([300, 1, 0], [300, 1, 0], heads, dtype=torch.bfloat16)
+            case.run_into(torch.empty(case.q.shape, dtype=case.q.dtype))
 launches = [each for each in _launches if each._kernel.__name__ == "_hopper_attention_kernel"]
 builds = [build for each in launches for build in each._builds.values()]
-assert len(builds) == 2
+assert len(builds) == 6
 for build in builds:
     assert build.metadata.launch_pdl
     code = machine_code(build.asm["cubin"])
@@ -45,3 +49,12 @@ def test_each_part_waits_for_earlier_kernels_and_keeps_its_registers(tmp_path):
         "CUDA_VISIBLE_DEVICES": "",
     }
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+
+
+@pytest.mark.parametrize(
+    ("group", "rows"),
+    [(1, 1), (3, 3), (5, 5), (6, 6), (7, 8), (8, 8), (12, 12), (14, 16), (25, 25), (64, 64)],
+)
+def test_groups_that_padding_would_make_much_larger_are_packed(group, rows):
+    assert rows_of_token(group) == rows
+    assert is_packed(group) == (rows == group and group.bit_count() > 1)

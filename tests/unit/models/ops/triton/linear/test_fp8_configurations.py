@@ -55,7 +55,9 @@ def test_parts_are_for_who_takes_them_and_leave_each_program_enough_inputs():
     assert tiles_of(8, (128, 512), may_split=True).splits == 1
 
 
-@pytest.mark.parametrize("size", [*SIZES, (8192, 14336), (2560, 9728), (5120, 17408)], ids=str)
+@pytest.mark.parametrize(
+    "size", [*SIZES, (8192, 14336), (2560, 9728), (5120, 17408), (5120, 32768)], ids=str
+)
 def test_kernels_of_parts_are_built_before_serving(size):
     found = {count: tiles_of(count, size, may_split=True) for count in range(65, 4096)}
     for count, tiles in found.items():
@@ -69,6 +71,18 @@ def test_long_inputs_in_halves_fill_waves():
     for num_tokens, splits in ((96, 2), (200, 2), (512, 1), (576, 1), (768, 1), (2048, 1)):
         assert tiles_of(num_tokens, (4096, 12288), may_split=True).splits == splits
     assert tiles_of(576, (8192, 28672), may_split=True).splits == 2
+
+
+def test_long_inputs_in_thirds_fill_what_halves_leave_idle():
+    for size, counts in (
+        ((5120, 32768), (96, 160, 256)), ((5120, 17408), (96, 200)), ((2560, 10240), (200,)),
+        ((5120, 8192), (96,)),
+    ):  # fmt: skip
+        for num_tokens in counts:
+            assert tiles_of(num_tokens, size, may_split=True).splits == 3
+            assert tiles_of(num_tokens, size).splits == 1
+    for num_tokens, size in ((384, (5120, 32768)), (200, (5120, 8192)), (700, (5120, 25600))):
+        assert tiles_of(num_tokens, size, may_split=True).splits == 1
 
 
 def test_more_tokens_take_wide_tiles():

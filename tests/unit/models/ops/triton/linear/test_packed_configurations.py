@@ -1,4 +1,4 @@
-"""The table of products with weights of 4 bits."""
+"""The table of products with weights of 4 and 8 bits."""
 
 import pytest
 import torch
@@ -38,14 +38,17 @@ def tiles_of(num_tokens, num_rows, num_inputs=4096, *, is_gated=False, group=128
     "options", [{}, {"may_split": True}, {"is_gated": True}], ids=["whole", "split", "gated"]
 )
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_programs_fit_into_a_multiprocessor(size, options):
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_programs_fit_into_a_multiprocessor(num_bits, size, options):
     for num_tokens in (*range(1, 1100), 2048, 8192, 100_000):
-        tiles = tiles_of(num_tokens, *size, **options)
+        tiles = tiles_of(num_tokens, *size, num_bits=num_bits, **options)
         if isinstance(tiles, PackedTiles):
-            slot_bytes = tiles.groups * 64 * PACKED_COLUMNS // 2 + tiles.tokens * PACKED_COLUMNS * 2
+            row_bytes = PACKED_COLUMNS * num_bits // 8
+            slot_bytes = tiles.groups * 64 * row_bytes + tiles.tokens * PACKED_COLUMNS * 2
             assert tiles.slots * (slot_bytes + 16) <= SHARED_BYTES // tiles.programs - 1024
         else:
-            stage_bytes = tiles.rows * tiles.columns // 2 + tiles.tokens * tiles.columns * 2 + 8
+            row_bytes = tiles.columns * num_bits // 8
+            stage_bytes = tiles.rows * row_bytes + tiles.tokens * tiles.columns * 2 + 8
             sums_bytes = (tiles.groups - 1) * tiles.rows * tiles.tokens * 4
             assert tiles.groups * tiles.num_stages * stage_bytes + sums_bytes <= SHARED_BYTES
             assert tiles.tokens >= min(64, num_tokens)
@@ -73,8 +76,9 @@ def test_programs_fit_into_a_multiprocessor(size, options):
         (512, 1024, False, None),
     ],
 )
-def test_tiles_fill_the_multiprocessors(num_tokens, num_rows, is_gated, expected):
-    tiles = tiles_of(num_tokens, num_rows, is_gated=is_gated)
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_tiles_fill_the_multiprocessors(num_bits, num_tokens, num_rows, is_gated, expected):
+    tiles = tiles_of(num_tokens, num_rows, num_bits=num_bits, is_gated=is_gated)
     if expected is None:
         assert isinstance(tiles, MatrixTiles)
     else:
@@ -90,6 +94,8 @@ def test_tiles_fill_the_multiprocessors(num_tokens, num_rows, is_gated, expected
         (4096, [(3, 2, 2), (1, 4, 4), (1, 4, 2)]),
         (5120, [(3, 1, 2), (1, 3, 4), (1, 3, 2)]),
         (8192, [(3, 1, 2), (1, 2, 4), (1, 2, 2)]),
+        # Of three groups, a second wave would be mostly idle.
+        (10240, [(3, 1, 2), (1, 1, 4), (1, 1, 2)]),
         (16384, [(3, 1, 2), (3, 1, 2), (1, 1, 2)]),
     ],
 )
@@ -113,6 +119,22 @@ def test_sums_of_more_tokens_are_split_where_waves_of_tiles_leave_gaps(num_token
     assert getattr(tiles, "splits", 1) == splits
 
 
+def test_a_group_has_tiles_of_its_own_where_that_saves_short_inputs_a_wave():
+    for num_tokens, size in ((160, (3584, 3584)), (256, (3072, 3072)), (384, (2048, 6144))):
+        tiles = tiles_of(num_tokens, *size, may_split=True)
+        assert isinstance(tiles, MatrixTiles)
+        assert (tiles.groups, tiles.splits) == (1, 1)
+    assert tiles_of(256, 5120, 25600, may_split=True).groups == 2
+
+
+def test_more_waves_of_pairs_are_not_worth_their_starts():
+    for size in ((3072, 3072), (3072, 8192), (2880, 4096)):
+        tiles = tiles_of(700, *size, may_split=True)
+        assert isinstance(tiles, PackedTiles)
+        assert (tiles.tokens, tiles.groups) == (128, 3)
+    assert isinstance(tiles_of(700, 1536, 1152), PackedTiles)
+
+
 def test_long_sums_that_fill_half_of_the_multiprocessors_are_split_finer():
     for num_rows, num_inputs, splits in (
         (5120, 25600, 6), (5120, 8192, 1), (4096, 25600, 2), (6144, 25600, 1),
@@ -131,11 +153,19 @@ def test_gated_tiles_run_at_once_if_their_rings_leave_room(num_rows, stages):
         assert tiles_of(num_tokens, num_rows, is_gated=True).num_stages == each
 
 
+def test_gated_tiles_of_8_bits_halve_their_inputs_where_that_lets_all_run_at_once():
+    for num_rows, expected in ((12288, (256, 3)), (28672, (128, 3)), (57344, (256, 2))):
+        tiles = tiles_of(32, num_rows, num_bits=8, is_gated=True)
+        assert (tiles.columns, tiles.num_stages) == expected
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"may_split": True}, {"is_gated": True}], ids=["whole", "split", "gated"]
 )
+@pytest.mark.parametrize("num_bits", [4, 8])
 @pytest.mark.parametrize("num_rows", [512, 1024, 2560, 4096, 5120, 9728, 28672, 151936])
-def test_tiles_are_those_of_a_step_before_serving_of_no_more_tokens(num_rows, options):
+def test_tiles_are_those_of_a_step_before_serving_of_no_more_tokens(num_rows, num_bits, options):
+    options = {"num_bits": num_bits, **options}
     for num_tokens in (*range(65, 2200), 4096, 8192, 16384):
         tiles = tiles_of(num_tokens, num_rows, **options)
         # The largest step is run, too, which has as many tiles of 128 tokens or more.

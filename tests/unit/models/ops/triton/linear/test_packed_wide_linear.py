@@ -1,4 +1,4 @@
-"""Machine code of products with weights of 4 bits, built for a GPU without one."""
+"""Machine code of products with weights of 4 and 8 bits, built for a GPU without one."""
 
 import os
 import subprocess
@@ -19,13 +19,16 @@ from tests.support.machine_code import check_unpacked_products, machine_code
 
 FORMATS = ((128, {}), (32, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True}))
 x = torch.zeros(300, 1056).bfloat16()
-all_tiles = [*_WIDE_COST, _GATED_TILES]
+tiles_of = {bits: [*costs, _GATED_TILES[bits]] for bits, costs in _WIDE_COST.items()}
 # All tiles with one format, all formats with one's tiles.
-ways = [(32, {}, tiles) for tiles in all_tiles] + [(*each, all_tiles[1]) for each in FORMATS]
+ways = [(4, 32, {}, tiles) for tiles in tiles_of[4]]
+ways += [(4, *each, tiles_of[4][1]) for each in FORMATS]
+ways += [(8, 32, {}, tiles) for tiles in tiles_of[8]]
+ways += [(8, *each, tiles_of[8][1]) for each in FORMATS[:2]]
 with absent_gpu():
-    for group, options, tiles in ways:
+    for bits, group, options, tiles in ways:
         columns = 1056 if group == 32 else 1024
-        parts = quantize_packed(torch.zeros(272, columns), group, **options)
+        parts = quantize_packed(torch.zeros(272, columns), group, num_bits=bits, **options)
         weight, scale, zero = parts
         packed_wide_linear(
             x[:, :columns].contiguous(), weight, None, tiles, weight_scale=scale,

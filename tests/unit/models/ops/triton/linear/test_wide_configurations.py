@@ -37,6 +37,23 @@ def test_few_outputs_are_summed_in_parts_that_fill_the_multiprocessors():
     assert tiles_of(128, 4096, 4096, is_gated=False) is None
 
 
+def test_few_outputs_of_long_inputs_have_two_groups_where_few_parts_fit():
+    for size, splits in (((1536, 8960), 5), ((2048, 6144), 4), ((1152, 6912), 7)):
+        for num_tokens in (130, 256):
+            tiles = tiles_of(num_tokens, *size, is_gated=False)
+            assert (tiles.groups, tiles.splits) == (2, splits)
+        assert tiles_of(128, *size, is_gated=False).groups == 1
+    assert tiles_of(256, 1024, 8192, is_gated=False).groups == 1
+    assert tiles_of(256, 2048, 2048, is_gated=False).groups == 1
+
+
+def test_short_inputs_are_left_to_torch_where_its_pass_over_gate_and_up_costs_less_than_gaps():
+    assert tiles_of(384, 6912, 1152) == WideTiles(groups=3, tokens=128, slots=5)
+    assert tiles_of(384, 6912, 4096) is None
+    assert tiles_of(384, 14784, 4096) == WideTiles(groups=3, tokens=128, slots=5)
+    assert tiles_of(384, 14784, 8192) is None
+
+
 def test_what_was_not_measured_is_left_to_torch():
     assert tiles_of(128, 12288, 4096, dtype=torch.float16) is None
     assert tiles_of(128, 12284, 4096) is None

@@ -1,0 +1,84 @@
+"""Steps of single tokens after sequences of unequal lengths against the float64 reference."""
+
+import pytest
+import torch
+
+from tests.support.attention_case import AttentionCase, Heads, make_case
+from tests.support.tolerances import assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+HEADS = {
+    "qwen3-8b": Heads(num_heads=32, num_kv_heads=8, head_dim=128),
+    "group-of-5": Heads(num_heads=10, num_kv_heads=2, head_dim=128),
+    "one-kv-head": Heads(num_heads=8, num_kv_heads=1, head_dim=64),
+    "no-grouping": Heads(num_heads=16, num_kv_heads=16, head_dim=64),
+    "heads-of-256": Heads(num_heads=4, num_kv_heads=2, head_dim=256),
+}
+BATCHES = {
+    "few": [3000, 30, 40, 1, 500, 2, 700, 0],
+    "last": [17] * 30 + [4000],
+    "two": [2000] + [300] * 60 + [5000],
+    "many": [9000, 1025] + [20] * 299,
+    "dummies": [0] * 200 + [6000, 1, 129] + [0] * 53,
+}
+
+
+def run(case: AttentionCase) -> torch.Tensor:
+    output = case.run()
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    return output
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_long_sequences_beside_short_ones(lengths, heads, has_fp8_cache):
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": has_fp8_cache}
+    case = make_case([1] * len(lengths), lengths, heads, **options)
+    if has_fp8_cache:
+        output = run(case)
+        expected = case.exact_reading().run()
+    else:
+        expected = case.exact().run()
+        output = run(case)
+    live = torch.tensor(lengths) > 0
+    assert_rows_close(output[live.cuda()], expected[live])
+    assert output[~live.cuda()].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sliding_window", [128, 300, 1500, None])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_windows_and_sinks(lengths, sliding_window, dtype):
+    options = {"dtype": dtype, "device": "cuda", "has_sinks": True}
+    heads = HEADS["group-of-5"]
+    case = make_case([1] * len(lengths), lengths, heads, sliding_window=sliding_window, **options)
+    expected = case.exact().run()
+    case.leave_window()
+    live = torch.tensor(lengths) > 0
+    assert_rows_close(run(case)[live.cuda()], expected[live])
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_parts_of_unequal_sequences_repeat_bit_for_bit(lengths, has_fp8_cache):
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": has_fp8_cache}
+    case = make_case([1] * len(lengths), lengths, HEADS["qwen3-8b"], **options)
+    output = run(case)
+    for _ in range(20):
+        assert torch.equal(run(case), output)
+
+
+def test_other_lengths_in_a_recorded_step_have_the_bits_of_a_step_of_their_own():
+    lengths = [5000] * 40
+    case = make_case([1] * 40, lengths, HEADS["qwen3-8b"], dtype=torch.bfloat16, device="cuda")
+    output = torch.empty(case.q.shape, dtype=case.q.dtype, device="cuda")
+    case.run_into(output)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run_into(output)
+    for others in ([5000] + [40] * 39, [300] * 20 + [4000, 10] * 10, lengths):
+        case.metadata.seq_lens.copy_(torch.tensor(others))
+        graph.replay()
+        assert torch.equal(output, run(case))

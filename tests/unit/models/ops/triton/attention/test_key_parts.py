@@ -1,0 +1,82 @@
+"""How parts of unequal sequences are dealt to programs, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import torch
+import triton
+import triton.language as tl
+from models.ops.triton.attention.key_parts import deal_keys
+
+@triton.jit
+def kernel(
+    out_ptr, seq_lens_ptr, num_requests, WINDOW: tl.constexpr, DEALT: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+):
+    place = tl.program_id(0)
+    request, split, part, active, num_before = deal_keys(
+        place, num_requests, seq_lens_ptr, WINDOW, DEALT, KEYS, LEAST_PART
+    )
+    tl.store(out_ptr + place * 5 + 0, request)
+    tl.store(out_ptr + place * 5 + 1, split)
+    tl.store(out_ptr + place * 5 + 2, part)
+    tl.store(out_ptr + place * 5 + 3, active)
+    tl.store(out_ptr + place * 5 + 4, num_before)
+
+CASES = [
+    ([64_000] + [500] * 100, 0, 32, 64, 1024),
+    ([500] * 10 + [64_000], 0, 64, 16, 256),
+    ([300] * 24, 0, 32, 64, 256),
+    ([16_000] + [500] * 7, 0, 32, 64, 128),
+    ([0, 1, 2, 129, 130, 5000, 0], 0, 8, 64, 128),
+    ([40] * 300 + [9000, 1, 9000], 0, 16, 16, 64),
+    ([5000, 3, 900, 901, 902], 901, 16, 32, 32),
+    ([100] * 5, 0, 64, 64, 1024),
+    ([2**30] * 5, 0, 16, 64, 64),
+    ([0] * 3, 0, 8, 64, 64),
+    ([100_000, 5, 5], 0, 1, 64, 64),
+]
+for seq_lens, window, dealt, keys_of_tile, least in CASES:
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    out = torch.full((dealt + len(lengths), 5), -1, dtype=torch.int32)
+    kernel[(len(out),)](out, lengths, len(lengths), window, dealt, keys_of_tile, least)
+    computed, first_results = {}, {}
+    for request, split, part, active, num_before in out.tolist():
+        if split < active:
+            assert (request, split) not in computed
+            computed[request, split] = part, active
+            assert first_results.setdefault(request, num_before) == num_before
+    taken = []
+    for request, seq_len in enumerate(seq_lens):
+        keys = max(0, min(seq_len, window or seq_len) - 1)
+        part, active = computed[request, 0]
+        assert part % keys_of_tile == 0 or active == 1
+        assert part >= least
+        assert (active - 1) * part < max(keys, 1) <= active * part or active == 1 >= keys / least
+        for split in range(active):
+            assert computed.pop((request, split)) == (part, active)
+        if active > 1:
+            taken += range(first_results[request], first_results[request] + active)
+    # Every part is someone's, and their results have places of their own.
+    assert not computed
+    assert len(set(taken)) == len(taken)
+    assert all(0 <= each < 2 * dealt for each in taken)
+"""
+
+
+@pytest.mark.slow
+def test_every_part_of_every_sequence_has_one_program_and_one_place(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(Path.cwd()),
+    }
+    subprocess.run([sys.executable, program], env=environment, check=True, timeout=850)
