@@ -70,9 +70,15 @@ _ADDING_COST = 1.1e-3
 
 With the norm that follows, 4096 x 12288 took 36 us in halves with 192 tokens and 87 with 576, whole
 43 and 95; 8192 x 28672 185 with 384 and 304 with 576, whole 204 and 317. With 640 and 768 tokens of
-the first both are alike, with 1152 it took 147, whole 137 (H200, 2026-11). 80 tiles leave a third
-of the multiprocessors idle: 5120 outputs of 32768 inputs took 112 us in thirds with 200 tokens,
-whole 129 (H100, 2026-11-26).
+the first both are alike, with 1152 it took 147, whole 137 (H200, 2026-11).
+"""
+_START_COST = 1150
+"""Relative time of a wave's start and end, over inputs: parts make more waves.
+
+80 tiles of 5120 outputs leave a third of the multiprocessors idle, but as thirds have two waves.
+With 256 tokens 25600 inputs took 90.8 us in thirds, whole 96.1, but 17408 (by row) 66.8, whole
+58.5. With 900 tokens 25600 inputs took 303 in halves, of five waves, whole 289 of three (H100,
+2026-11-26).
 """
 BUILT_TOKENS = (128, 256, 512, 520)
 """Tokens of steps whose kernels are built before serving; parts that none of them has are not used.
@@ -116,27 +122,36 @@ def _num_token_tiles(num_tokens: int) -> int:
 
 def _whole(num_tokens: int, num_outputs: int) -> WideFP8Tiles:
     best = min(_WAVE_COST, key=lambda tiles: _cost(tiles, num_tokens, num_outputs))
-    num_waves = -(-_count(_TWO_PRODUCTS, num_tokens, num_outputs) // MULTIPROCESSORS)
+    num_waves = _num_waves(_TWO_PRODUCTS, num_tokens, num_outputs)
     return _TWO_PRODUCTS if num_waves < _cost(best, num_tokens, num_outputs) else best
 
 
 def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: int) -> WideFP8Tiles:
-    """Returns tiles of parts of the inputs, if they fill multiprocessors better than the whole."""
+    """Returns tiles of parts of the inputs, if they fill multiprocessors better than the whole.
+
+    One tile of tokens waits for the weight, which halves load as fast: with 96 tokens and 5120
+    outputs thirds took 4 to 9 % longer (H100, 2026-11-26).
+    """
     if whole is _TWO_PRODUCTS:
         return whole
     most = min(_MOST_SPLITS, num_inputs // _PART_INPUTS)
     fitting = min(most, MULTIPROCESSORS // _count(whole, num_tokens, num_outputs))
     if fitting > 1:
         return replace(whole, splits=fitting)
+    if _num_token_tiles(num_tokens) == 1:
+        most = min(most, 2)
     count = _count(_MOST_ROWS, num_tokens, num_outputs)
     adding = _ADDING_COST * num_tokens * num_outputs / num_inputs
+    start = _START_COST / num_inputs
 
     def cost(splits: int) -> float:
         num_waves = -(-count // (MULTIPROCESSORS // splits))
-        return _WAVE_COST[_MOST_ROWS] * num_waves / splits + adding * (splits - 1)
+        return num_waves * (_WAVE_COST[_MOST_ROWS] / splits + start) + adding * (splits - 1)
 
+    whole_waves = _num_waves(whole, num_tokens, num_outputs)
+    whole_cost = whole_waves * (_WAVE_COST[whole] + start)
     splits = min(range(2, most + 1), key=cost, default=1)
-    is_faster = splits > 1 and cost(splits) < _cost(whole, num_tokens, num_outputs)
+    is_faster = splits > 1 and cost(splits) < whole_cost
     return replace(_MOST_ROWS, splits=splits) if is_faster else whole
 
 
@@ -145,7 +160,11 @@ def _count(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
 
 
 def _cost(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> float:
-    return _WAVE_COST[tiles] * -(-_count(tiles, num_tokens, num_outputs) // MULTIPROCESSORS)
+    return _WAVE_COST[tiles] * _num_waves(tiles, num_tokens, num_outputs)
+
+
+def _num_waves(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
+    return -(-_count(tiles, num_tokens, num_outputs) // MULTIPROCESSORS)
 
 
 @lru_cache(maxsize=1024)

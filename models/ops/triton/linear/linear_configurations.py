@@ -60,6 +60,15 @@ _SPLIT_OUTPUTS = 8448
 5120 outputs of 2048 inputs took 10.0 us in one part and 13.4 in two with 64 tokens, 16.1 and 25.7
 with 256, and 235 and 317 with 8192 (H100, 2026-11).
 """
+_WHOLE_OUTPUTS = 6144
+"""Up to this many, products of 33 to 64 tokens whose halves would make a second wave are whole.
+
+With 40 and 64 tokens 5120 outputs of 4096 inputs took 20.4 and 21.0 us with the norm, torch's 21.8
+and 22.1, in halves 23.4 and 23.5; 6144 of 4096 alone 21.4 and 22.0, torch's 24.0 and 22.6. Of 5120
+inputs 7168 and more are alike (H100, 2026-11-26).
+"""
+_SHORT_INPUTS = 1024
+"""Up to this many are one part, and with 33 to 64 tokens torch's product is faster."""
 _SCARCE_OUTPUTS = 256
 """Up to this many outputs, as of a router, make too few programs for more than two tokens."""
 _FEW_OUTPUTS = 64
@@ -149,13 +158,17 @@ def _hopper_matrix_tiles(
     """Returns the tiles of 3 to 64 tokens.
 
     A gated product makes many programs, three per multiprocessor. Other products make few, with
-    long rings; where they are too few, the inputs are split.
+    long rings; where they are too few, the inputs are split. With 33 to 64 tokens they are not
+    where halves would be more programs than multiprocessors.
     """
     if is_gated:
         return _gated_matrix_tiles(tokens)
     splits = _num_splits(num_outputs, num_inputs)
-    if tokens == 64 and splits == 1:
-        return None
+    if tokens == 64:
+        if num_inputs <= _SHORT_INPUTS or num_outputs > _WHOLE_OUTPUTS:
+            return None
+        if 2 * num_outputs > _SPLIT_OUTPUTS:
+            splits = 1
     stages = 4 if tokens <= 16 else 3
     return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages, splits=splits)
 
@@ -202,7 +215,9 @@ def _num_splits(num_outputs: int, num_inputs: int) -> int:
     """Returns the parts of the inputs that make enough programs of few outputs."""
     splits = 1
     if num_outputs <= 5120:
-        while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
+        while (
+            splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > _SHORT_INPUTS * splits
+        ):
             splits *= 2
     return splits
 

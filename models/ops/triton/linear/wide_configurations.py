@@ -66,13 +66,17 @@ _PART_WAVE_COST = {
 256 tokens' sums of earlier parts are in memory. With four parts that costs 1.65, more than two
 waves of tiles of 128.
 """
-_WASTE = 1.07
-"""Time over that of gapless tiles above which torch's product without its gate is faster."""
-_GATE_WASTE = 325
-"""More of it, over inputs: for torch's product the gate is a pass of its own.
+_WASTE = {1152: 1.35, 4096: 1.15}
+"""Time over that of gapless tiles above which torch's product is faster, up to as many inputs.
 
-With 384 tokens, 6912 outputs of 1152 inputs took 27.0 us, torch's 31.2, but 14784 of 8192 took
-299.5, torch's 281.5 (H100, 2026-11-26).
+For torch's product the gate is a pass of its own, which weighs more the shorter the inputs are.
+6912 outputs of 1152 inputs took 44.8 us with 700 tokens (1.31), torch's 51.7, but 8960 of 1536 53.3
+with 440 (1.23), torch's 48.7, and 8192 of 2048 47.5 with 340 (1.17), torch's 43.0 (H100,
+2026-11-26). On an H200, 4096 inputs gave 1.15.
+"""
+_LONG_WASTE = 1.12
+"""The same of more inputs: 7168 outputs of 8192 inputs took 241 us with 600 tokens (1.13), torch's
+213 (H100, 2026-11-26).
 """
 _PART_INPUTS = 512
 """Least inputs of a part."""
@@ -114,7 +118,7 @@ def _gated_tiles(num_tokens: int, num_rows: int, num_inputs: int) -> WideTiles |
 
     best = min(_candidates(num_tokens), key=cost)
     area = num_rows * num_tokens / (_THREE_GROUPS.groups * GROUP_ROWS * _THREE_GROUPS.tokens)
-    waste = _WASTE + _GATE_WASTE / num_inputs
+    waste = next((_WASTE[most] for most in _WASTE if num_inputs <= most), _LONG_WASTE)
     return best if cost(best) <= waste * max(1.0, area / MULTIPROCESSORS) else None
 
 

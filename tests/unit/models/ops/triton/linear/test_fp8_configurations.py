@@ -74,15 +74,25 @@ def test_long_inputs_in_halves_fill_waves():
 
 
 def test_long_inputs_in_thirds_fill_what_halves_leave_idle():
-    for size, counts in (
-        ((5120, 32768), (96, 160, 256)), ((5120, 17408), (96, 200)), ((2560, 10240), (200,)),
-        ((5120, 8192), (96,)),
-    ):  # fmt: skip
-        for num_tokens in counts:
+    for size in ((5120, 32768), (5120, 25600), (2560, 10240), (2560, 9728)):
+        for num_tokens in (160, 256):
             assert tiles_of(num_tokens, size, may_split=True).splits == 3
             assert tiles_of(num_tokens, size).splits == 1
-    for num_tokens, size in ((384, (5120, 32768)), (200, (5120, 8192)), (700, (5120, 25600))):
+    for num_tokens, size in ((384, (5120, 32768)), (320, (2560, 9728)), (700, (5120, 25600))):
         assert tiles_of(num_tokens, size, may_split=True).splits == 1
+
+
+def test_parts_are_not_worth_the_start_of_another_wave_of_shorter_inputs():
+    for size in ((5120, 8192), (5120, 13824), (5120, 17408), (5376, 21504)):
+        for num_tokens in (160, 200, 256):
+            assert tiles_of(num_tokens, size, may_split=True).splits == 1
+    assert tiles_of(900, (5120, 25600), may_split=True).splits == 1
+
+
+def test_one_tile_of_tokens_is_bound_by_loading_which_halves_saturate():
+    for num_inputs in (8192, 13824, 17408, 25600):
+        assert tiles_of(96, (5120, num_inputs), may_split=True).splits == 2
+    assert tiles_of(96, (5376, 21504), may_split=True).splits == 2
 
 
 def test_more_tokens_take_wide_tiles():

@@ -56,6 +56,20 @@ def test_few_outputs_have_one_form_that_fits_shared_memory(num_outputs):
     assert num_outputs <= tiles.rows
 
 
+def test_33_to_64_tokens_take_one_part_where_halves_would_make_a_second_wave():
+    for size in ((5120, 4096), (5120, 17408), (5376, 4096), (6144, 4096), (6144, 2560)):
+        for num_tokens in (33, 64):
+            assert tiles_of(num_tokens, *size).splits == 1
+    assert tiles_of(32, 5120, 4096).splits == 2
+    assert tiles_of(64, 4096, 4096).splits == 2
+    assert tiles_of(64, 2560, 9728).splits == 4
+
+
+def test_33_to_64_tokens_of_more_outputs_or_short_inputs_are_left_to_torch():
+    for size in ((7168, 5120), (8192, 5376), (4096, 1024), (5376, 1024)):
+        assert tiles_of(64, *size) is None
+
+
 def test_what_was_not_measured_is_left_to_torch():
     assert tiles_of(65, 4096, 4096) is None
     assert tiles_of(8, 4096, 4096, dtype=torch.float16) is None

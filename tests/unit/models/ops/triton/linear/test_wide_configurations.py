@@ -47,11 +47,16 @@ def test_few_outputs_of_long_inputs_have_two_groups_where_few_parts_fit():
     assert tiles_of(256, 2048, 2048, is_gated=False).groups == 1
 
 
-def test_short_inputs_are_left_to_torch_where_its_pass_over_gate_and_up_costs_less_than_gaps():
+def test_short_inputs_may_leave_more_gaps_as_torchs_pass_over_gate_and_up_costs_more():
     assert tiles_of(384, 6912, 1152) == WideTiles(groups=3, tokens=128, slots=5)
+    assert tiles_of(700, 6912, 1152) == WideTiles(groups=3, tokens=256, slots=3)
     assert tiles_of(384, 6912, 4096) is None
     assert tiles_of(384, 14784, 4096) == WideTiles(groups=3, tokens=128, slots=5)
-    assert tiles_of(384, 14784, 8192) is None
+    for num_tokens, size in (
+        (340, (8192, 2048)), (500, (8192, 2048)), (440, (8960, 1536)), (384, (14784, 8192)),
+        (256, (21504, 5376)), (600, (7168, 8192)), (250, (28672, 8192)),
+    ):  # fmt: skip
+        assert tiles_of(num_tokens, *size) is None
 
 
 def test_what_was_not_measured_is_left_to_torch():
