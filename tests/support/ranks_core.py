@@ -14,6 +14,7 @@ from services.engine.request import Request, SamplingParams
 from services.engine.worker.executor import WorkerExecutor
 from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.engine_harness import RecordingSink
+from tests.support.forked_workers import workers_forked
 from tests.support.waiting import until
 
 
@@ -99,6 +100,13 @@ async def ranks_core(
     core = EngineCore(
         config, limits=limits, make_executor=make_executor, on_readiness=lambda is_ready: None
     )
+    with workers_forked():
+        async with _running(core, executors) as ranks:
+            yield ranks
+
+
+@asynccontextmanager
+async def _running(core: EngineCore, executors: list[WorkerExecutor]) -> AsyncIterator[RanksCore]:
     running = asyncio.create_task(core.run())
     try:
         ranks = RanksCore(core, executors)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 PROGRAM = """
+from functools import lru_cache
 from itertools import product
 import torch
 from tests.support.absent_hopper import pretend
@@ -20,6 +21,8 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
 
+# Experts of a case take seconds to draw and much memory; tiles take turns with them.
+@lru_cache(maxsize=1)
 def products_of(kind, size, num_experts=2, is_clamped=False):
     experts = make_quantized_experts(
         kind, num_experts=num_experts, hidden=size, inner=size, is_clamped=is_clamped
@@ -62,7 +65,7 @@ kinds = {
 }
 each_case = [(kind, *case) for kind, of_kind in kinds.items() for case in of_kind]
 all_tiles = [tiles for each in FEW_TOKEN_TILES.values() for tiles in each]
-for tiles, (kind, size, *others) in product(all_tiles, each_case):
+for (kind, size, *others), tiles in product(each_case, all_tiles):
     if size is not None and not tiles.has_room(size, EACH[kind]):
         continue
     builds = built(tiles, kind, size or most_inputs(kind, tiles), *others)

@@ -1,0 +1,107 @@
+"""Workers that are forked from a process that has imported torch, instead of started.
+
+They are processes of their own with the command line, the environment and the descriptors that the
+engine gives them. Tests of the real services start them as the engine does.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from services.processes.child import child_command
+from tests.support import odd_rank
+from tests.support.processes import ROOT
+
+MODULES = ("services.engine.worker", odd_rank.MODULE)
+
+
+class ForkedProcess:
+    """The part of asyncio's processes that engines use."""
+
+    def __init__(self, pid: int, report: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._writer = writer
+        self._ended = asyncio.create_task(self._await_end(report))
+
+    async def wait(self) -> int:
+        """Returns how the process ended, when it has."""
+        return await asyncio.shield(self._ended)
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    async def _await_end(self, report: asyncio.StreamReader) -> int:
+        self.returncode = int(await report.readline())
+        self._writer.close()
+        return self.returncode
+
+
+@contextlib.contextmanager
+def workers_forked() -> Iterator[None]:
+    """Forks the workers that this process starts, for the length of the block."""
+    start = asyncio.create_subprocess_exec
+    prefix = child_command("")[:-1]
+
+    async def fork_or_start(*command, **options):
+        module = command[len(prefix)] if list(command[: len(prefix)]) == prefix else None
+        if module not in MODULES:
+            return await start(*command, **options)
+        return await _fork(command[len(prefix) :], **options)
+
+    asyncio.create_subprocess_exec = fork_or_start
+    try:
+        yield
+    finally:
+        asyncio.create_subprocess_exec = start
+
+
+async def _fork(command, *, stdin, stderr, pass_fds, env) -> ForkedProcess:
+    assert stdin == asyncio.subprocess.DEVNULL
+    ours, theirs = socket.socketpair()
+    with theirs, Path(os.devnull).open("rb") as nothing:  # noqa: ASYNC230  never waits
+        descriptors = {
+            0: nothing.fileno(),
+            1: 1,
+            2: 2 if stderr is None else stderr if isinstance(stderr, int) else stderr.fileno(),
+            **{fd: fd for fd in pass_fds},
+        }
+        request = {"command": command, "environment": dict(env), "numbers": list(descriptors)}
+        fds = [theirs.fileno(), *descriptors.values()]
+        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
+    report, writer = await asyncio.open_unix_connection(sock=ours)
+    return ForkedProcess(int(await report.readline()), report, writer)
+
+
+@cache
+def _server() -> socket.socket:
+    """Starts this process's server, which ends when the connection does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+            cwd=ROOT,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    atexit.register(server.wait)
+    atexit.register(ours.close)
+    return ours
