@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,9 @@ async def ranks_core(
     core = EngineCore(
         config, limits=limits, make_executor=make_executor, on_readiness=lambda is_ready: None
     )
-    with workers_forked():
+    # Libraries of a GPU read the worker's environment when they are loaded.
+    is_forked = config.worker.device == "cpu"
+    with workers_forked() if is_forked else nullcontext():
         async with _running(core, executors) as ranks:
             yield ranks
 
