@@ -20,8 +20,15 @@ BATCHES = {
     "last": [17] * 30 + [4000],
     "two": [2000] + [300] * 60 + [5000],
     "many": [9000, 1025] + [20] * 299,
+    "hundreds": [9000] + [20] * 199,
     "dummies": [0] * 200 + [6000, 1, 129] + [0] * 53,
 }
+
+
+def make(lengths, heads, **options) -> AttentionCase:
+    return make_case(
+        [1] * len(lengths), lengths, heads, device="cuda", has_spare_blocks=False, **options
+    )
 
 
 def run(case: AttentionCase) -> torch.Tensor:
@@ -34,8 +41,7 @@ def run(case: AttentionCase) -> torch.Tensor:
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_long_sequences_beside_short_ones(lengths, heads, has_fp8_cache):
-    options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": has_fp8_cache}
-    case = make_case([1] * len(lengths), lengths, heads, **options)
+    case = make(lengths, heads, dtype=torch.bfloat16, has_fp8_cache=has_fp8_cache)
     if has_fp8_cache:
         output = run(case)
         expected = case.exact_reading().run()
@@ -51,9 +57,8 @@ def test_long_sequences_beside_short_ones(lengths, heads, has_fp8_cache):
 @pytest.mark.parametrize("sliding_window", [128, 300, 1500, None])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_windows_and_sinks(lengths, sliding_window, dtype):
-    options = {"dtype": dtype, "device": "cuda", "has_sinks": True}
-    heads = HEADS["group-of-5"]
-    case = make_case([1] * len(lengths), lengths, heads, sliding_window=sliding_window, **options)
+    options = {"dtype": dtype, "sliding_window": sliding_window, "has_sinks": True}
+    case = make(lengths, HEADS["group-of-5"], **options)
     expected = case.exact().run()
     case.leave_window()
     live = torch.tensor(lengths) > 0
@@ -63,8 +68,7 @@ def test_windows_and_sinks(lengths, sliding_window, dtype):
 @pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_parts_of_unequal_sequences_repeat_bit_for_bit(lengths, has_fp8_cache):
-    options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": has_fp8_cache}
-    case = make_case([1] * len(lengths), lengths, HEADS["qwen3-8b"], **options)
+    case = make(lengths, HEADS["qwen3-8b"], dtype=torch.bfloat16, has_fp8_cache=has_fp8_cache)
     output = run(case)
     for _ in range(20):
         assert torch.equal(run(case), output)
@@ -72,7 +76,7 @@ def test_parts_of_unequal_sequences_repeat_bit_for_bit(lengths, has_fp8_cache):
 
 def test_other_lengths_in_a_recorded_step_have_the_bits_of_a_step_of_their_own():
     lengths = [5000] * 40
-    case = make_case([1] * 40, lengths, HEADS["qwen3-8b"], dtype=torch.bfloat16, device="cuda")
+    case = make(lengths, HEADS["qwen3-8b"], dtype=torch.bfloat16)
     output = torch.empty(case.q.shape, dtype=case.q.dtype, device="cuda")
     case.run_into(output)
     graph = torch.cuda.CUDAGraph()

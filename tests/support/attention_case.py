@@ -188,8 +188,12 @@ def make_case(
     scale=None,
     soft_cap=0.0,
     seed=0,
+    has_spare_blocks=True,
 ):
-    """Draws a case; its blocks are scattered, and the rest of the cache holds other values."""
+    """Draws a case; its blocks are scattered, and the rest of the cache holds other values.
+
+    has_spare_blocks: the cache has as many blocks for each sequence as the longest one owns.
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(*shape):
@@ -198,7 +202,12 @@ def make_case(
     num_tokens, num_requests = sum(query_lens), len(seq_lens)
     query_heads, kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
     table = scattered_blocks(seq_lens, block_size, generator, device)
-    cache_shape = (1 + table.numel(), block_size, kv_heads, head_dim)
+    num_blocks = table.numel()
+    if not has_spare_blocks:
+        owned = table[table > 0].sort().values
+        num_blocks = len(owned)
+        table = table.where(table == 0, torch.searchsorted(owned, table, out_int32=True) + 1)
+    cache_shape = (1 + num_blocks, block_size, kv_heads, head_dim)
     starts = torch.tensor([0, *query_lens], device=device).cumsum(0).int()
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     requests = token_request(starts)

@@ -90,8 +90,8 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
     HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
-    DEALT: tl.constexpr, LEAST_PART: tl.constexpr, READS_WORDS: tl.constexpr,
-    GATHERS: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, LEAST_PART: tl.constexpr, READS_WORDS: tl.constexpr,
+    GATHERS: tl.constexpr, DEPENDENT: tl.constexpr, DEALT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
@@ -105,21 +105,18 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     kv_head = tl.program_id(0)
     # Without parts a program saves the registers that adding them up takes.
     active = 1
+    # Parts that only long sequences have start last.
     if DEALT > 0:
-        request, split, part, active, num_before = deal_keys(
+        dealt_request, split, part, active, num_before = deal_keys(
             tl.program_id(1), tl.num_programs(1) - DEALT, seq_lens_ptr, WINDOW, DEALT, KEYS,
             LEAST_PART,
         )  # fmt: skip
         if split >= active:
             return
-        # Sequences of second and later parts have at most twice as many parts in all.
-        first_partial = kv_head * (2 * DEALT) + num_before
-        counter = first_partial
+        request = dealt_request.to(tl.int64)
     else:
-        request = tl.program_id(1)
-        # Parts that only long sequences have start last.
+        request = tl.program_id(1).to(tl.int64)
         split = tl.program_id(2)
-    request = request.to(tl.int64)
     token = request
     if not ONLY_SINGLE_TOKENS:
         token = tl.load(query_start_ptr + request).to(tl.int64)
@@ -133,11 +130,12 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if IS_SPLIT and DEALT == 0:
         if split > 0 and split * LEAST_PART >= end - start:
             return
-        part, active = split_keys(end - start, num_splits, KEYS, LEAST_PART)
+        part, active = split_keys(
+            end - start, num_splits, seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS, KEYS,
+            LEAST_PART,
+        )  # fmt: skip
         if split >= active:
             return
-        counter = request * NUM_KV_HEADS + kv_head
-        first_partial = counter * num_splits
     if IS_SPLIT:
         start += split * part
         end = tl.minimum(start + part, end)
@@ -230,6 +228,13 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         at_scales = at_scale + rows * output_scale_stride
         store_heads(acc, output_ptr, output_scale_ptr, at_rows, at_scales, in_tile, in_rows, dtype)
     else:
+        if DEALT > 0:
+            # Sequences of second and later parts have at most twice as many parts in all.
+            counter = kv_head * (2 * DEALT) + num_before
+            first_partial = counter
+        else:
+            counter = request * NUM_KV_HEADS + kv_head
+            first_partial = counter * num_splits
         add_part(
             acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
             output_ptr, output_scale_ptr, first_partial, counter,
@@ -254,9 +259,9 @@ def decode_attention(
     """Attends each single-token request's query to all its keys; skips other requests.
 
     With a workspace several programs share a sequence's keys; the last one to finish adds the
-    partial results up in a fixed order. In steps of single tokens of several requests, parts are
-    as long as the lengths of all sequences say. The grid depends on R, Hq, Hk and the workspace
-    only and the host reads nothing, so a launch may be captured.
+    partial results up in a fixed order. In steps of single tokens of several requests, parts may
+    be as long as the lengths of all sequences say: num_dealt. The grid depends on R, Hq, Hk and the
+    workspace only and the host reads nothing, so a launch may be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
     q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet transformed,
@@ -289,9 +294,7 @@ def decode_attention(
     )  # fmt: skip
     dealt = 0
     if new is not None:
-        dealt = num_dealt(
-            workspace, num_requests, num_kv_heads, cache.k.dtype, tiles, window=sliding_window or 0
-        )
+        dealt = num_dealt(workspace, num_requests, num_kv_heads, tiles, window=sliding_window or 0)
     # Without splits the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)
@@ -363,7 +366,7 @@ def _launcher(
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=held_keys,
         SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
-        DEALT=dealt, LEAST_PART=least_part(tiles),
+        NUM_PROGRAMS=tiles.num_programs, DEALT=dealt, LEAST_PART=least_part(tiles),
         READS_WORDS=reads_words, HEAD_ROWS=head_rows,
         GATHERS=device.type == "cuda" and head_rows <= _MOST_GATHERED * tiles.num_warps,
         **launch_options(device),

@@ -19,14 +19,19 @@ def seen_keys(seq_len, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def split_keys(num_keys, num_splits, KEYS: tl.constexpr, LEAST_PART: tl.constexpr):
+def split_keys(
+    num_keys, num_splits, seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+):  # fmt: skip
     """Splits the keys of a sequence into equal parts of whole tiles of KEYS, from LEAST_PART on.
 
     Returns the keys of a part, and how many parts have keys: short sequences leave programs without
-    one.
+    one. NUM_PROGRAMS > 0: parts are no shorter than fair_part.
     """
     num_keys = tl.maximum(num_keys, 1)
     part = tl.maximum(tl.cdiv(num_keys, num_splits), LEAST_PART)
+    if NUM_PROGRAMS > 0:
+        part = tl.maximum(part, fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS))
     part = tl.cdiv(part, KEYS) * KEYS
     return part, tl.cdiv(num_keys, part)
 
@@ -38,16 +43,17 @@ def deal_keys(
 ):  # fmt: skip
     """Returns the part that the program at `place` computes, in a step of single tokens.
 
-    The first DEALT programs share the second and later parts of all sequences, each other one has
-    the first part of a request. All parts but the last of a sequence have equal lengths, whole
+    Each of the first programs has the first part of a request; the last DEALT share the second and
+    later parts of all sequences. All parts but the last of a sequence have equal lengths, whole
     tiles of KEYS from LEAST_PART on: what each of DEALT programs would get of all keys. So there
     are never more than DEALT second and later parts. A sequence's newest key is in no part.
 
     Returns the request, its part, the keys of a part, how many parts the request has, and how many
     all split sequences before it have. A program without a part gets one past the last.
     """
-    is_dealt = place < DEALT
-    request = tl.maximum(place - DEALT, 0)
+    dealt = place - num_requests
+    is_dealt = dealt >= 0
+    request = tl.where(is_dealt, 0, place)
     split = is_dealt.to(tl.int32)
     part = LEAST_PART
     active = 1
@@ -64,7 +70,7 @@ def deal_keys(
                 requests, keys = _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW)
                 later = tl.maximum(tl.cdiv(keys, part) - 1, 0)
                 ends = num_parts + tl.cumsum(later, 0)
-                is_before = tl.where(is_dealt, ends <= place, requests < request)
+                is_before = tl.where(is_dealt, ends <= dealt, requests < request)
                 is_before = is_before & (requests < num_requests)
                 owner += tl.sum(is_before.to(tl.int32), 0)
                 parts_before += tl.sum(tl.where(is_before, later, 0), 0)
@@ -72,7 +78,7 @@ def deal_keys(
                 num_parts += tl.sum(later, 0)
             num_before += parts_before
             if is_dealt:
-                split = place - parts_before + 1
+                split = dealt - parts_before + 1
             if owner < num_requests:
                 request = owner
                 own = _num_keys(tl.load(seq_lens_ptr + request), WINDOW)
@@ -217,3 +223,19 @@ def _read_parts(
     # A padding row has no partial result; zero keeps its difference from being inf - inf.
     lse = tl.where(in_rows[:, None], lse, 0.0)
     return lse, partial
+
+
+@triton.jit
+def fair_part(
+    seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
+):
+    """Returns how many keys each of NUM_PROGRAMS gets in an equal split.
+
+    NUM_PROGRAMS is at least the number of requests.
+    """
+    requests = tl.arange(0, NUM_PROGRAMS)
+    lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
+    if WINDOW > 0:
+        lens = tl.minimum(lens, WINDOW)
+    # In float32: the product may exceed 32 bits and need not be exact.
+    return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)

@@ -63,9 +63,9 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, expected in [
-        (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 129, 33, 256, 512, 520]),
+        (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 3, 129, 33, 256, 512, 520]),
         (1, 4, [1]),
-        (40, 40, [1, 2, 8, 16, 32, 4, 33, 33]),
+        (40, 40, [1, 2, 8, 16, 32, 4, 3, 33, 33]),
     ]:
         limits = limits_of(
             max_num_seqs=max_num_seqs,
@@ -151,7 +151,7 @@ def test_every_way_through_decode_attention_is_warmed_up(
         tiles = decode_tiles(
             torch.bfloat16, cache_dtype, 128, num_requests=num_requests, window=window, **heads
         )
-        dealt = num_dealt(workspace, num_requests, num_kv_heads, cache_dtype, tiles, window=window)
+        dealt = num_dealt(workspace, num_requests, num_kv_heads, tiles, window=window)
         splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
         return tiles, dealt, dealt > 0 or splits > 1, num_requests <= EARLY_REQUESTS
 

@@ -3,7 +3,6 @@ import torch
 
 from models.forward_context import AttentionWorkspace
 from models.ops.triton.attention.configurations import (
-    EARLY_REQUESTS,
     LANES,
     MANY_INVARIANT_PAIRS,
     MAX_PARTIALS,
@@ -65,15 +64,55 @@ def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cac
         assert all(tiles.keys % LANES == 0 for tiles in all_tiles)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_keys_are_shared_by_no_fewer_programs_than_there_are_requests():
+    for num_requests in range(1, 2000):
+        tiles = decode_tiles(
+            torch.bfloat16,
+            torch.bfloat16,
+            128,
+            num_requests=num_requests,
+            num_heads=4,
+            num_kv_heads=1,
+        )
+        assert tiles.num_programs == 0 or tiles.num_programs >= num_requests
+
+
+def dealt_of(num_requests, num_kv_heads, *, dtype=torch.bfloat16, cache_dtype=None, head_dim=128):
+    heads = {"num_heads": 4 * num_kv_heads, "num_kv_heads": num_kv_heads}
+    cache_dtype = cache_dtype or dtype
+    tiles = decode_tiles(dtype, cache_dtype, head_dim, num_requests=num_requests, **heads)
+    return num_dealt(workspace_of(**heads), num_requests, num_kv_heads, tiles, window=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("num_kv_heads", [1, 8, 32])
+def test_parts_of_an_fp8_cache_are_not_dealt(num_kv_heads, head_dim, dtype):
+    options = {"dtype": dtype, "cache_dtype": torch.float8_e4m3fn, "head_dim": head_dim}
+    assert not any(
+        dealt_of(num_requests, num_kv_heads, **options) for num_requests in range(1, 600)
+    )
+
+
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
-def test_results_of_dealt_parts_never_outgrow_their_workspace(cache_dtype, num_kv_heads):
+def test_parts_are_dealt_from_few_requests_on(num_kv_heads):
+    for num_requests in range(1, 600):
+        pairs = num_requests * num_kv_heads
+        assert (dealt_of(num_requests, num_kv_heads) > 0) == (num_requests > 4 and pairs > 16)
+        assert (dealt_of(num_requests, num_kv_heads, head_dim=256) > 0) == (pairs > 256)
+        assert dealt_of(num_requests, num_kv_heads, dtype=torch.float32) == 0
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
+def test_results_of_dealt_parts_never_outgrow_their_workspace(num_kv_heads, head_dim):
     heads = {"num_heads": 4 * num_kv_heads, "num_kv_heads": num_kv_heads}
     for num_requests in range(1, 600):
-        tiles = decode_tiles(torch.bfloat16, cache_dtype, 128, num_requests=num_requests, **heads)
-        requests = (workspace_of(**heads), num_requests, num_kv_heads, cache_dtype, tiles)
+        tiles = decode_tiles(
+            torch.bfloat16, torch.bfloat16, head_dim, num_requests=num_requests, **heads
+        )
+        requests = (workspace_of(**heads), num_requests, num_kv_heads, tiles)
         dealt = num_dealt(*requests, window=0)
-        assert (dealt > 0) == (num_requests > EARLY_REQUESTS)
         # Each part that is not a sequence's first comes with at most one that is.
         assert 2 * dealt * num_kv_heads <= MAX_PARTIALS
         # A window of one part has nothing to deal.
@@ -104,7 +143,7 @@ def test_a_short_window_is_held_and_not_split(num_requests, window, is_held):
     )
     requests = (workspace_of(64, 8), num_requests)
     splits = num_splits(*requests, *heads.values(), torch.bfloat16, tiles)
-    dealt = num_dealt(*requests, 8, torch.bfloat16, tiles, window=window)
+    dealt = num_dealt(*requests, 8, tiles, window=window)
     assert (tiles.most_partials == 1) == is_held
     assert not is_held or (splits == 1 and dealt == 0 and tiles.held_keys >= window)
 
@@ -116,16 +155,12 @@ def test_few_requests_hold_keys_and_make_fewer_partial_results(cache_dtype):
     for num_requests in range(1, 65):
         tiles = decode_tiles(torch.bfloat16, cache_dtype, 128, num_requests=num_requests, **heads)
         splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
-        dealt = num_dealt(workspace, num_requests, 8, cache_dtype, tiles, window=0)
         if num_requests <= 8:
             assert tiles.held_keys > 0
             most = 512 if cache_dtype.itemsize == 1 else 256
-        elif cache_dtype.itemsize == 1:
-            most = 1024
         else:
-            most = 128 if num_requests <= 16 else 256
-        assert splits == max(1, min(MAX_SPLITS, most // (8 * num_requests)))
-        assert dealt in (0, most // 8)
+            most = 1024 if cache_dtype.itemsize == 1 else 512
+        assert splits == min(MAX_SPLITS, most // (8 * num_requests))
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
