@@ -66,14 +66,14 @@ def _note(notes, place, value):
 
 @gluon.constexpr_function
 def is_packed(group):
-    """Whether rows of queries have no padding, as it would be more than an eighth of them.
+    """Whether rows of queries have no padding, as it would be more than a fifth of them.
 
     The copy engine pads: its boxes are powers of two. A warp that copies packed rows itself takes
     longer. 2048 and 8192 tokens of 40 heads in groups of 5 took 101 and 1,092 us packed, 131 and
     1,635 padded; 28 heads in groups of 7 took 85.5 and 898 packed, 70.8 and 824 padded (H100,
     heads of 128, 2026-11).
     """
-    return 8 * group < 7 * (1 << (group - 1).bit_length())
+    return 5 * group < 4 * (1 << (group - 1).bit_length())
 
 
 @gluon.constexpr_function
