@@ -64,6 +64,62 @@ def check(case: AttentionCase) -> None:
     assert_rows_close(run(case), expected)
 
 
+LONG_BATCHES = {
+    "draft": ([5], [9005]),
+    "drafts": ([3] * 6, [16003, 700, 1030, 3, 5000, 1027]),
+    "chunk": ([200], [5200]),
+    "mixed": ([1, 4, 150, 0, 33], [40, 12000, 150, 0, 2056]),
+}
+"""Few queries after many keys."""
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The parts of each split tile of every step."""
+    kernels = pytest.importorskip("models.ops.triton.attention.prefill_attention")
+    hopper = pytest.importorskip("models.ops.triton.attention.hopper_attention")
+    noted, add = [], hopper.add_parts
+
+    def add_parts(q, output, shared, **options):
+        add(q, output, shared, **options)
+        lines = shared.plan[1 : 1 + shared.plan[0, 0]] if shared.num_shares > 0 else ()
+        noted.append([line[0] for line in (lines.tolist() if len(lines) else []) if line[0] > 0])
+
+    for module in (kernels, hopper):
+        monkeypatch.setattr(module, "add_parts", add_parts)
+    return noted
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 4000, "has_sinks": True}], ids=str)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("batch", LONG_BATCHES.values(), ids=LONG_BATCHES)
+def test_programs_share_the_keys_of_few_tiles(batch, heads, options, parts):
+    check(make_case(*batch, heads, dtype=torch.bfloat16, device="cuda", **options))
+    # 32 kv heads fill the GPU without parts.
+    assert len(parts) == 1
+    assert all(number > 1 for number in parts[0])
+    assert len(parts[0]) > 0 or batch == LONG_BATCHES["chunk"]
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 1500, "has_sinks": True}], ids=str)
+@pytest.mark.parametrize("head_dim", [96, 256])
+@pytest.mark.parametrize("batch", LONG_BATCHES.values(), ids=LONG_BATCHES)
+def test_programs_share_the_keys_of_tiles_with_other_heads(batch, head_dim, options, parts):
+    heads = Heads(num_heads=8, num_kv_heads=4, head_dim=head_dim)
+    case = make_case(*batch, heads, dtype=torch.bfloat16, device="cuda", **options)
+    assert_rows_close(case.run(), case.exact().run())
+    assert len(parts) == 1
+    assert max(parts[0]) > 1
+
+
+def test_shared_tiles_repeat_bit_for_bit(parts):
+    case = make_case(*LONG_BATCHES["drafts"], QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+    output = run(case)
+    for _ in range(20):
+        assert torch.equal(run(case), output)
+    assert all(len(each) > 0 for each in parts)
+
+
 @DTYPES
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)

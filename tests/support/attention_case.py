@@ -16,7 +16,11 @@ from models.kv_cache import KVCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.operands.head_transform import HeadTransform
-from models.ops.triton.attention.configurations import MAX_PARTIALS
+from models.ops.triton.attention.configurations import (
+    MAX_PARTIALS,
+    MAX_TILE_PARTS,
+    ROWS_OF_TILE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +270,7 @@ def scattered_blocks(seq_lens, block_size, generator, device):
 def make_workspace(heads, device):
     """Returns a workspace on any device; its partial results are poisoned."""
     num_partials = MAX_PARTIALS * (heads.num_heads // heads.num_kv_heads)
+    num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE)
     return AttentionWorkspace(
         partials=torch.full((num_partials * heads.head_dim,), torch.nan, device=device),
         lse=torch.full((num_partials,), torch.nan, device=device),

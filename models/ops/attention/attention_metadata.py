@@ -13,7 +13,12 @@ from models.forward_context import (
 from models.kv_cache import CacheSpec, LatentCacheSpec
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.kernel_choice import has_kernels
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
+from models.ops.triton.attention.configurations import (
+    MAX_LATENT_PARTIALS,
+    MAX_PARTIALS,
+    MAX_TILE_PARTS,
+    ROWS_OF_TILE,
+)
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -98,6 +103,8 @@ def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> Attent
         num_partials, size = MAX_LATENT_PARTIALS * spec.num_heads, spec.latent_dim
     else:
         num_partials = MAX_PARTIALS * (spec.num_heads // spec.num_kv_heads)
+        if not is_batch_invariant():
+            num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE)
         size = spec.head_dim
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),

@@ -27,6 +27,13 @@ In bf16, 1024 took 23.8 us instead of 17.7 for 32 requests of 256 tokens; 256 to
 32 requests of 4096 tokens (H200, 8 kv heads of dimension 128, 2026-11).
 """
 
+ROWS_OF_TILE = 128
+"""Rows of a tile of queries of hopper_attention."""
+
+MAX_TILE_PARTS = 132
+"""Most parts of tiles that programs of hopper_attention share, the size of the workspace: one for
+each multiprocessor of an H200."""
+
 EARLY_REQUESTS = 2
 """Up to this many single-token requests, the next kernel may start when the queries are loaded,
 before the keys are."""

@@ -20,13 +20,14 @@ from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_copies import (
     CHUNK_DIMS,
-    NUM_NOTES,
     arrivals_of_queries,
     copy_all,
     is_packed,
+    num_notes,
     rows_of_token,
 )
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
+from models.ops.triton.attention.tile_parts import add_parts, parts_of, share_tiles
 from models.ops.triton.launching.dependent_launch import launch_options, let_next_start
 from models.ops.triton.launching.launch import Launch
 
@@ -37,7 +38,9 @@ COMPUTING_REGISTERS = gl.constexpr(224)
 COPYING_REGISTERS = gl.constexpr(56)
 """Registers per thread of each part: two computing parts and one copying part use 504 of 512."""
 
-_METADATA = ["table_stride", "num_requests", "min_queries", "output_scale_stride"]
+_METADATA = [
+    "table_stride", "num_requests", "min_queries", "num_shares", "output_scale_stride",
+]  # fmt: skip
 
 
 @gluon.jit
@@ -62,8 +65,9 @@ def _spare_layout():
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, output_scale_ptr, ticket_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, table_stride,
-    num_requests, min_queries, output_scale_stride, scale_log2,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, partials_ptr,
+    lse_ptr, plan_ptr, table_stride, num_requests, min_queries, num_shares, output_scale_stride,
+    scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
     PART: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -77,11 +81,14 @@ def _hopper_attention_kernel(
     k_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
     v_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
     notes = gl.allocate_shared_memory(
-        gl.int32, [SLOTS * NUM_NOTES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+        gl.int32,
+        [SLOTS * num_notes(plan_ptr is not None), 1],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
     )
     q_ring = (q_tiles, notes, _barriers(SLOTS, arrivals_of_queries(GROUP)), _barriers(SLOTS, 2))
     k_ring = (k_tiles, _barriers(STAGES, 1))
     v_ring = (v_tiles, _barriers(STAGES, 1))
+    parts = (partials_ptr, lse_ptr)
     outputs = (output_ptr, output_scale_ptr, output_scale_stride)
     released = _barriers(STAGES, 2)
     cleared = _barriers(1, 1).index(0)
@@ -93,17 +100,17 @@ def _hopper_attention_kernel(
     gl.warp_specialize(
         [
             (attend_all, (
-                gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, parts,
+                sinks_ptr, scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (attend_all, (
-                gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr,
-                scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, parts,
+                sinks_ptr, scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
                 k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr,
-                table_stride, num_requests, min_queries,
+                plan_ptr, table_stride, num_requests, min_queries, num_shares,
                 NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW, HAS_READY, DEPENDENT,
             )),
         ],
@@ -151,15 +158,27 @@ def hopper_attention(
         num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, part,
         is_ready is not None, q.device,
     )  # fmt: skip
-    num_programs = min(_num_multiprocessors(q.device), most_tiles * num_kv_heads)
+    num_programs = _num_multiprocessors(q.device)
+    shared = None
+    if part == 0:
+        shared = share_tiles(
+            metadata, num_tokens=num_tokens, num_kv_heads=num_kv_heads, rows_of_token=heads,
+            num_programs=num_programs, head_dim=head_dim,
+        )  # fmt: skip
+    if shared is None or shared.num_shares == 0:
+        num_programs = min(num_programs, most_tiles * num_kv_heads)
     launch(
         (num_programs, 1, 1),
         queries, new_k, new_v, k_cache, v_cache, output, output_scale, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.seq_lens if is_ready is None else is_ready,
+        *parts_of(shared),
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], min_queries,
+        None if shared is None else shared.num_shares,
         0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
     )  # fmt: skip
+    if shared is not None:
+        add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
 
 
 def _described(x: torch.Tensor, box: list[int]) -> TensorDescriptor:

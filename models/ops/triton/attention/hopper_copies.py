@@ -5,57 +5,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from models.ops.triton.attention.hopper_pieces import (
+    NO_UNIT,
+    keys_of_part,
+    note_part,
+    parts_of_each_key,
+    parts_of_tile,
+    request_of_unit,
+)
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 
 CHUNK_DIMS = gl.constexpr(64)
 """Most dimensions of a head in one copy: rows of 128 bytes (CUDA C++ Programming Guide)."""
 
-NUM_NOTES = gl.constexpr(7)
-"""Integers that describe a piece of work: _announce writes them, attend_all reads them."""
+_NOTES = gl.constexpr(7)
+_NOTES_OF_PART = gl.constexpr(10)
 
 _GATHERED_ROWS = gl.constexpr(16)
 """Rows of queries that the warp copies together."""
-
-_SEEN_AT_ONCE = gl.constexpr(256)
-"""Requests that the warp reads together."""
-
-_NO_TILE = gl.constexpr(2**30)
-"""A tile that follows all others."""
-
-
-@gluon.jit
-def _add(first, second):
-    return first + second
-
-
-@gluon.jit
-def _request_of_tile(
-    tile, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES: gl.constexpr,
-    HAS_READY: gl.constexpr,
-):  # fmt: skip
-    """Returns a tile's request and that request's first tile; for _NO_TILE, the number of tiles.
-
-    Requests to skip have no tiles. All lanes search, as every piece begins so.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [1], [0])
-    request = 0
-    first_tile = 0
-    num_before = 0
-    for first in range(0, num_requests, _SEEN_AT_ONCE):
-        requests = first + gl.arange(0, _SEEN_AT_ONCE, layout)
-        is_request = requests < num_requests
-        starts = gl.load(query_start_ptr + requests, mask=is_request, other=0)
-        num_queries = gl.load(query_start_ptr + requests + 1, mask=is_request, other=0) - starts
-        is_mine = is_request & (num_queries >= min_queries)
-        if HAS_READY:
-            is_mine = is_mine & (gl.load(is_ready_ptr + requests, mask=is_request, other=0) != 0)
-        counts = gl.where(is_mine, (num_queries + QUERIES - 1) // QUERIES, 0)
-        ends = num_before + gl.associative_scan(counts, 0, _add)
-        is_earlier = is_request & (ends <= tile)
-        request += gl.sum(is_earlier.to(gl.int32), 0)
-        first_tile = gl.maximum(first_tile, gl.max(gl.where(is_earlier, ends, 0), 0))
-        num_before += gl.sum(counts, 0)
-    return request, first_tile
 
 
 @gluon.jit
@@ -65,15 +32,24 @@ def _note(notes, place, value):
 
 
 @gluon.constexpr_function
+def num_notes(is_shared):
+    """Returns how many integers describe a piece of work.
+
+    _announce writes them, attend_all reads them. is_shared: a piece may be a part of others' keys.
+    """
+    return _NOTES_OF_PART if is_shared else _NOTES
+
+
+@gluon.constexpr_function
 def is_packed(group):
-    """Whether rows of queries have no padding, as it would be more than an eighth of them.
+    """Whether rows of queries have no padding, as it would be more than a fifth of them.
 
     The copy engine pads: its boxes are powers of two. A warp that copies packed rows itself takes
     longer. 2048 and 8192 tokens of 40 heads in groups of 5 took 101 and 1,092 us packed, 131 and
     1,635 padded; 28 heads in groups of 7 took 85.5 and 898 packed, 70.8 and 824 padded (H100,
     heads of 128, 2026-11).
     """
-    return 8 * group < 7 * (1 << (group - 1).bit_length())
+    return 5 * group < 4 * (1 << (group - 1).bit_length())
 
 
 @gluon.constexpr_function
@@ -122,16 +98,20 @@ def _gather_queries(
 @gluon.jit
 def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
-    first_query, new_k, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    first_query, part, num_parts, place, new_k, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    IS_SHARED: gl.constexpr,
 ):  # fmt: skip
     """Loads a piece's queries, half of the rows for each warpgroup, and writes its notes."""
     tiles, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
-    values = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
-    for i in gl.static_range(NUM_NOTES):
-        _note(notes, slot * NUM_NOTES + i, values[i])
+    values = (
+        first, end, kv_head, query_start, num_queries, num_cached, first_query, part, num_parts,
+        place,
+    )  # fmt: skip
+    for i in gl.static_range(num_notes(IS_SHARED)):
+        _note(notes, slot * num_notes(IS_SHARED) + i, values[i])
     if is_packed(GROUP):
         _gather_queries(
             tiles, slot, full.index(slot), queries, kv_head, query_start, num_queries, first_query,
@@ -153,14 +133,14 @@ def _announce(
 
 
 @gluon.jit
-def _announce_end(q_ring, number, GROUP: gl.constexpr):
+def _announce_end(q_ring, number, GROUP: gl.constexpr, IS_SHARED: gl.constexpr):
     """Announces a piece without keys, which ends the work."""
     _, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
-    for i in gl.static_range(NUM_NOTES):
-        _note(notes, slot * NUM_NOTES + i, 0)
+    for i in gl.static_range(num_notes(IS_SHARED)):
+        _note(notes, slot * num_notes(IS_SHARED) + i, 0)
     mbarrier.arrive(full.index(slot), count=arrivals_of_queries(GROUP))
 
 
@@ -298,47 +278,74 @@ def _copy_piece(
 @gluon.jit
 def copy_all(
     q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v, k_cache, v_cache,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, table_stride, num_requests,
-    min_queries,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, plan_ptr, table_stride,
+    num_requests, min_queries, num_shares,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     WINDOW: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Loads pieces of work until there are none left: hopper_attention.
 
-    A piece is a tile of queries and a kv head. A free program draws the next ticket, and the one
-    that draws the last resets the counter. A piece without keys ends the warpgroups.
+    A piece is a tile of queries and a kv head; with a plan, a part of its keys. A free program
+    draws the next ticket, and the one that draws the last resets the counter. A piece without keys
+    ends the warpgroups.
     """
     QUERIES: gl.constexpr = 2 * q_ring[0].shape[1] // rows_of_token(GROUP)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
+    IS_SHARED: gl.constexpr = plan_ptr is not None
     wait_for_previous(DEPENDENT)
-    _, num_tiles = _request_of_tile(
-        _NO_TILE, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
-    )
-    num_pieces = num_tiles * NUM_KV_HEADS
+    parts_of_key = 0.0
+    if IS_SHARED:
+        parts_of_key = parts_of_each_key(
+            query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries, num_shares,
+            NUM_KV_HEADS, QUERIES, KEYS, WINDOW, HAS_READY,
+        )  # fmt: skip
+    _, num_units, num_split = request_of_unit(
+        NO_UNIT, query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries,
+        parts_of_key, QUERIES, WINDOW, HAS_READY, IS_SHARED,
+    )  # fmt: skip
+    num_pieces = num_units * NUM_KV_HEADS
     work = gl.program_id(0)
+    if IS_SHARED:
+        gl.store(plan_ptr, num_split * NUM_KV_HEADS, mask=work == 0)
     num_announced = 0
     num_copied = 0
     num_cleared = 0
     while work < num_pieces:
         # The last tiles of a chunk have the most keys; they start first.
-        tile = num_tiles - 1 - work // NUM_KV_HEADS
+        unit = num_units - 1 - work // NUM_KV_HEADS
         kv_head = work % NUM_KV_HEADS
-        request, first_tile = _request_of_tile(
-            tile, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
-        )
+        request, first_unit, num_before = request_of_unit(
+            unit, query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries,
+            parts_of_key, QUERIES, WINDOW, HAS_READY, IS_SHARED,
+        )  # fmt: skip
         query_start = gl.load(query_start_ptr + request)
         num_queries = gl.load(query_start_ptr + request + 1) - query_start
         # Dummy requests have no keys; give them as many as queries.
         seq_len = gl.maximum(gl.load(seq_lens_ptr + request), num_queries)
         num_cached = seq_len - num_queries
-        first_query = (tile - first_tile) * QUERIES
+        tile = unit - first_unit
+        part = 0
+        num_parts = 1
+        if IS_SHARED:
+            num_parts = parts_of_tile(num_cached, parts_of_key, WINDOW)
+            part = tile % num_parts
+            tile = tile // num_parts
+        first_query = tile * QUERIES
         first = 0
         if WINDOW > 0:
             first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
         end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
+        place = 0
+        if IS_SHARED:
+            place = num_before * NUM_KV_HEADS + (tile * NUM_KV_HEADS + kv_head) * num_parts
+            note_part(
+                plan_ptr, place, part, num_parts, query_start + first_query,
+                gl.minimum(num_queries - first_query, QUERIES), kv_head,
+            )  # fmt: skip
+            first, end = keys_of_part(part, num_parts, first, end, KEYS)
         _announce(
             q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
-            num_cached, first_query, new_k, NUM_KV_HEADS, GROUP,
+            num_cached, first_query, part, num_parts, place, new_k, NUM_KV_HEADS, GROUP, IS_SHARED,
         )  # fmt: skip
         num_announced += 1
         num_copied, num_cleared = _copy_piece(
@@ -351,4 +358,4 @@ def copy_all(
         if ticket == num_pieces - 1:
             gl.store(ticket_ptr, 0)
         work = gl.num_programs(0) + ticket
-    _announce_end(q_ring, num_announced, GROUP)
+    _announce_end(q_ring, num_announced, GROUP, IS_SHARED)

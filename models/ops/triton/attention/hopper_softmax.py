@@ -12,8 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from models.number_formats import FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import LANES
-from models.ops.triton.attention.hopper_copies import NUM_NOTES, is_packed, rows_of_token
+from models.ops.triton.attention.hopper_copies import is_packed, num_notes, rows_of_token
 from models.ops.triton.attention.online_softmax import MARGIN
+from models.ops.triton.attention.tile_parts import ROWS_OF_PART
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 
 _LOG2_E = gl.constexpr(LOG2_E)
@@ -40,7 +41,7 @@ def _whole_power(exponent, dtype: gl.constexpr):
 
 @gluon.jit
 def _before_keys(
-    head, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    head, is_first, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr,
     IS_EXACT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Returns the highest score and the total of rows before they see any key."""
@@ -55,6 +56,10 @@ def _before_keys(
         else:
             highest = sinks * _LOG2_E
             total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, layout))
+            if is_first is not None:
+                # Of several parts of the keys the first one has the sink.
+                highest = gl.where(is_first, highest, -1e30)
+                total = gl.where(is_first, total, 0.0)
     return highest, total
 
 
@@ -235,13 +240,14 @@ def _attend_parts(
 @gluon.jit
 def _attend(
     half: gl.constexpr, q, k_ring, v_ring, released, spares, num_tiles, first, end, first_position,
-    sinks_ptr, scale_log2,
+    is_first, sinks_ptr, scale_log2,
     GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
-    num_tiles counts the tiles of keys so far. PART > 0: each part of PART keys, by position, has a
-    softmax of its own.
+    is_first: whether these are a tile's first keys; None: they are all. Unless None, the base-2
+    logarithms of the sums of exponentials are beside the attention. num_tiles counts tiles of keys.
+    PART > 0: each part of PART keys, by position, has a softmax of its own.
     """
     KEYS: gl.constexpr = v_ring[0].shape[1]
     STAGES: gl.constexpr = v_ring[0].shape[0]
@@ -250,7 +256,7 @@ def _attend(
     HEADS: gl.constexpr = rows_of_token(GROUP)
     positions = first_position + rows // HEADS
     highest, total = _before_keys(
-        rows % HEADS, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
+        rows % HEADS, is_first, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
     )
     scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
     mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
@@ -267,7 +273,36 @@ def _attend(
             q, scores, highest, total, k_ring, v_ring, released, spare, num_tiles, first, end,
             first_position, positions, scale_log2, WINDOW, PART, HAS_SINKS,
         )  # fmt: skip
-    return acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None], num_tiles
+    if is_first is not None:
+        # A row may see no key of a part; its lse is that of a row that sees none at all.
+        total = gl.where(total > 0.0, total, 1.0)
+    mean = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
+    results = (mean,)
+    if is_first is not None:
+        results = (mean, highest + gl.log2(total))  # type: ignore[assignment]
+    return results, num_tiles
+
+
+@gluon.jit
+def _write_part(
+    half: gl.constexpr, results, parts, place, num_parts, part, num_tokens, GROUP: gl.constexpr
+):
+    """Stores a warpgroup's results for one part of the keys, as tile_parts reads them."""
+    acc, lse = results
+    partials_ptr, lse_ptr = parts
+    HEAD_DIM: gl.constexpr = acc.shape[1]
+    rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, acc.type.layout))
+    HEADS: gl.constexpr = rows_of_token(GROUP)
+    token = rows // HEADS
+    head = rows % HEADS
+    in_rows = (token < num_tokens) & (head < GROUP)
+    at = place * ROWS_OF_PART + (token * num_parts + part) * GROUP + head
+    gl.store(
+        partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], acc,
+        mask=in_rows[:, None] & (dims < HEAD_DIM)[None, :],
+    )  # fmt: skip
+    gl.store(lse_ptr + at, gl.convert_layout(lse, rows.type.layout), mask=in_rows)
 
 
 @gluon.jit
@@ -305,13 +340,16 @@ def _write(
 
 @gluon.jit
 def attend_all(
-    half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, sinks_ptr, scale_log2,
+    half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, parts, sinks_ptr,
+    scale_log2,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WINDOW: gl.constexpr,
     HAS_SINKS: gl.constexpr, PART: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
     SLOTS: gl.constexpr = q_full.shape[0]
+    IS_SHARED: gl.constexpr = parts[0] is not None
+    NUM_NOTES: gl.constexpr = num_notes(IS_SHARED)
     number = 0
     num_tiles = 0
     wait_for_previous(DEPENDENT)
@@ -329,15 +367,30 @@ def attend_all(
         if is_packed(GROUP):
             # Its lanes copied the queries, which tensor cores read as the copy engine writes.
             fence_async_shared()
-        acc, num_tiles = _attend(
+        is_first = None
+        if IS_SHARED:
+            is_first = _read(notes, slot * NUM_NOTES + 7) == 0
+        results, num_tiles = _attend(
             half, q, k_ring, v_ring, released, spares, num_tiles, first, end,
-            num_cached + first_query, sinks_ptr + kv_head * GROUP, scale_log2,
+            num_cached + first_query, is_first, sinks_ptr + kv_head * GROUP, scale_log2,
             GROUP, WINDOW, HAS_SINKS, PART,
         )  # fmt: skip
-        q.store(acc.to(q.dtype))
-        _write(
-            half, q, outputs, query_start, first_query, num_queries, kv_head, NUM_KV_HEADS, GROUP
-        )
+        num_parts = 1
+        if IS_SHARED:
+            # Read now, not kept beside sums.
+            num_parts = _read(notes, slot * NUM_NOTES + 8)
+        if IS_SHARED and num_parts > 1:
+            part = _read(notes, slot * NUM_NOTES + 7)
+            place = _read(notes, slot * NUM_NOTES + 9)
+            _write_part(
+                half, results, parts, place, num_parts, part, num_queries - first_query, GROUP
+            )
+        else:
+            q.store(results[0].to(q.dtype))
+            _write(
+                half, q, outputs, query_start, first_query, num_queries, kv_head,
+                NUM_KV_HEADS, GROUP,
+            )  # fmt: skip
         # The copy engine writes there next.
         fence_async_shared()
         mbarrier.arrive(q_empty.index(slot), count=1)

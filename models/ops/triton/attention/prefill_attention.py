@@ -16,6 +16,14 @@ from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.attention.store_heads import store_heads
+from models.ops.triton.attention.tile_parts import (
+    LEAST_PART,
+    NUM_PLANNED,
+    add_parts,
+    parts_of,
+    split_tiles,
+    write_part,
+)
 from models.ops.triton.attention.widened_cache import widen
 from models.ops.triton.launching.copy_engine import aligned_heads
 from models.ops.triton.launching.dependent_launch import (
@@ -32,7 +40,7 @@ _PROGRAMS_OF_REST = 32
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
-    "min_queries", "num_tiles", "output_scale_stride",
+    "min_queries", "num_tiles", "num_splits", "output_scale_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -53,17 +61,65 @@ def _place_of(
 
 
 @triton.jit
+def _part_of_tile(
+    request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr, query_start_ptr,
+    plan_ptr, NUM_KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Returns the place of a tile's results, the part of the program, and the tile's parts.
+
+    Writes the program's line of the plan, if programs share tiles.
+    """
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    num_cached = tl.load(seq_lens_ptr + request) - num_queries
+    if WINDOW > 0:
+        num_cached = tl.minimum(num_cached, WINDOW)
+    num_parts = tl.maximum(tl.minimum(num_cached // LEAST_PART, num_splits), 1)
+    part = tl.program_id(2)
+    place = (tile * NUM_KV_HEADS + kv_head) * num_splits
+    line_ptr = plan_ptr + (1 + place + part) * NUM_PLANNED
+    is_written = is_mine & (part == 0) & (num_parts > 1)
+    is_shared = num_splits > 1
+    tl.store(line_ptr, tl.where(is_written, num_parts, 0), mask=is_shared)
+    tl.store(line_ptr + 1, query_start + first_query, mask=is_shared)
+    tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, QUERIES), mask=is_shared)
+    tl.store(line_ptr + 3, kv_head, mask=is_shared)
+    num_places = tl.num_programs(0) * tl.num_programs(1) * num_splits
+    tl.store(plan_ptr, num_places, mask=is_shared & (place + part == 0))
+    return place, part, num_parts
+
+
+@triton.jit
+def _keys_of_part(part, num_parts, diagonal, end, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+    """Returns a part's first key, the first one that needs a mask, and the end of its keys.
+
+    Each query sees the first keys of every part, as parts are much longer than a tile.
+    """
+    first = 0
+    if WINDOW > 0:
+        first = diagonal
+    num_key_tiles = tl.cdiv(end - first, KEYS)
+    start = first + part * num_key_tiles // num_parts * KEYS
+    end = tl.minimum(first + (part + 1) * num_key_tiles // num_parts * KEYS, end)
+    return start, tl.minimum(tl.maximum(start, diagonal), end), end
+
+
+@triton.jit
 def _attend_tile(
     request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v,
     new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, sinks_ptr, table_stride, output_scale_stride, scale_log2,
+    query_start_ptr, sinks_ptr, partials_ptr, lse_ptr, place, part, num_parts, table_stride,
+    output_scale_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    HAS_PARTS: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
+    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+
+    HAS_PARTS: to one of num_parts parts of them, whose results go to `place` if there are several.
+    """
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_cached = 0  # which the compiler makes use of
@@ -87,17 +143,23 @@ def _attend_tile(
         sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
         highest = sinks.to(tl.float32) * _LOG2_E
         total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
+        if HAS_PARTS:
+            highest = tl.where(part == 0, highest, float("-inf"))
+            total = tl.where(part == 0, total, 0.0)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
     diagonal = (num_cached + first_query + 1) // KEYS * KEYS
     end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
     if WINDOW > 0:
         # From the first query's first key on, any tile may need the mask of a query's window.
         diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+    start = 0
+    if HAS_PARTS:
+        start, diagonal, end = _keys_of_part(part, num_parts, diagonal, end, KEYS, WINDOW)
     if HAS_PREFIX:
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         if WINDOW == 0:
             acc, highest, total = attend_keys(
-                q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr,
+                q, acc, highest, total, start, diagonal, positions, table_ptr, k_ptr, v_ptr,
                 k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
                 SOFT_CAP,
@@ -122,16 +184,26 @@ def _attend_tile(
         )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    at_scales = (kv_head * GROUP + head) * output_scale_stride + token
-    store_heads(acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows, q.dtype)
+    if HAS_PARTS and num_parts > 1:
+        at_rows = place * (QUERIES * PADDED_GROUP)
+        at_rows += ((queries - first_query) * num_parts + part) * GROUP + head
+        write_part(
+            acc, highest + tl.log2(total), at_rows, dims, in_tile, in_rows, partials_ptr, lse_ptr,
+            HEAD_DIM,
+        )  # fmt: skip
+    else:
+        at_scales = (kv_head * GROUP + head) * output_scale_stride + token
+        store_heads(
+            acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows, q.dtype
+        )
 
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
     output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
-    is_done_ptr, is_left_ptr, table_stride, num_requests, min_queries, num_tiles,
-    output_scale_stride, scale_log2,
+    is_done_ptr, is_left_ptr, partials_ptr, lse_ptr, plan_ptr, table_stride, num_requests,
+    min_queries, num_tiles, num_splits, output_scale_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
@@ -142,6 +214,7 @@ def _prefill_kernel(
 
     After another kernel it takes what that left, as few programs with all tiles: is_done_ptr is not
     0 for requests to skip, is_left_ptr whether there are others. Else both are None.
+    Unless partials_ptr is None, up to num_splits programs share the keys of a tile: tile_parts.
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
@@ -152,14 +225,22 @@ def _prefill_kernel(
         request, first_query, is_mine = _place_of(
             tile, seq_lens_ptr, query_start_ptr, num_requests, min_queries, QUERIES, HAS_PREFIX
         )
+        place, part, num_parts = 0, 0, 1
+        if partials_ptr is not None:
+            place, part, num_parts = _part_of_tile(
+                request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr,
+                query_start_ptr, plan_ptr, NUM_KV_HEADS, QUERIES, WINDOW,
+            )  # fmt: skip
+            is_mine = is_mine & (part < num_parts)
         if not is_mine:
             return
         _attend_tile(
             request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k,
             new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr,
-            seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride, output_scale_stride, scale_log2,
+            seq_lens_ptr, query_start_ptr, sinks_ptr, partials_ptr, lse_ptr, place, part, num_parts,
+            table_stride, output_scale_stride, scale_log2,
             NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS, BLOCK_D,
-            STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, SOFT_CAP,
+            STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, partials_ptr is not None, SOFT_CAP,
         )  # fmt: skip
     else:
         if tl.load(is_left_ptr) == 0:
@@ -173,10 +254,10 @@ def _prefill_kernel(
                 _attend_tile(
                     request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
                     new_k, new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr,
-                    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride,
-                    output_scale_stride, scale_log2,
+                    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, None, None, 0, 0, 1,
+                    table_stride, output_scale_stride, scale_log2,
                     NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS,
-                    BLOCK_D, STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, SOFT_CAP,
+                    BLOCK_D, STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, False, SOFT_CAP,
                 )  # fmt: skip
 
 
@@ -254,14 +335,24 @@ def prefill_attention(
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
         num_tiles = num_tokens // queries + num_requests
         num_programs = num_tiles if is_left is None else min(num_tiles, _PROGRAMS_OF_REST)
+        shared = None
+        if has_prefix and is_done is None:
+            shared = split_tiles(
+                metadata, num_tokens=num_tokens, num_pieces=num_tiles * num_kv_heads,
+                rows=queries * triton.next_power_of_2(num_heads // num_kv_heads), head_dim=head_dim,
+            )  # fmt: skip
+        num_splits = None if shared is None else max(1, shared.num_shares)
         launch(
-            (num_kv_heads, num_programs, 1),
+            (num_kv_heads, num_programs, num_splits or 1),
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, output_scale, metadata.block_tables, metadata.seq_lens,
             metadata.query_start_loc, q if sinks is None else sinks, is_done, is_left,
-            metadata.block_tables.stride(0), num_requests, min_queries, num_tiles,
-            0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
+            *parts_of(shared), metadata.block_tables.stride(0), num_requests, min_queries,
+            num_tiles, num_splits, 0 if output_scale is None else output_scale.stride(1),
+            scale * LOG2_E,
         )  # fmt: skip
+        if shared is not None:
+            add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
 
 
 @lru_cache

@@ -216,6 +216,57 @@ for room in (100, 5):
         assert_rows_close(output[is_left], case.exact_reading().run()[is_left])
 """
 
+SHARED_PROGRAM = """
+import sys
+import torch
+torch.set_num_threads(1)
+import triton.language as tl
+from models.ops.operands.rounded_activations import rounded_parts
+from models.ops.triton.attention import attention, prefill_attention, tile_parts
+from models.ops.triton.linear.fp8_linear import quantize
+from tests.support.attention_case import Heads, make_case
+from tests.support.tolerances import assert_rows_close
+
+# Shorter parts than on a GPU, as the interpreter takes long.
+prefill_attention.LEAST_PART = tile_parts.LEAST_PART = tl.constexpr(64)
+num_parts = []
+
+def add_parts(q, output, shared, **options):
+    add(q, output, shared, **options)
+    lines = shared.plan[1 : 1 + shared.plan[0, 0]] if shared.num_shares > 0 else shared.plan[:0]
+    num_parts.append(sorted(set(lines[:, 0].tolist())) if len(lines) else [])
+
+add, prefill_attention.add_parts = prefill_attention.add_parts, add_parts
+BATCH = [2, 1, 20, 3], [150, 30, 20, 330]
+for options, expected in (
+    ({}, [0, 2, 5]),
+    ({"sliding_window": 130, "has_sinks": True}, [0, 2]),
+    ({"soft_cap": 0.7, "has_fp8_cache": True}, [0, 2, 5]),
+):
+    case = make_case(*BATCH, Heads(num_heads=3, num_kv_heads=1, head_dim=12), **options)
+    output = torch.full(case.q.shape, torch.nan)
+    attention.attend(
+        case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+        case.sliding_window, case.sinks, case.q.shape[2] ** -0.5, case.soft_cap,
+    )
+    exact = case.exact_reading() if "has_fp8_cache" in options else case.exact()
+    assert_rows_close(output, exact.run())
+    assert num_parts.pop() == expected
+
+case = make_case([2], [150], Heads(num_heads=2, num_kv_heads=1, head_dim=128))
+outputs = []
+for rounds in (False, True):
+    output = torch.full(case.q.shape, torch.nan)
+    attention.attend(
+        case.q, case.k, case.v, output, case.cache, case.metadata, case.transform, None, None, 0.1,
+        0.0, rounds=rounds,
+    )
+    outputs.append(output)
+    assert num_parts.pop() == [0, 2]
+parts = zip(rounded_parts(outputs[1]), quantize(outputs[0].flatten(1), 128), strict=True)
+assert all(torch.equal(part.float(), each.float()) for part, each in parts)
+"""
+
 ROUNDED_PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -258,9 +309,10 @@ for batch, dtype, options in CASES:
         (FP8_CACHE_PROGRAM, ["float32"]),
         (FP8_CACHE_PROGRAM, ["float16"]),
         (WIDENED_PROGRAM, []),
+        (SHARED_PROGRAM, []),
         (ROUNDED_PROGRAM, []),
     ],
-    ids=["plain-32", "plain-16", "fp8-cache-32", "fp8-cache-16", "widened", "rounded"],
+    ids=["plain-32", "plain-16", "fp8-cache-32", "fp8-cache-16", "widened", "shared", "rounded"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program, arguments):
     run_interpreted(program, *arguments)
