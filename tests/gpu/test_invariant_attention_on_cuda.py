@@ -100,6 +100,32 @@ def test_a_row_has_the_same_bits_beside_others(heads, options, spans):
     check(make_sequence(heads, **options), [spans])
 
 
+@pytest.mark.parametrize("length", [100 * PART - 3, 150 * PART + 1])
+@pytest.mark.parametrize("heads", [HEADS["qwen3-8b"], HEADS["group-of-5"]], ids=["8b", "of-5"])
+def test_more_parts_than_programs_have_the_same_bits(heads, length):
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_rotation": False}
+    case = make_case([3], [length], heads, **options)
+    expected = case.run()
+    assert torch.equal(case.unsplit().run(), expected)
+    for last in range(3):
+        single = replace(
+            case,
+            q=case.q[last : last + 1],
+            k=case.k[last : last + 1],
+            v=case.v[last : last + 1],
+            positions=case.positions[last : last + 1],
+            metadata=replace(
+                case.metadata,
+                query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device="cuda"),
+                seq_lens=case.metadata.seq_lens - 2 + last,
+                slot_mapping=case.metadata.slot_mapping[last : last + 1],
+                max_seqlen_q=1,
+            ),
+        )
+        assert torch.equal(single.run()[0], expected[last])
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_other_dtypes_have_the_same_bits(dtype):
     check(make_sequence(HEADS["qwen3-8b"], dtype=dtype), STEPS.values())

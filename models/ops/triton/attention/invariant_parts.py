@@ -29,12 +29,12 @@ from models.ops.triton.launching.launch import Launch
 _LOG2_E = tl.constexpr(LOG2_E)
 _LANES = tl.constexpr(LANES)
 _MOST_SPLITS = 64
-"""Most programs that share the keys of a sequence."""
+"""Most programs that share the parts of a sequence."""
 _MOST_SPLIT_QUERIES = 8
 """Most queries of a request whose keys are shared."""
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
-    "num_splits", "split_queries", "most_partials",
+    "most_parts", "split_queries", "most_partials",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -139,7 +139,7 @@ def _queries_of(
 def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all queries and their merge
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
     query_start_ptr, sinks_ptr, partials_ptr, sums_ptr, counters_ptr,
-    table_stride, num_requests, num_splits, split_queries, most_partials, scale_log2,
+    table_stride, num_requests, most_parts, split_queries, most_partials, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -172,8 +172,8 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
         first_key = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
     first_part = first_key // PART
     num_parts = tl.cdiv(end, PART) - first_part
-    is_split = (num_queries <= split_queries) & (num_parts > 1) & (num_parts <= num_splits)
-    num_workers = tl.where(is_split, num_parts, 1)
+    is_split = (num_queries <= split_queries) & (num_parts > 1) & (num_parts <= most_parts)
+    num_workers = tl.where(is_split, tl.minimum(num_parts, tl.num_programs(2)), 1)
     if split >= num_workers:
         return
 
@@ -195,12 +195,10 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     )
     # Rows of a request's partial results: its queries' heads, for each part.
     pair = (request * NUM_KV_HEADS + kv_head).to(tl.int64)
-    at_sums = (pair * num_splits * split_queries + queries) * GROUP + head
+    at_sums = (pair * most_parts * split_queries + queries) * GROUP + head
     part_size = split_queries * GROUP
     # As a loop, so that there is one piece of code for the parts of all programs.
-    my_first = first_part + split
-    my_end = tl.where(is_split, my_first + 1, first_part + num_parts)
-    for part in range(my_first, my_end):
+    for part in range(first_part + split, first_part + num_parts, num_workers):
         part_acc, part_highest, part_total = _attend_part(
             q, tl.maximum(part * PART, first_key), tl.minimum((part + 1) * PART, end), diagonal,
             positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
@@ -208,7 +206,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
             IS_EXACT, QUERIES * PADDED_GROUP > 16,
         )  # fmt: skip
         if is_split:
-            at = at_sums + split * part_size
+            at = at_sums + (part - first_part) * part_size
             tl.store(partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], part_acc, mask=in_tile)
             tl.store(sums_ptr + at, part_highest, mask=in_rows)
             tl.store(sums_ptr + most_partials + at, part_total, mask=in_rows)
@@ -219,7 +217,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
         # All threads' stores come before the arrival that shows them to the last program.
         tl.debug_barrier()
         num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
-        if num_arrived == num_parts - 1:
+        if num_arrived == num_workers - 1:
             tl.store(counters_ptr + pair, 0)
             for part in range(num_parts):
                 at = at_sums + part * part_size
@@ -283,7 +281,7 @@ def attend_parts(
     # Beside longer chunks only single tokens are shared.
     split_queries = longest if longest <= _MOST_SPLIT_QUERIES else 1
     split_queries = min(split_queries, queries)
-    num_splits, most_partials = 1, 0
+    most_parts, most_partials = 1, 0
     # Without splits the kernel touches none of these three.
     partials, sums, counters = output, output, metadata.seq_lens
     if workspace is not None:
@@ -291,14 +289,13 @@ def attend_parts(
         most_partials = sums.numel() // 2
         room = partials.numel() // (num_requests * num_heads * split_queries * head_dim)
         room = min(room, most_partials // (num_requests * num_heads * split_queries))
-        num_splits = max(1, min(_MOST_SPLITS, room))
-        if num_requests * num_kv_heads > counters.numel():
-            num_splits = 1
+        if num_requests * num_kv_heads <= counters.numel():
+            most_parts = max(1, room)
     launch(
-        (num_kv_heads, num_tiles, num_splits),
+        (num_kv_heads, num_tiles, min(_MOST_SPLITS, most_parts)),
         q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables,
         metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
-        partials, sums, counters, metadata.block_tables.stride(0), num_requests, num_splits,
+        partials, sums, counters, metadata.block_tables.stride(0), num_requests, most_parts,
         split_queries, most_partials, scale * LOG2_E,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 from models.ops.batch_invariance import use_batch_invariance
+from models.ops.triton.attention import invariant_parts
 from models.ops.triton.attention.invariant_attention import attend
 from models.ops.triton.elementwise.rms_norm import rms_norm
 from models.ops.triton.elementwise.rotary import rotary
@@ -52,8 +53,12 @@ for batch, options in CASES:
     assert_rows_close(output[live], exact.run()[live])
     assert output[~live].count_nonzero() == 0
     assert case.metadata.workspace.counters.count_nonzero() == 0
-    # One program for all parts of the keys, or one for each part.
+    # One program for all parts of the keys, one for each part, or two for three parts.
     assert torch.equal(output, computed(case.unsplit()))
+    invariant_parts._MOST_SPLITS = 2
+    assert torch.equal(output, computed(case))
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    invariant_parts._MOST_SPLITS = 64
 """
 OTHERS_PROGRAM = """
 # One kernel for the norms, the rotation and the cache has the bits of three, in both its forms.
