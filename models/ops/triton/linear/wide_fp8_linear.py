@@ -41,7 +41,7 @@ from models.ops.triton.linear.fp8_operands import (
 )
 from models.ops.triton.linear.fp8_results import store_gated, store_sums
 from models.ops.triton.linear.row_block_scales import keep_row_scales
-from models.ops.triton.linear.tile_order import first_token_of, place_of
+from models.ops.triton.linear.tile_order import place_of
 from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS
 
 _GROUP_TOKENS = gl.constexpr(64)
@@ -60,8 +60,8 @@ _LOAD_REGISTERS = 40
 
 @gluon.jit
 def _load(
-    x, weight, ring, x_scale, num_tokens, counts, first_step, STEPS: gl.constexpr,
-    BLOCKED: gl.constexpr, DEPENDENT: gl.constexpr,
+    x, weight, ring, x_scale, counts, first_step, STEPS: gl.constexpr, BLOCKED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Loads the steps of all of the program's tiles, with the tokens' scales of blocks.
 
@@ -77,7 +77,6 @@ def _load(
     is_first = True
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         row_tile, token_tile = place_of(tile, counts)
-        token = first_token_of(token_tile, _TOKENS, num_tokens)
         for step in range(STEPS):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
@@ -88,10 +87,10 @@ def _load(
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
-            place = [token, depth]
+            place = [token_tile * _TOKENS, depth]
             tma.async_copy_global_to_shared(x, place, ready, xs.index(slot))
             if BLOCKED:
-                place = [first_step + step, token]
+                place = [first_step + step, token_tile * _TOKENS]
                 tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
             slot += 1
             if slot == SLOTS:
@@ -147,7 +146,7 @@ def _multiply(
     phase = 0
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         row_tile, token_tile = place_of(tile, counts)
-        token = first_token_of(token_tile, _TOKENS, num_tokens) + GROUP * _GROUP_TOKENS
+        token = token_tile * _TOKENS + GROUP * _GROUP_TOKENS
         output = row_tile * WIDTH
         if BLOCKED:
             row_block = output // DEPTH
@@ -244,9 +243,7 @@ def _wide_fp8_kernel(
                 ring, tables, operands, num_tokens, counts, first_step, 1, STEPS, NUM_OUTPUTS,
                 NUM_BLOCKS, ROWS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
             )),
-            (_load, (
-                x, weight, ring, x_scale, num_tokens, counts, first_step, STEPS, BLOCKED, DEPENDENT,
-            )),
+            (_load, (x, weight, ring, x_scale, counts, first_step, STEPS, BLOCKED, DEPENDENT)),
         ],
         [4, 1],
         [GROUP_REGISTERS, LOAD_REGISTERS],
