@@ -333,7 +333,7 @@ def test_local_embedding_is_the_references(num_tokens, hidden, dtype):
 
 
 def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):
-    for query_lens in ([1], [1] * 3, [1] * 200, [3, 1], [100, 1]):
+    for query_lens in ([1], [1] * 3, [1] * 200, [3, 1], [100, 1], [100] * 3):
         make_case(query_lens, [200] * len(query_lens), TINY, device="cuda").run()
     compiled = []
 

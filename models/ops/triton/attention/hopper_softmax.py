@@ -297,6 +297,9 @@ def _write_part(
     token = rows // HEADS
     head = rows % HEADS
     in_rows = (token < num_tokens) & (head < GROUP)
+    if is_packed(GROUP):
+        # The last rows are of a token of the next tile.
+        in_rows &= rows < 2 * ROWS // GROUP * GROUP
     at = place * ROWS_OF_PART + (token * num_parts + part) * GROUP + head
     gl.store(
         partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], acc,

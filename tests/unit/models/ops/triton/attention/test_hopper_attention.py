@@ -29,9 +29,9 @@ for num_heads, num_kv_heads in ((32, 8), (40, 8), (28, 4)):
                 case = make_case([length, 1, 0], [length, 1, 0], heads, dtype=torch.bfloat16)
                 case.run_into(torch.empty(case.q.shape, dtype=case.q.dtype))
 launches = [each for each in _launches if each._kernel.__name__ == "_hopper_attention_kernel"]
-builds = [build for each in launches for build in each._builds.values()]
+builds = {id(build): build for each in launches for build in each._builds.values()}
 assert len(builds) == 9
-for build in builds:
+for build in builds.values():
     assert build.metadata.launch_pdl
     code = machine_code(build.asm["cubin"])
     # The next kernel may start; each of the three parts waits for the kernels before.
