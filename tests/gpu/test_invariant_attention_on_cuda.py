@@ -10,8 +10,8 @@ from models.ops.triton.attention.configurations import (
     MOST_INVARIANT_PAIRS,
     PART,
     Tiles,
-    hopper_tiles,
 )
+from models.ops.triton.attention.hopper_configurations import hopper_tiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close

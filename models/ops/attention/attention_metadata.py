@@ -13,12 +13,8 @@ from models.forward_context import (
 from models.kv_cache import CacheSpec, LatentCacheSpec
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.kernel_choice import has_kernels
-from models.ops.triton.attention.configurations import (
-    MAX_LATENT_PARTIALS,
-    MAX_PARTIALS,
-    MAX_TILE_PARTS,
-    ROWS_OF_TILE,
-)
+from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
+from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.

@@ -6,7 +6,6 @@ from math import inf
 import torch
 
 from models.forward_context import AttentionWorkspace
-from models.ops.kernel_choice import HOPPER
 
 MAX_SPLITS = 32
 """Most parts of one sequence's keys; a power of two."""
@@ -26,13 +25,6 @@ In bf16, 1024 took 23.8 us instead of 17.7 for 32 requests of 256 tokens; 256 to
 41.9 for 8 of 4096. In 8 bits programs compute more per byte: 1024 took 82.9 us instead of 108 for
 32 requests of 4096 tokens (H200, 8 kv heads of dimension 128, 2026-11).
 """
-
-ROWS_OF_TILE = 128
-"""Rows of a tile of queries of hopper_attention."""
-
-MAX_TILE_PARTS = 132
-"""Most parts of tiles that programs of hopper_attention share, the size of the workspace: one for
-each multiprocessor of an H200."""
 
 EARLY_REQUESTS = 2
 """Up to this many single-token requests, the next kernel may start when the queries are loaded,
@@ -252,33 +244,6 @@ _INVARIANT_MANY 18.1, 62.5 and 119 (H100, 32 heads, 8 kv heads of 128, 2026-11).
 MOST_INVARIANT_PAIRS = 512
 """From more requests times kv heads on, _INVARIANT_MOST is faster."""
 
-_HOPPER = {
-    64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
-    128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
-}
-"""By head dimension; stages fill the shared memory."""
-
-_HOPPER_PARTS = {
-    (torch.bfloat16, 64): Tiles(rows=128, keys=128, num_warps=4, num_stages=4, is_exact=True),
-    (torch.bfloat16, 128): Tiles(rows=128, keys=128, num_warps=4, num_stages=2, is_exact=True),
-    (torch.float16, 64): Tiles(rows=128, keys=64, num_warps=4, num_stages=8, is_exact=True),
-    (torch.float16, 128): Tiles(rows=128, keys=64, num_warps=4, num_stages=4, is_exact=True),
-}
-"""The same in batch-invariant mode, by dtype and head dimension.
-
-Small weights lose bits in float16, so there each row must meet its highest scores as late as in
-_INVARIANT: the keys of its tiles. A prompt of 2048 tokens, one of 8192 and 2048 tokens after 6144
-took 77.4, 900 and 455 us, in tiles of 64 keys 76.9, 980 and 496, and with _HOPPER 66.8, 803 and 396
-(H100, 32 heads, 8 kv heads of 128, 2026-11). 16 prompts of 512 tokens took 202 us, in tiles of 64
-keys 187: too little for one more kernel (H200).
-"""
-
-_LEAST_HOPPER_BLOCK = 8
-"""Smallest block, in tokens, that fills whole rows of the copy engine's swizzle pattern."""
-
-_MOST_HOPPER_GROUP = 64
-"""Most query heads per kv head, by the rows of one warpgroup."""
-
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     """Returns the smallest counts of single-token requests that take other kernels, rising.
@@ -361,32 +326,6 @@ def invariant_tiles(
     if is_plain and num_pairs > MANY_INVARIANT_PAIRS:
         return _INVARIANT_MANY
     return _look_up(_INVARIANT, dtype, padded_head_dim)
-
-
-def hopper_tiles(
-    q: torch.Tensor,
-    cache_dtype: torch.dtype,
-    block_size: int,
-    num_kv_heads: int,
-    *,
-    has_parts: bool = False,
-) -> Tiles | None:
-    """Returns the tiles of hopper_attention; None if the kernel does not take such queries.
-
-    The kernel takes blocks of powers of two. has_parts: parts of the keys have a softmax each.
-    """
-    tiles = _HOPPER_PARTS.get((q.dtype, q.shape[2])) if has_parts else _HOPPER.get(q.shape[2])
-    if (
-        tiles is None
-        or q.dtype not in (torch.float16, torch.bfloat16)
-        or cache_dtype is not q.dtype
-        or q.shape[1] // num_kv_heads > _MOST_HOPPER_GROUP
-        or block_size < _LEAST_HOPPER_BLOCK
-        or block_size.bit_count() > 1
-        or torch.cuda.get_device_capability(q.device) != HOPPER
-    ):
-        return None
-    return tiles
 
 
 def num_splits(

@@ -26,7 +26,8 @@ from models.ops.triton.attention.hopper_copies import (
     num_notes,
     rows_of_token,
 )
-from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
+from models.ops.triton.attention.hopper_results import ROWS
+from models.ops.triton.attention.hopper_softmax import attend_all
 from models.ops.triton.attention.tile_parts import add_parts, parts_of, share_tiles
 from models.ops.triton.launching.dependent_launch import launch_options, let_next_start
 from models.ops.triton.launching.launch import Launch

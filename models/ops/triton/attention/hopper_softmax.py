@@ -9,22 +9,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from models.number_formats import FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import LANES
 from models.ops.triton.attention.hopper_copies import is_packed, num_notes, rows_of_token
+from models.ops.triton.attention.hopper_results import ROWS, write_part, write_rows
 from models.ops.triton.attention.online_softmax import MARGIN
-from models.ops.triton.attention.tile_parts import ROWS_OF_PART
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 
 _LOG2_E = gl.constexpr(LOG2_E)
 _MARGIN = gl.constexpr(MARGIN)
 _LANES = gl.constexpr(LANES)
-_FP8_MAX = gl.constexpr(FP8_MAX)
-_SMALLEST_AMAX = gl.constexpr(SMALLEST_AMAX)
-
-ROWS = gl.constexpr(64)
-"""Rows of a warpgroup's products (PTX ISA, wgmma)."""
 
 
 @gluon.jit
@@ -284,64 +278,6 @@ def _attend(
 
 
 @gluon.jit
-def _write_part(
-    half: gl.constexpr, results, parts, place, num_parts, part, num_tokens, GROUP: gl.constexpr
-):
-    """Stores a warpgroup's results for one part of the keys, as tile_parts reads them."""
-    acc, lse = results
-    partials_ptr, lse_ptr = parts
-    HEAD_DIM: gl.constexpr = acc.shape[1]
-    rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, acc.type.layout))
-    HEADS: gl.constexpr = rows_of_token(GROUP)
-    token = rows // HEADS
-    head = rows % HEADS
-    in_rows = (token < num_tokens) & (head < GROUP)
-    if is_packed(GROUP):
-        # The last rows are of a token of the next tile.
-        in_rows &= rows < 2 * ROWS // GROUP * GROUP
-    at = place * ROWS_OF_PART + (token * num_parts + part) * GROUP + head
-    gl.store(
-        partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], acc,
-        mask=in_rows[:, None] & (dims < HEAD_DIM)[None, :],
-    )  # fmt: skip
-    gl.store(lse_ptr + at, gl.convert_layout(lse, rows.type.layout), mask=in_rows)
-
-
-@gluon.jit
-def _write(
-    half: gl.constexpr, tile, outputs, query_start, first_query, num_queries, kv_head,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Stores the results of a warpgroup's rows, rounded to FP8 if there are scales to store."""
-    output_ptr, scale_ptr, scale_stride = outputs
-    HEAD_DIM: gl.constexpr = tile.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
-    )
-    rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    HEADS: gl.constexpr = rows_of_token(GROUP)
-    queries = first_query + rows // HEADS
-    head = rows % HEADS
-    token = (query_start + queries).to(gl.int64)
-    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
-    in_rows = (queries < num_queries) & (head < GROUP)
-    if is_packed(GROUP):
-        in_rows &= rows < 2 * ROWS // GROUP * GROUP
-    values = tile.load(layout)
-    if scale_ptr is not None:
-        # As in store_heads.
-        exact = values.to(gl.float32)
-        scale = gl.maximum(gl.max(gl.abs(exact), 1), _SMALLEST_AMAX) / _FP8_MAX
-        scaled = gl.minimum(gl.maximum(exact / scale[:, None], -_FP8_MAX), _FP8_MAX)
-        values = scaled.to(output_ptr.dtype.element_ty)
-        at_scales = (kv_head * GROUP + head) * scale_stride + token
-        gl.store(scale_ptr + at_scales, scale, mask=in_rows)
-    gl.store(output_ptr + at_heads, values, mask=in_rows[:, None])
-
-
-@gluon.jit
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, parts, sinks_ptr,
     scale_log2,
@@ -385,12 +321,12 @@ def attend_all(
         if IS_SHARED and num_parts > 1:
             part = _read(notes, slot * NUM_NOTES + 7)
             place = _read(notes, slot * NUM_NOTES + 9)
-            _write_part(
+            write_part(
                 half, results, parts, place, num_parts, part, num_queries - first_query, GROUP
             )
         else:
             q.store(results[0].to(q.dtype))
-            _write(
+            write_rows(
                 half, q, outputs, query_start, first_query, num_queries, kv_head,
                 NUM_KV_HEADS, GROUP,
             )  # fmt: skip

@@ -11,15 +11,16 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
-from models.ops.triton.attention.configurations import Tiles, hopper_tiles, prefill_tiles
+from models.ops.triton.attention.configurations import Tiles, prefill_tiles
 from models.ops.triton.attention.hopper_attention import hopper_attention
+from models.ops.triton.attention.hopper_configurations import hopper_tiles
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.attention.store_heads import store_heads
 from models.ops.triton.attention.tile_parts import (
-    LEAST_PART,
-    NUM_PLANNED,
     add_parts,
+    keys_of_part,
+    part_of_tile,
     parts_of,
     split_tiles,
     write_part,
@@ -58,50 +59,6 @@ def _place_of(
     is_mine = (num_cached > 0) == HAS_PREFIX
     is_mine = is_mine & (first_query < num_queries) & (num_queries >= min_queries)
     return request, first_query, is_mine
-
-
-@triton.jit
-def _part_of_tile(
-    request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr, query_start_ptr,
-    plan_ptr, NUM_KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Returns the place of a tile's results, the part of the program, and the tile's parts.
-
-    Writes the program's line of the plan, if programs share tiles.
-    """
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    if WINDOW > 0:
-        num_cached = tl.minimum(num_cached, WINDOW)
-    num_parts = tl.maximum(tl.minimum(num_cached // LEAST_PART, num_splits), 1)
-    part = tl.program_id(2)
-    place = (tile * NUM_KV_HEADS + kv_head) * num_splits
-    line_ptr = plan_ptr + (1 + place + part) * NUM_PLANNED
-    is_written = is_mine & (part == 0) & (num_parts > 1)
-    is_shared = num_splits > 1
-    tl.store(line_ptr, tl.where(is_written, num_parts, 0), mask=is_shared)
-    tl.store(line_ptr + 1, query_start + first_query, mask=is_shared)
-    tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, QUERIES), mask=is_shared)
-    tl.store(line_ptr + 3, kv_head, mask=is_shared)
-    num_places = tl.num_programs(0) * tl.num_programs(1) * num_splits
-    tl.store(plan_ptr, num_places, mask=is_shared & (place + part == 0))
-    return place, part, num_parts
-
-
-@triton.jit
-def _keys_of_part(part, num_parts, diagonal, end, KEYS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns a part's first key, the first one that needs a mask, and the end of its keys.
-
-    Each query sees the first keys of every part, as parts are much longer than a tile.
-    """
-    first = 0
-    if WINDOW > 0:
-        first = diagonal
-    num_key_tiles = tl.cdiv(end - first, KEYS)
-    start = first + part * num_key_tiles // num_parts * KEYS
-    end = tl.minimum(first + (part + 1) * num_key_tiles // num_parts * KEYS, end)
-    return start, tl.minimum(tl.maximum(start, diagonal), end), end
 
 
 @triton.jit
@@ -154,7 +111,7 @@ def _attend_tile(
         diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
     start = 0
     if HAS_PARTS:
-        start, diagonal, end = _keys_of_part(part, num_parts, diagonal, end, KEYS, WINDOW)
+        start, diagonal, end = keys_of_part(part, num_parts, diagonal, end, KEYS, WINDOW)
     if HAS_PREFIX:
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         if WINDOW == 0:
@@ -227,7 +184,7 @@ def _prefill_kernel(
         )
         place, part, num_parts = 0, 0, 1
         if partials_ptr is not None:
-            place, part, num_parts = _part_of_tile(
+            place, part, num_parts = part_of_tile(
                 request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr,
                 query_start_ptr, plan_ptr, NUM_KV_HEADS, QUERIES, WINDOW,
             )  # fmt: skip

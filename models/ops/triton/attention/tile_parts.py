@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
-from models.ops.triton.attention.configurations import MAX_SPLITS, ROWS_OF_TILE
+from models.ops.triton.attention.configurations import MAX_SPLITS
+from models.ops.triton.attention.hopper_configurations import ROWS_OF_TILE
 from models.ops.triton.attention.key_parts import combine_parts
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -61,6 +62,50 @@ class SharedTiles:
     num_places: int
     rows: int
     num_shares: int
+
+
+@triton.jit
+def part_of_tile(
+    request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr, query_start_ptr,
+    plan_ptr, NUM_KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Returns the place of a tile's results, the part of the program, and the tile's parts.
+
+    Writes the program's line of the plan, if programs share tiles.
+    """
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    num_cached = tl.load(seq_lens_ptr + request) - num_queries
+    if WINDOW > 0:
+        num_cached = tl.minimum(num_cached, WINDOW)
+    num_parts = tl.maximum(tl.minimum(num_cached // LEAST_PART, num_splits), 1)
+    part = tl.program_id(2)
+    place = (tile * NUM_KV_HEADS + kv_head) * num_splits
+    line_ptr = plan_ptr + (1 + place + part) * NUM_PLANNED
+    is_written = is_mine & (part == 0) & (num_parts > 1)
+    is_shared = num_splits > 1
+    tl.store(line_ptr, tl.where(is_written, num_parts, 0), mask=is_shared)
+    tl.store(line_ptr + 1, query_start + first_query, mask=is_shared)
+    tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, QUERIES), mask=is_shared)
+    tl.store(line_ptr + 3, kv_head, mask=is_shared)
+    num_places = tl.num_programs(0) * tl.num_programs(1) * num_splits
+    tl.store(plan_ptr, num_places, mask=is_shared & (place + part == 0))
+    return place, part, num_parts
+
+
+@triton.jit
+def keys_of_part(part, num_parts, diagonal, end, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+    """Returns a part's first key, the first one that needs a mask, and the end of its keys.
+
+    Each query sees the first keys of every part, as parts are much longer than a tile.
+    """
+    first = 0
+    if WINDOW > 0:
+        first = diagonal
+    num_key_tiles = tl.cdiv(end - first, KEYS)
+    start = first + part * num_key_tiles // num_parts * KEYS
+    end = tl.minimum(first + (part + 1) * num_key_tiles // num_parts * KEYS, end)
+    return start, tl.minimum(tl.maximum(start, diagonal), end), end
 
 
 @triton.jit

@@ -10,13 +10,13 @@ from models.ops.triton.attention.configurations import (
     MOST_INVARIANT_PAIRS,
     PART,
     decode_tiles,
-    hopper_tiles,
     invariant_tiles,
     least_part,
     num_dealt,
     num_splits,
     prefill_tiles,
 )
+from models.ops.triton.attention.hopper_configurations import hopper_tiles
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
-from models.ops.triton.attention.configurations import MAX_SPLITS, MAX_TILE_PARTS, ROWS_OF_TILE
+from models.ops.triton.attention.configurations import MAX_SPLITS
+from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 from models.ops.triton.attention.tile_parts import (
     LEAST_PART,
     MOST_TOKENS,
