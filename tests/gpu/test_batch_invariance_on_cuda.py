@@ -29,7 +29,7 @@ from tests.support.moe_case import (
     make_quantized_experts,
 )
 from tests.support.mxfp4_checkpoints import pack_experts
-from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
+from tests.support.quantized_checkpoints import LAYER_FORMS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -130,18 +130,7 @@ def test_mxfp4_experts_have_the_same_bits(tmp_path):
     assert_few_ways_agree(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "awq",
-        "gptq-act-order",
-        "compressed-int4-channel",
-        "modelopt-nvfp4",
-        "quark-mxfp4",
-        "gptq-8-bit",
-        "compressed-int8",
-    ],
-)
+@pytest.mark.parametrize("form", LAYER_FORMS)
 def test_packed_weights_have_the_same_bits(tmp_path, form):
     shape = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
     write_checkpoint(tmp_path / "plain", "llama", **shape)

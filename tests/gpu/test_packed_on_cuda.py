@@ -7,7 +7,7 @@ from models.layers.quantization import QuantizableLinear, can_run_packed
 from models.loading.loader import load_model
 from models.ops.operands.packed_weights import num_columns
 from scripts.quantize_tiny import FORMATS, write_quantized
-from tests.support.quantized_checkpoints import WIDE
+from tests.support.quantized_checkpoints import LAYER_FORMS, WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -37,18 +37,7 @@ def load_both(tmp_path):
     return load_both
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "awq",
-        "gptq-act-order",
-        "compressed-int4-channel",
-        "modelopt-nvfp4",
-        "quark-mxfp4",
-        "gptq-8-bit",
-        "compressed-int8",
-    ],
-)
+@pytest.mark.parametrize("form", LAYER_FORMS)
 def test_layers_stay_packed_and_multiply_their_values(form, load_both):
     kept, plain = load_both(form, "llama")
     layers = [

@@ -11,6 +11,12 @@ from models.loading.checkpoint import SINGLE_FILE
 
 BLOCK = 128
 FP8 = torch.float8_e4m3fn
+LAYER_FORMS = (
+    "awq", "gptq-act-order", "compressed-int4-channel", "modelopt-nvfp4", "quark-mxfp4",
+    "gptq-8-bit", "compressed-int8",
+)  # fmt: skip
+"""Formats of scripts.quantize_tiny whose layers stay packed on Hopper, one of each kind."""
+
 WIDE = {
     "hidden_size": 256,
     "intermediate_size": 384,
