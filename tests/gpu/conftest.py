@@ -2,10 +2,13 @@
 
 With PyTorch's default, every process has a thread for each core: 28 processes on 32 cores then took
 16 minutes, and with one thread each 5 (two H200, 2026-11). 15 processes that kept the memory they
-had freed took 73 GB of an H100's 80, and tests of whole engines found none.
+had freed took 73 GB of an H100's 80, and tests of whole engines found none. A process whose GPU met
+an illegal instruction or address fails whatever it runs next, so it ends there and xdist starts
+another.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,5 +32,27 @@ def _gives_memory_back():
     yield
     import torch  # after the environment is set
 
-    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT_BYTES:
+    if not torch.cuda.is_initialized():
+        return
+    torch.cuda.synchronize()  # an error belongs to the test that caused it
+    if torch.cuda.memory_reserved() > _MOST_KEPT_BYTES:
         torch.cuda.empty_cache()
+
+
+def _has_lost_its_gpu() -> bool:
+    """Whether the driver refuses this process everything from here on."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    """Ends a worker of xdist whose GPU is lost, once its test has been reported."""
+    if worker and _has_lost_its_gpu():
+        os._exit(1)
