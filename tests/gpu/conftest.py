@@ -51,6 +51,15 @@ def _has_lost_its_gpu() -> bool:
     return False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spreads the slow tests of several ranks: xdist gives each worker a row of neighbours."""
+    slow = [item for item in items if any(mark.args for mark in item.iter_markers("gpu"))]
+    items[:] = [item for item in items if item not in slow]
+    spacing = len(items) // (len(slow) + 1) + 1
+    for number, item in enumerate(slow):
+        items.insert(number * spacing, item)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish() -> None:
     """Ends a worker of xdist whose GPU is lost, once its test has been reported."""
