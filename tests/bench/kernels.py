@@ -55,6 +55,7 @@ Figures = dict[str, float | None]
 def microseconds(calls: Sequence[Callable[[], object]], rounds: int = 1) -> float:
     """Returns the time of one of the calls, which are captured one after the other."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still make the inputs
     with torch.cuda.stream(stream):
         calls[0]()
     stream.synchronize()

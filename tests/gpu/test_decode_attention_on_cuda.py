@@ -23,6 +23,15 @@ BATCHES = {
     "hundreds": [9000] + [20] * 199,
     "dummies": [0] * 200 + [6000, 1, 129] + [0] * 53,
 }
+MIXED = {
+    "long": ([1, 100, 1, 0, 1, 2], [9000, 130, 40, 0, 1, 2]),
+    "absent": (
+        [0] * 90 + [1, 33] + [0] * 100 + [1] * 4,
+        [0] * 90 + [5000, 6000] + [0] * 100 + [7] * 4,
+    ),
+    "many": ([1] * 70 + [300] + [1] * 70, [257] * 69 + [7000, 300, 4000] + [31] * 69),
+}
+"""Tokens and lengths of requests in steps with chunks."""
 
 
 def make(lengths, heads, **options) -> AttentionCase:
@@ -63,6 +72,34 @@ def test_windows_and_sinks(lengths, sliding_window, dtype):
     case.leave_window()
     live = torch.tensor(lengths) > 0
     assert_rows_close(run(case)[live.cuda()], expected[live])
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("batch", MIXED.values(), ids=MIXED)
+def test_long_sequences_beside_chunks(batch, heads, has_fp8_cache):
+    options = {"dtype": torch.bfloat16, "has_fp8_cache": has_fp8_cache, "device": "cuda"}
+    case = make_case(*batch, heads, has_spare_blocks=False, **options)
+    if has_fp8_cache:
+        output = run(case)
+        expected = case.exact_reading().run()
+    else:
+        expected = case.exact().run()
+        output = run(case)
+    assert_rows_close(output, expected)
+    for _ in range(5):
+        assert torch.equal(run(case), output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sliding_window", [128, 300, 1500])
+@pytest.mark.parametrize("batch", MIXED.values(), ids=MIXED)
+def test_windows_and_sinks_beside_chunks(batch, sliding_window, dtype):
+    options = {"dtype": dtype, "sliding_window": sliding_window, "has_sinks": True}
+    case = make_case(*batch, HEADS["group-of-5"], device="cuda", has_spare_blocks=False, **options)
+    expected = case.exact().run()
+    case.leave_window()
+    assert_rows_close(run(case), expected)
 
 
 @pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])

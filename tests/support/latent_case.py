@@ -23,7 +23,7 @@ from models.ops.attention.latent_transform import transform_latents
 from models.ops.operands.index_queries import IndexQueries
 from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS
+from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request
 
 
@@ -261,7 +261,7 @@ def make_latent_case(
             workspace=AttentionWorkspace(
                 partials=torch.full((num_partials * latent_dim,), torch.nan, device=device),
                 lse=torch.full((2 * num_partials,), torch.nan, device=device),
-                counters=torch.zeros(1, dtype=torch.int32, device=device),
+                counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
             ),
         ),
         positions=positions,

@@ -30,7 +30,7 @@ EARLY_REQUESTS = 2
 """Up to this many single-token requests, the next kernel may start when the queries are loaded,
 before the keys are."""
 
-_LEAST_DEALT_REQUESTS = 5
+LEAST_DEALT_REQUESTS = 5
 _LEAST_DEALT_PAIRS = 17
 """Requests, and requests times kv heads, from which on parts are dealt.
 
@@ -112,6 +112,14 @@ _DECODE = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=2),
 }
 """By bytes of an element and padded head dimension, from 64."""
+
+_BESIDE_CHUNKS = {
+    heads: replace(tiles, num_dealt=256, least_part=256) for heads, tiles in _DECODE.items()
+}
+"""The same for the single tokens of steps with chunks, and of steps without new keys.
+
+A recorded step has tables for absent requests, so equal numbers of parts would be few.
+"""
 
 _BROAD = replace(_DECODE[2, 256], num_dealt=512)
 """For single-token steps of more than _BROAD_PAIRS requests times kv heads, in heads of 256.
@@ -254,7 +262,7 @@ def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     tables = (_SINGLE_TOKENS, _FLAT_HELD, ((_FLAT_PAIRS, _FLAT_FEW), (_WINDOW_PAIRS, _HELD_WINDOW)))
     last_pairs = [int(most) for table in tables for most, _ in table if most != inf]
     last_pairs += [_LEAST_DEALT_PAIRS - 1, _BROAD_PAIRS]
-    first = {1, EARLY_REQUESTS + 1, _LEAST_DEALT_REQUESTS}
+    first = {1, EARLY_REQUESTS + 1, LEAST_DEALT_REQUESTS}
     return sorted(first.union(most // num_kv_heads + 1 for most in last_pairs))
 
 
@@ -277,14 +285,15 @@ def decode_tiles(
         ValueError: no kernel takes such heads.
     """
     num_pairs = inf if num_requests is None else num_requests * num_kv_heads
-    if dtype.itemsize != 2 or padded_head_dim > 128:
-        is_broad = cache_dtype.itemsize == 2 and padded_head_dim == 256
-        if is_broad and _BROAD_PAIRS < num_pairs < inf:
-            return _BROAD
-        return _look_up(_DECODE, dtype, padded_head_dim)
-    if cache_dtype.itemsize == 1:
+    is_narrow = dtype.itemsize == 2 and padded_head_dim <= 128
+    if is_narrow and cache_dtype.itemsize == 1:
         return _flat_tiles(num_pairs, num_heads // num_kv_heads)
     if num_requests is None:
+        return _look_up(_BESIDE_CHUNKS, dtype, padded_head_dim)
+    if not is_narrow:
+        is_broad = cache_dtype.itemsize == 2 and padded_head_dim == 256
+        if is_broad and num_pairs > _BROAD_PAIRS:
+            return _BROAD
         return _look_up(_DECODE, dtype, padded_head_dim)
     if 0 < window <= _HELD_WINDOW.held_keys and num_pairs <= _WINDOW_PAIRS:
         return _HELD_WINDOW
@@ -352,7 +361,7 @@ def num_splits(
 
 def num_dealt(
     workspace: AttentionWorkspace | None,
-    num_requests: int,
+    num_requests: int | None,
     num_kv_heads: int,
     tiles: Tiles,
     *,
@@ -360,11 +369,12 @@ def num_dealt(
 ) -> int:
     """Returns how many programs of each kv head share the second and later parts of all sequences.
 
-    For steps of single tokens. 0: each sequence has num_splits parts. With an FP8 cache always:
-    sequences of equal lengths took 25 to 50 % longer (H100, 32 heads, 8 kv heads of 128, 2026-11).
+    num_requests: as of decode_tiles. 0: each sequence has num_splits parts. With an FP8 cache
+    always: sequences of equal lengths took 25 to 50 % longer (H100, 32 heads, 8 kv heads of 128,
+    2026-11).
     """
-    is_small = (
-        num_requests < _LEAST_DEALT_REQUESTS or num_requests * num_kv_heads < _LEAST_DEALT_PAIRS
+    is_small = num_requests is not None and (
+        num_requests < LEAST_DEALT_REQUESTS or num_requests * num_kv_heads < _LEAST_DEALT_PAIRS
     )
     if workspace is None or is_small or 0 < window <= least_part(tiles):
         return 0

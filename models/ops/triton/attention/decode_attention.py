@@ -108,8 +108,8 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     # Parts that only long sequences have start last.
     if DEALT > 0:
         dealt_request, split, part, active, num_before = deal_keys(
-            tl.program_id(1), tl.num_programs(1) - DEALT, seq_lens_ptr, WINDOW, DEALT, KEYS,
-            LEAST_PART,
+            tl.program_id(1), tl.num_programs(1) - DEALT, seq_lens_ptr, query_start_ptr, WINDOW,
+            DEALT, KEYS, LEAST_PART, ONLY_SINGLE_TOKENS, HAS_NEW,
         )  # fmt: skip
         if split >= active:
             return
@@ -292,9 +292,10 @@ def decode_attention(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype, tiles,
         beside_chunks=metadata.max_seqlen_q > 1,
     )  # fmt: skip
-    dealt = 0
-    if new is not None:
-        dealt = num_dealt(workspace, num_requests, num_kv_heads, tiles, window=sliding_window or 0)
+    dealt = num_dealt(
+        workspace, None if new is None else num_requests, num_kv_heads, tiles,
+        window=sliding_window or 0,
+    )  # fmt: skip
     # Without splits the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)

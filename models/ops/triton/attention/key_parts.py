@@ -38,15 +38,19 @@ def split_keys(
 
 @triton.jit
 def deal_keys(
-    place, num_requests, seq_lens_ptr, WINDOW: tl.constexpr, DEALT: tl.constexpr,
-    KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+    place, num_requests, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr,
+    DEALT: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+    ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
 ):  # fmt: skip
-    """Returns the part that the program at `place` computes, in a step of single tokens.
+    """Returns the part that the program at `place` computes.
 
     Each of the first programs has the first part of a request; the last DEALT share the second and
     later parts of all sequences. All parts but the last of a sequence have equal lengths, whole
     tiles of KEYS from LEAST_PART on: what each of DEALT programs would get of all keys. So there
-    are never more than DEALT second and later parts. A sequence's newest key is in no part.
+    are never more than DEALT second and later parts.
+
+    ONLY_SINGLE_TOKENS: every request has one token; without it, others get no second part.
+    HAS_NEW: a sequence's newest key is in no part.
 
     Returns the request, its part, the keys of a part, how many parts the request has, and how many
     all split sequences before it have. A program without a part gets one past the last.
@@ -58,16 +62,22 @@ def deal_keys(
     part = LEAST_PART
     active = 1
     num_before = 0
-    own = _num_keys(tl.load(seq_lens_ptr + request), WINDOW)
+    own = _keys_of_one(request, seq_lens_ptr, query_start_ptr, WINDOW, ONLY_SINGLE_TOKENS, HAS_NEW)
     # Most sequences are too short for two parts: their programs read no other's length.
     if is_dealt | (own > LEAST_PART):
-        part, longest = _fair_part(num_requests, seq_lens_ptr, WINDOW, DEALT, KEYS, LEAST_PART)
+        part, longest = _fair_part(
+            num_requests, seq_lens_ptr, query_start_ptr, WINDOW, DEALT, KEYS, LEAST_PART,
+            ONLY_SINGLE_TOKENS, HAS_NEW,
+        )  # fmt: skip
         if tl.where(is_dealt, longest, own) > part:
             owner = 0
             num_parts = 0
             parts_before = 0
             for first in range(0, num_requests, _SEEN_AT_ONCE):
-                requests, keys = _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW)
+                requests, keys = _keys_of_many(
+                    first, num_requests, seq_lens_ptr, query_start_ptr, WINDOW,
+                    ONLY_SINGLE_TOKENS, HAS_NEW,
+                )  # fmt: skip
                 later = tl.maximum(tl.cdiv(keys, part) - 1, 0)
                 ends = num_parts + tl.cumsum(later, 0)
                 is_before = tl.where(is_dealt, ends <= dealt, requests < request)
@@ -81,7 +91,9 @@ def deal_keys(
                 split = dealt - parts_before + 1
             if owner < num_requests:
                 request = owner
-                own = _num_keys(tl.load(seq_lens_ptr + request), WINDOW)
+                own = _keys_of_one(
+                    request, seq_lens_ptr, query_start_ptr, WINDOW, ONLY_SINGLE_TOKENS, HAS_NEW
+                )
                 active = tl.cdiv(own, part)
             else:
                 active = split
@@ -90,15 +102,18 @@ def deal_keys(
 
 @triton.jit
 def _fair_part(
-    num_requests, seq_lens_ptr, WINDOW: tl.constexpr, DEALT: tl.constexpr, KEYS: tl.constexpr,
-    LEAST_PART: tl.constexpr,
+    num_requests, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr, DEALT: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_PART: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr,
+    HAS_NEW: tl.constexpr,
 ):  # fmt: skip
     """Returns the keys of a part, and the keys of the longest sequence."""
     # Requests that share a prefix may have more keys than 32 bits count.
     num_keys = tl.zeros([], tl.int64)
     longest = 0
     for first in range(0, num_requests, _SEEN_AT_ONCE):
-        _, keys = _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW)
+        _, keys = _keys_of_many(
+            first, num_requests, seq_lens_ptr, query_start_ptr, WINDOW, ONLY_SINGLE_TOKENS, HAS_NEW
+        )
         num_keys += tl.sum(keys.to(tl.int64), 0)
         longest = tl.maximum(longest, tl.max(keys, 0))
     part = tl.maximum(tl.cdiv(num_keys, DEALT).to(tl.int32), LEAST_PART)
@@ -106,18 +121,42 @@ def _fair_part(
 
 
 @triton.jit
-def _num_keys(seq_lens, WINDOW: tl.constexpr):
+def _num_keys(seq_lens, WINDOW: tl.constexpr, HAS_NEW: tl.constexpr):
     if WINDOW > 0:
         seq_lens = tl.minimum(seq_lens, WINDOW)
-    return tl.maximum(seq_lens - 1, 0)
+    if HAS_NEW:
+        seq_lens = tl.maximum(seq_lens - 1, 0)
+    return seq_lens
 
 
 @triton.jit
-def _keys_of_many(first, num_requests, seq_lens_ptr, WINDOW: tl.constexpr):
+def _keys_of_one(
+    request, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr,
+    ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
+):  # fmt: skip
+    """Returns how many keys a request's parts have."""
+    keys = _num_keys(tl.load(seq_lens_ptr + request), WINDOW, HAS_NEW)
+    if not ONLY_SINGLE_TOKENS:
+        start = tl.load(query_start_ptr + request)
+        keys = tl.where(tl.load(query_start_ptr + request + 1) - start == 1, keys, 0)
+    return keys
+
+
+@triton.jit
+def _keys_of_many(
+    first, num_requests, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr,
+    ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
+):  # fmt: skip
     """Returns the requests from `first` on and how many keys their parts have."""
     requests = first + tl.arange(0, _SEEN_AT_ONCE)
-    seq_lens = tl.load(seq_lens_ptr + requests, mask=requests < num_requests, other=0)
-    return requests, _num_keys(seq_lens, WINDOW)
+    is_request = requests < num_requests
+    seq_lens = tl.load(seq_lens_ptr + requests, mask=is_request, other=0)
+    keys = _num_keys(seq_lens, WINDOW, HAS_NEW)
+    if not ONLY_SINGLE_TOKENS:
+        start = tl.load(query_start_ptr + requests, mask=is_request, other=0)
+        end = tl.load(query_start_ptr + requests + 1, mask=is_request, other=0)
+        keys = tl.where(end - start == 1, keys, 0)
+    return requests, keys
 
 
 @triton.jit

@@ -9,11 +9,13 @@ from models.kv_cache import LatentCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention.configurations import (
+    LEAST_DEALT_REQUESTS,
     MANY_LATENT_TOKENS,
     MAX_LATENT_PARTIALS,
     MAX_SPLITS,
 )
 from models.ops.triton.attention.index_choice import choose_keys
+from models.ops.triton.attention.key_parts import add_part, deal_keys
 from models.ops.triton.attention.latents_of_8_bits import attend_latents_of_8_bits
 from models.ops.triton.attention.request_search import request_of
 
@@ -28,6 +30,12 @@ ENTRY_ALIGNMENT = 16
 MOST_TOKENS = 2**16 - 1
 """Most programs along the last dimension of a grid (CUDA C++ Programming Guide, "Compute
 Capabilities")."""
+
+_NUM_DEALT = MAX_LATENT_PARTIALS // 2
+"""Programs of some heads that share the second and later parts of all sequences: see deal_keys."""
+
+_LEAST_PART = 256
+"""Fewest keys of such a part that is not the last one."""
 
 _STAGES = {True: 5, False: 2}
 """Pipeline stages with 16 heads per program and with more.
@@ -86,20 +94,53 @@ def attend_latents(
     return acc, highest, total
 
 
+@triton.jit
+def _find_part(
+    seq_lens_ptr, query_start_ptr, num_requests,
+    KEYS: tl.constexpr, DEALT: tl.constexpr, LEAST_PART: tl.constexpr,
+):  # fmt: skip
+    """Returns a program's token and request, and if DEALT what deal_keys returns of its part."""
+    token = tl.program_id(2)
+    split = tl.program_id(1)
+    part = 0
+    active = 1
+    num_before = 0
+    if DEALT > 0:
+        dealt = token - (tl.num_programs(2) - DEALT)
+        place = num_requests + dealt
+        if dealt < 0:
+            place = request_of(token, query_start_ptr, num_requests)
+        request, split, part, active, num_before = deal_keys(
+            place, num_requests, seq_lens_ptr, query_start_ptr, 0, DEALT, KEYS, LEAST_PART,
+            False, False,
+        )  # fmt: skip
+        if dealt >= 0:
+            token = tl.load(query_start_ptr + request)
+    else:
+        request = request_of(token, query_start_ptr, num_requests)
+    return token, request, split, part, active, num_before
+
+
 @triton.jit(do_not_specialize=_METADATA)
 def _latent_kernel(
-    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, lse_ptr, block_tables_ptr,
-    seq_lens_ptr, query_start_ptr, chosen_ptr, table_stride, num_requests, num_splits, num_chosen,
-    scale_log2,
+    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, partials_ptr, lse_ptr, counters_ptr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, chosen_ptr, table_stride, num_requests,
+    num_splits, num_chosen, scale_log2,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr,
-    HAS_SCALES: tl.constexpr, STAGES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, STAGES: tl.constexpr, DEALT: tl.constexpr, LEAST_PART: tl.constexpr,
 ):  # fmt: skip
-    """Attends HEADS heads of one token to one part of its keys."""
-    split = tl.program_id(1)
-    token = tl.program_id(2)
-    request = request_of(token, query_start_ptr, num_requests)
+    """Attends HEADS heads of one token to one part of its keys.
+
+    DEALT > 0: the parts of single tokens' keys are those of deal_keys, and each result is stored
+    here. With IS_SPLIT another kernel adds up num_splits parts of every token.
+    """
+    token, request, split, part, active, num_before = _find_part(
+        seq_lens_ptr, query_start_ptr, num_requests, KEYS, DEALT, LEAST_PART
+    )
+    if DEALT > 0 and split >= active:
+        return
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     if token - query_start >= num_queries:
@@ -110,7 +151,10 @@ def _latent_kernel(
     if IS_SPARSE:
         num_places = num_chosen
         chosen_ptr += token.to(tl.int64) * num_chosen
-    part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
+    if DEALT == 0:
+        part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
+    elif active == 1:
+        part = num_places
     start = split * part
     end = tl.minimum(start + part, num_places)
 
@@ -149,6 +193,19 @@ def _latent_kernel(
         # A part without keys has the sum 0 and the logarithm minus infinity: it counts nothing.
         lse = tl.where(total > 0.0, highest + tl.log2(tl.maximum(total, 1e-30)), float("-inf"))
         tl.store(lse_ptr + row, lse, mask=is_head)
+        tl.store(partials_ptr + row[:, None] * LATENT + columns[None, :], acc, mask=in_tile)
+        return
+    if DEALT > 0 and active > 1:
+        # Sequences of second and later parts have at most twice as many parts in all.
+        partial = tl.program_id(0) * (2 * DEALT) + num_before
+        rows = tl.arange(0, HEADS)
+        heads_of_token = token.to(tl.int64) * (NUM_HEADS // HEADS) + tl.program_id(0)
+        add_part(
+            acc, highest, total, rows, rows < HEADS, in_tile, columns, partials_ptr, lse_ptr,
+            counters_ptr, output_ptr, None, partial, partial, heads_of_token, 0, 0, split,
+            active, HEADS, HEADS, LATENT, BLOCK_C, 1, tl.float32,
+        )  # fmt: skip
+        return
     at = row[:, None] * LATENT + columns[None, :]
     tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
 
@@ -169,14 +226,12 @@ def _combine_kernel(
     all_lse = tl.load(
         lse_ptr + first + splits * NUM_HEADS, mask=splits < num_splits, other=float("-inf")
     )
-    highest = tl.maximum(tl.max(all_lse, 0), -1e30)
-    total = tl.sum(tl.exp2(all_lse - highest), 0)
-    acc = tl.zeros([BLOCK_C], tl.float32)
-    for split in range(num_splits):
-        row = first + split * NUM_HEADS
-        weight = tl.exp2(tl.load(lse_ptr + row) - highest)
-        acc += weight * tl.load(partials_ptr + row * LATENT + columns, mask=is_column, other=0.0)
-    acc = acc / tl.where(total > 0.0, total, 1.0)
+    rows = first + splits[:, None] * NUM_HEADS
+    in_parts = (splits < num_splits)[:, None] & is_column[None, :]
+    partials = tl.load(partials_ptr + rows * LATENT + columns[None, :], mask=in_parts, other=0.0)
+    weights = tl.exp2(all_lse - tl.maximum(tl.max(all_lse, 0), -1e30))
+    total = tl.sum(weights, 0)
+    acc = tl.sum(weights[:, None] * partials, 0) / tl.where(total > 0.0, total, 1.0)
     at = (token * NUM_HEADS + head) * LATENT + columns
     tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=is_column)
 
@@ -194,8 +249,9 @@ def latent_attention(
     """Attends each query to its sequence's latent vectors up to its own, or to the chosen ones.
 
     In single-token steps and steps that verify drafts several programs share a sequence's keys, and
-    a second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of
-    step only and the host reads nothing, so launches may be captured.
+    so they do with single tokens beside few of chunks. Their results are added up in a fixed order.
+    Grids depend on T, R, H and the kind of step only and the host reads nothing, so launches may be
+    captured.
     T tokens, H heads, C and P as in models.ops.attention.latent_attention.
 
     q: [T, H, C + P], contiguous; the cache has this step's entries.
@@ -214,36 +270,43 @@ def latent_attention(
         chosen = choose_keys(index, cache, metadata)
     num_tokens, num_heads, size = q.shape
     latent = output.shape[-1]
-    splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)
-    workspace = metadata.workspace
-    is_split = splits > 1 and workspace is not None
-    # Kernels are built for alignments. Unlike other metadata this is aligned in steps of any size.
-    stand_in = metadata.query_start_loc
-    target, lse = output, stand_in
-    if is_split and workspace is not None:
-        target, lse = workspace.partials, workspace.lse
     is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < MANY_LATENT_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
+    dealt = 0
+    if num_heads % heads == 0 and index is None:
+        dealt = _num_dealt(metadata, is_prefill=is_prefill)
+    splits = 1 if dealt > 0 else _num_splits(metadata, num_tokens, is_prefill=is_prefill)
+    workspace = metadata.workspace
+    # Kernels are built for alignments. Unlike other metadata this is aligned in steps of any size.
+    stand_in = metadata.query_start_loc
+    # Without parts the kernel touches none of these three.
+    partials, lse, counters = (
+        (output, stand_in, stand_in)
+        if workspace is None
+        else (workspace.partials, workspace.lse, workspace.counters)
+    )
     has_scales = cache.latent_scale is not None
     # Products take 16 columns at least, and those of words of four elements are a quarter.
     block_c = max(64 if has_scales else 16, triton.next_power_of_2(latent))
-    _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
-        q, cache.latent, cache.latent_scale, cache.rotated, target, lse, metadata.block_tables,
-        metadata.seq_lens, metadata.query_start_loc, stand_in if chosen is None else chosen,
+    _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens + dealt)](
+        q, cache.latent, cache.latent_scale, cache.rotated, output, partials, lse, counters,
+        metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+        stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
         BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
         KEYS=16 if is_float else 32, BLOCK_C=block_c,
-        BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=is_split,
+        BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=splits > 1,
         IS_SPARSE=chosen is not None, HAS_SCALES=has_scales,
-        STAGES=1 if is_float else _STAGES[heads == 16], num_warps=4 if heads == 16 else 8,
+        STAGES=1 if is_float else _STAGES[heads == 16], DEALT=dealt, LEAST_PART=_LEAST_PART,
+        num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
-    if is_split:
+    if splits > 1:
         _combine_kernel[(num_heads, num_tokens)](
-            target, lse, output, splits, NUM_HEADS=num_heads, LATENT=latent, BLOCK_C=block_c,
-            MAX_SPLITS=MAX_SPLITS, num_warps=4,
+            partials, lse, output, splits, NUM_HEADS=num_heads, LATENT=latent, BLOCK_C=block_c,
+            MAX_SPLITS=MAX_SPLITS, num_warps=8,
         )  # fmt: skip
 
 
@@ -263,7 +326,14 @@ def check_sizes(cache: LatentCacheData, num_tokens: int) -> None:
 
 
 def _num_splits(metadata: AttentionMetadata, num_tokens: int, *, is_prefill: bool) -> int:
-    """Returns how many parts each sequence's keys are split into, by the shape of the step."""
+    """Returns how many parts each sequence's keys are split into if parts are not dealt."""
     if metadata.workspace is None or (is_prefill and metadata.max_seqlen_q > 1):
         return 1
     return max(1, min(MAX_SPLITS, MAX_LATENT_PARTIALS // num_tokens))
+
+
+def _num_dealt(metadata: AttentionMetadata, *, is_prefill: bool) -> int:
+    """Returns how many programs share the later parts of single tokens' keys: see num_dealt."""
+    is_small = metadata.seq_lens.shape[0] < LEAST_DEALT_REQUESTS
+    verifies = metadata.max_seqlen_q > 1 and not is_prefill
+    return 0 if metadata.workspace is None or is_small or verifies else _NUM_DEALT

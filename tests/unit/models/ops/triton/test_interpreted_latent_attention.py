@@ -40,6 +40,19 @@ for batch, verifies in BATCHES:
         assert_rows_close(output[live], expected[live])
         assert output[~live].count_nonzero() == 0
 
+# Parts of long sequences beside short ones, and beside a chunk.
+for batch in (([1] * 6, [700, 5, 1, 0, 600, 300]), ([1, 3, 0, 1, 1], [600, 9, 0, 40, 300])):
+    case = make_latent_case(*batch, **SIZES | {"num_heads": 16})
+    expected = case.exact().run()
+    output = case.empty_output()
+    attend(
+        case.queries, case.entries, case.transform, case.cache, case.metadata, output,
+        case.scale, case.index, is_prefill=True,
+    )
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+    assert_rows_close(output[live], expected[live])
+
 # Chunks of 12 query tokens or more are expanded, from pieces of three blocks; a whole tile of keys
 # needs no mask.
 SIZES |= {"plain_dim": 8, "value_dim": 8}

@@ -15,12 +15,14 @@ from models.ops.triton.attention.key_parts import deal_keys
 
 @triton.jit
 def kernel(
-    out_ptr, seq_lens_ptr, num_requests, WINDOW: tl.constexpr, DEALT: tl.constexpr,
-    KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
+    out_ptr, seq_lens_ptr, starts_ptr, num_requests, WINDOW: tl.constexpr, DEALT: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_PART: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr,
+    HAS_NEW: tl.constexpr,
 ):
     place = tl.program_id(0)
     request, split, part, active, num_before = deal_keys(
-        place, num_requests, seq_lens_ptr, WINDOW, DEALT, KEYS, LEAST_PART
+        place, num_requests, seq_lens_ptr, starts_ptr, WINDOW, DEALT, KEYS, LEAST_PART,
+        ONLY_SINGLE_TOKENS, HAS_NEW,
     )
     tl.store(out_ptr + place * 5 + 0, request)
     tl.store(out_ptr + place * 5 + 1, split)
@@ -41,10 +43,14 @@ CASES = [
     ([0] * 3, 0, 8, 64, 64),
     ([100_000, 5, 5], 0, 1, 64, 64),
 ]
-for seq_lens, window, dealt, keys_of_tile, least in CASES:
+
+def check(seq_lens, num_tokens, window, dealt, keys_of_tile, least, only_single, has_new):
     lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    starts = torch.tensor([0, *num_tokens], dtype=torch.int32).cumsum(0).int()
     out = torch.full((dealt + len(lengths), 5), -1, dtype=torch.int32)
-    kernel[(len(out),)](out, lengths, len(lengths), window, dealt, keys_of_tile, least)
+    kernel[(len(out),)](
+        out, lengths, starts, len(lengths), window, dealt, keys_of_tile, least, only_single, has_new
+    )
     computed, first_results = {}, {}
     for request, split, part, active, num_before in out.tolist():
         if split < active:
@@ -53,7 +59,9 @@ for seq_lens, window, dealt, keys_of_tile, least in CASES:
             assert first_results.setdefault(request, num_before) == num_before
     taken = []
     for request, seq_len in enumerate(seq_lens):
-        keys = max(0, min(seq_len, window or seq_len) - 1)
+        keys = max(0, min(seq_len, window or seq_len) - has_new)
+        if num_tokens[request] != 1:
+            keys = 0
         part, active = computed[request, 0]
         assert part % keys_of_tile == 0 or active == 1
         assert part >= least
@@ -66,6 +74,12 @@ for seq_lens, window, dealt, keys_of_tile, least in CASES:
     assert not computed
     assert len(set(taken)) == len(taken)
     assert all(0 <= each < 2 * dealt for each in taken)
+
+for number, (seq_lens, *others) in enumerate(CASES):
+    check(seq_lens, [1] * len(seq_lens), *others, True, True)
+    # Chunks and absent requests between single tokens.
+    mixed = [(1, 1, 7, 0)[(number + place) % 4] for place in range(len(seq_lens))]
+    check(seq_lens, mixed, *others, False, False)
 """
 
 
