@@ -96,7 +96,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 128,
         "sliding_window_pattern": 2,
         "rope_theta": 150_000.0,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
             "original_max_position_embeddings": 4096,

@@ -52,16 +52,23 @@ def read_ropes(
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """Reads `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
 
+    Where a file has both, `rope_scaling` is what its owner added; as in transformers it counts.
+
     Returns:
         The rotation of layers; and that of layers with a window, if it is another.
 
     Raises:
         ConfigError: a field is ill-typed, or the kind of scaling is not supported.
     """
-    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     scaling = fields.section(name)
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
-    kinds = [key for key, value in scaling.values.items() if isinstance(value, dict)]
+    both = fields.section("rope_parameters")
+    if name == "rope_scaling" and fields.has("rope_local_base_freq") and _kinds(both):
+        # Gemma 3's added scaling is that of layers without a window.
+        full = {**both.section("full_attention").values, **scaling.values}
+        scaling = Fields(fields.file, {**both.values, "full_attention": full}, scaling.prefix)
+    kinds = _kinds(scaling)
     if kinds:
         if not set(_LAYER_KINDS) >= set(kinds) or not fields.has("rope_local_base_freq"):
             raise fields.error(name, "one for all layers")
@@ -75,6 +82,11 @@ def read_ropes(
         return rope, None
     partial = rope.partial_rotary_factor
     return rope, RopeConfig(theta=local_theta, partial_rotary_factor=partial)
+
+
+def _kinds(scaling: Fields) -> list[str]:
+    """Returns the kinds of layers that have sections of their own."""
+    return [key for key, value in scaling.values.items() if isinstance(value, dict)]
 
 
 def _read_rope(
@@ -103,11 +115,13 @@ def _read_rope(
     # Dynamic scaling begins past max_position_embeddings, which no sequence exceeds here.
     if rope_type in ("default", "dynamic"):
         return plain
+    name = "original_max_position_embeddings"
+    original = (fields if fields.has(name) else scaling).count(name, max_position_embeddings)
     if rope_type == "yarn":
-        return _read_yarn(scaling, max_position_embeddings, plain)
+        return _read_yarn(scaling, original, max_position_embeddings, plain)
     if rope_type == "longrope":
         num_pairs = int(head_dim * partial) // 2
-        return _read_longrope(fields, scaling, max_position_embeddings, num_pairs, plain)
+        return _read_longrope(scaling, original, max_position_embeddings, num_pairs, plain)
     scaled = replace(plain, rope_type=rope_type, factor=scaling.number("factor"))
     if rope_type == "linear":
         return scaled
@@ -115,16 +129,17 @@ def _read_rope(
         scaled,
         low_freq_factor=scaling.number("low_freq_factor"),
         high_freq_factor=scaling.number("high_freq_factor"),
-        original_max_position_embeddings=scaling.count("original_max_position_embeddings"),
+        original_max_position_embeddings=original,
     )
 
 
-def _read_yarn(scaling: Fields, max_position_embeddings: int, plain: RopeConfig) -> RopeConfig:
+def _read_yarn(
+    scaling: Fields, original: int, max_position_embeddings: int, plain: RopeConfig
+) -> RopeConfig:
     """Reads YaRN's parameters and computes its two scales.
 
     Source: Peng et al. 2023, "YaRN", section 3.4; mscale and mscale_all_dim are DeepSeek-V2's.
     """
-    original = scaling.count("original_max_position_embeddings")
     factor = scaling.number("factor", max_position_embeddings / original)
     mscale, mscale_all_dim = (
         scaling.number(name) if scaling.values.get(name) else 0.0
@@ -148,8 +163,8 @@ def _read_yarn(scaling: Fields, max_position_embeddings: int, plain: RopeConfig)
 
 
 def _read_longrope(
-    fields: Fields,
     scaling: Fields,
+    original: int,
     max_position_embeddings: int,
     num_pairs: int,
     plain: RopeConfig,
@@ -158,13 +173,11 @@ def _read_longrope(
 
     Source: Ding et al. 2024, "LongRoPE"; the scale is Phi-3's.
     """
-    name = "original_max_position_embeddings"
-    original = (scaling if scaling.has(name) else fields).count(name, max_position_embeddings)
     stretch = scaling.number("factor", max_position_embeddings / original)
     table_scale = 1.0
     if stretch > 1.0 and not scaling.has("attention_factor"):
         if original < 2:
-            raise scaling.error(name, "at least 2")
+            raise scaling.error("original_max_position_embeddings", "at least 2")
         table_scale = math.sqrt(1.0 + math.log(stretch) / math.log(original))
     return replace(
         plain,

@@ -185,6 +185,34 @@ def test_dynamic_scaling_does_nothing_within_the_longest_sequence(tmp_path):
     assert dynamic == RopeConfig(theta=10000.0)
 
 
+def test_a_scaling_that_was_added_to_a_newer_file_counts(tmp_path):
+    newer = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}, "rope_theta": 1e5}
+    assert read(tmp_path, **newer).rope == RopeConfig(theta=5e5)
+    assert read(tmp_path, **newer, rope_scaling={}).rope == RopeConfig(theta=5e5)
+    rope = read(tmp_path, **newer, rope_scaling={"rope_type": "linear", "factor": 2.0}).rope
+    assert rope == RopeConfig(theta=1e5, rope_type="linear", factor=2.0)
+
+
+def test_a_scaling_that_was_added_to_gemma_3_is_that_of_layers_without_a_window(tmp_path):
+    full = {"rope_type": "default", "rope_theta": 5e5}
+    config = read(
+        tmp_path,
+        architectures=["Gemma3ForCausalLM"],
+        rope_parameters={"full_attention": full, "sliding_attention": {"rope_theta": 300.0}},
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert config.rope == RopeConfig(theta=5e5, rope_type="linear", factor=8.0)
+    assert config.local_rope == RopeConfig(theta=300.0)
+
+
+@pytest.mark.parametrize("scaling", [YARN, {"rope_type": "llama3", **LLAMA3}])
+def test_the_original_context_is_that_of_the_model_where_scaling_says_none(tmp_path, scaling):
+    name = "original_max_position_embeddings"
+    silent = {**scaling, name: None}
+    assert getattr(read(tmp_path, rope_scaling=silent).rope, name) == 256
+    assert getattr(read(tmp_path, rope_scaling=scaling, **{name: 16}).rope, name) == 16
+
+
 def test_rope_of_each_layer_kind_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="it must be one for all layers"):
         read(tmp_path, rope_parameters={"full_attention": {"rope_theta": 1e4}})
