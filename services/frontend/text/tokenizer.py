@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import tokenizers
 
 from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.literal_encoder import LiteralEncoder
+from services.frontend.text.token_bytes import UnknownDecoderError, token_bytes
 from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 INLINE_ENCODE_CHARACTERS = 2048
@@ -53,7 +53,7 @@ class Tokenizer:
             )
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
-        self._shown = _token_bytes(self._tokenizer, json.loads(content).get("decoder"), size)
+        self._shown = _token_bytes(self._tokenizer, content, size)
         self._hidden = [
             b"" if token_id in self._special else shown
             for token_id, shown in enumerate(self._shown)
@@ -176,51 +176,10 @@ class Tokenizer:
         return str(text)
 
 
-def _token_bytes(tokenizer: tokenizers.Tokenizer, decoder: Any, size: int) -> list[bytes]:
+def _token_bytes(tokenizer: tokenizers.Tokenizer, content: bytes, size: int) -> list[bytes]:
     """Returns the bytes of token ids 0 to size - 1, as the tokenizer's decoder would join them."""
-    kinds = {kind["type"] for kind in _flatten(decoder)}
     tokens = [tokenizer.id_to_token(token_id) or "" for token_id in range(size)]
-    if "ByteLevel" in kinds:
-        alphabet = _byte_level_alphabet()
-        return [_from_byte_level(token, alphabet) for token in tokens]
-    if kinds & {"ByteFallback", "Metaspace"}:
-        return [_from_sentencepiece(token) for token in tokens]
-    raise TokenizerFilesError(
-        f"tokenizer.json has the decoder {sorted(kinds) or None};"
-        " ByteLevel, ByteFallback and Metaspace are supported"
-    )
-
-
-def _flatten(decoder: Any) -> list[Any]:
-    """Returns the steps of a decoder in tokenizer.json."""
-    if decoder is None:
-        return []
-    if decoder["type"] == "Sequence":
-        return [step for part in decoder["decoders"] for step in _flatten(part)]
-    return [decoder]
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each character in byte-level BPE.
-
-    Source: Radford et al. 2019 (GPT-2): printable Latin-1 characters represent themselves, other
-    bytes map in order to characters from U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(0x100)) - set(printable))
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
-    return alphabet
-
-
-def _from_byte_level(token: str, alphabet: Mapping[str, int]) -> bytes:
     try:
-        return bytes([alphabet[character] for character in token])
-    except KeyError:  # an added token in literal form
-        return token.encode()
-
-
-def _from_sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()
+        return token_bytes(tokens, json.loads(content).get("decoder"))
+    except UnknownDecoderError as error:
+        raise TokenizerFilesError(f"tokenizer.json has {error}") from None

@@ -66,6 +66,32 @@ def test_sentencepiece_vocabularies_are_read_too():
     assert tokenizer.token_bytes(show_special_tokens=False)[5] == b""
 
 
+def word_files(decoder) -> dict[str, bytes]:
+    vocab = {"[UNK]": 0, "\u2581big": 1, "cat": 2, "<0x41>": 3}
+    tokenizer = LibraryTokenizer(models.WordLevel(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.decoder = decoder
+    return {"tokenizer.json": tokenizer.to_str().encode()}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.Replace("\u2581", " "),
+        decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()]),
+        decoders.Metaspace(prepend_scheme="never"),
+    ],
+)
+async def test_bytes_of_tokens_are_joined_as_by_the_decoder(decoder):
+    tokenizer = Tokenizer(word_files(decoder))
+    shown = tokenizer.token_bytes(show_special_tokens=True)
+    ids = [2, 1, 3, 2]
+    joined = b"".join(shown[token_id] for token_id in ids).decode()
+    text = await tokenizer.decode(ids, show_special_tokens=True)
+    # Without a decoder words are joined by spaces; a reply's first one stands behind a prompt.
+    assert joined == (f" {text}" if decoder is None else text)
+
+
 def test_files_without_a_tokenizer_are_refused():
     with pytest.raises(TokenizerFilesError, match=r"no tokenizer\.json"):
         Tokenizer({})
