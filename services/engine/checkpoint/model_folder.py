@@ -10,7 +10,11 @@ from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.fields import MAX_FILE_BYTES, shown
 from services.engine.checkpoint.model_config import read_model_config
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
-from services.engine.checkpoint.tokenizer_files import TokenizerFiles, check_token_ids
+from services.engine.checkpoint.tokenizer_files import (
+    TokenizerFiles,
+    check_token_ids,
+    end_token_id,
+)
 from services.engine.errors import InvalidRequestError
 from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
 
@@ -100,7 +104,7 @@ class ModelFolder:
             vocab_size=config.vocab_size,
             max_model_len=_max_model_len(config.max_position_embeddings, max_model_len),
             sliding_windows=config.sliding_windows,
-            eos_token_ids=_eos_token_ids(fields, config),
+            eos_token_ids=_eos_token_ids(fields, config, tokenizer),
             default_sampling=_default_sampling(fields),
             tokenizer=tokenizer,
             config_sha256=config_sha256(folder),
@@ -158,9 +162,18 @@ def _max_model_len(own: int, wanted: int | None) -> int:
     return own if wanted is None else wanted
 
 
-def _eos_token_ids(generation: _Fields, config: ModelConfig) -> frozenset[int]:
-    """Returns the ids that end a sequence; generation_config.json overrides config.json."""
+def _eos_token_ids(
+    generation: _Fields, config: ModelConfig, tokenizer: TokenizerFiles
+) -> frozenset[int]:
+    """Returns the ids that end a sequence.
+
+    generation_config.json overrides config.json. The tokenizer's own end counts too: fine-tuned
+    models may have changed it there alone.
+    """
     ids = generation.token_ids("eos_token_id", config.eos_token_ids)
+    own = end_token_id(tokenizer)
+    if own is not None and own < config.vocab_size and len(ids) < MAX_EOS_TOKEN_IDS:
+        ids |= {own}
     # The worker's tables hold no more, and it refuses ids above the vocabulary.
     if len(ids) > MAX_EOS_TOKEN_IDS or max(ids, default=0) >= config.vocab_size:
         raise ModelFolderError(

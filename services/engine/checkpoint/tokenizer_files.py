@@ -92,6 +92,28 @@ def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> Non
             )
 
 
+def end_token_id(files: TokenizerFiles) -> int | None:
+    """Returns the id of `eos_token` in tokenizer_config.json; None if it names no token.
+
+    Args:
+        files: with a tokenizer.json that `check_token_ids` has passed.
+    """
+    try:
+        config = json.loads(files.content("tokenizer_config.json") or b"{}")
+        end = config.get("eos_token")
+    except (ValueError, AttributeError, RecursionError):  # frontends refuse its chats with a reason
+        return None
+    text = end.get("content") if isinstance(end, dict) else end
+    content = json.loads(files.content("tokenizer.json") or b"{}")
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: dict[str, int] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            ids[token["content"]] = token["id"]
+    return ids.get(text) if isinstance(text, str) else None
+
+
 def _token_ids(content: dict[str, Any]) -> Iterator[object]:
     """Yields the ids of all tokens from each form of tokenizer.json."""
     model = content.get("model")

@@ -45,6 +45,30 @@ def test_limits_and_names_come_from_config_json(folder):
     assert model.eos_token_ids == {2}
 
 
+@pytest.mark.parametrize(
+    ("end", "ids"),
+    [
+        ("<|im_end|>", {2, 7}),
+        ({"content": "<|im_end|>", "special": True}, {2, 7}),
+        ("</s>", {2, 5}),
+        ("<far>", {2}),  # above the model's vocabulary
+        ("<other>", {2}),
+        (None, {2}),
+    ],
+)
+def test_the_tokenizers_own_end_ends_a_sequence_too(folder, end, ids):
+    added = [{"id": 7, "content": "<|im_end|>"}, {"id": 1024, "content": "<far>"}]
+    content = {"model": {"vocab": {"</s>": 5}}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert read(folder).eos_token_ids == ids
+
+
+def test_a_broken_tokenizer_config_names_no_end(folder):
+    (folder / "tokenizer_config.json").write_text("[")
+    assert read(folder).eos_token_ids == {2}
+
+
 def test_a_smaller_context_can_be_asked_for(folder):
     assert read(folder, max_model_len=100).max_model_len == 100
 
