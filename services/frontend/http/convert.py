@@ -61,9 +61,10 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         InvalidRequestError: a tool call's arguments are not JSON, or a tool choice has no tools.
     """
     choice = request.tool_choice
-    for field in ("tool_choice", "parallel_tool_calls"):
-        if getattr(request, field) is not None and request.tools is None:
-            raise InvalidRequestError(f"{field} needs tools", field=field)
+    if choice not in (None, "none", "auto") and not request.tools:
+        raise InvalidRequestError(
+            "tool_choice demands a call and there are no tools", field="tool_choice"
+        )
     wanted = () if request.tool_choice == "none" else request.tools or ()
     tools = [_tool_of(each) for each in wanted]
     named = choice.function.name if isinstance(choice, NamedTool) else ""
@@ -133,6 +134,7 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
         max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
+        response_format=request.response_format,
     )
 
 
@@ -148,7 +150,7 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
             f"max_tokens is {old} and max_completion_tokens is {new}; give one of them",
             field="max_tokens",
         )
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
     return options_of(
         request,
@@ -239,8 +241,9 @@ def _message_of(message: ChatMessage) -> Message:
     read: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         read["name"] = message.name
-    if message.reasoning_content is not None:
-        read["reasoning_content"] = message.reasoning_content
+    for reasoning in (message.reasoning_content, message.reasoning):
+        if reasoning is not None:
+            read["reasoning_content"] = reasoning
     if message.tool_calls:
         read["tool_calls"] = [
             tool_call_of(call.id, call.function.name, call.function.arguments)

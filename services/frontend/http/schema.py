@@ -1,18 +1,22 @@
-"""Request bodies: every field is read or refused, none is ignored.
+"""Request bodies of completions, chats and tokenization.
 
-The names are those of OpenAI's API, plus extensions with the meaning of the gRPC API. A null counts
-as an absent field at every depth, even in an unknown field: clients send back parts of responses.
-The engine checks further ranges.
+The names are those of OpenAI's API, plus extensions with the meaning of the gRPC API. The engine
+checks further ranges.
 """
 
 from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, model_validator
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.refusals import UNKNOWN_FIELD, refusal_of
+from services.frontend.http.inert_fields import (
+    InertFields,
+    NeutralChatFields,
+    NeutralCompletionFields,
+)
+from services.frontend.http.refusals import refusal_of
+from services.frontend.http.request_body import Body
 from services.frontend.pipeline.request import (
     MAX_CACHE_SALT_CHARACTERS,
     MAX_CHOICES,
@@ -35,31 +39,13 @@ StopString = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Body(BaseModel):
-    """Part of a body: unknown fields are refused unless they are null."""
-
-    model_config = ConfigDict(
-        strict=True,
-        allow_inf_nan=False,
-        frozen=True,
-        extra="allow",
-        # Read unknown fields, to refuse them by name.
-        json_schema_extra={"additionalProperties": {"type": "null"}},
-    )
-
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                raise PydanticCustomError(UNKNOWN_FIELD, "{name} is not supported", {"name": name})
-        return self
-
-
 class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """Chunks are never padded."""
 
 
 class StructuredOutputs(Body):
@@ -70,18 +56,6 @@ class StructuredOutputs(Body):
     regex: str | None = None
     choice: Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
-
-
-class InertFields(Body):
-    """Fields that cannot change an answer. They are checked for their types and not used."""
-
-    user: str | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
 
 
 class GenerationFields(Body):
@@ -124,6 +98,57 @@ class GenerationFields(Body):
     parse_special_tokens: bool | None = None
 
 
+class JsonSchema(Body):
+    """A schema for the answer, and its name.
+
+    The answer always follows it exactly, whatever `strict` is.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    """Not shown to the model."""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class Structure(Body):
+    """A part of an answer between fixed texts."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: str
+
+
+class ResponseFormat(Body):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: (
+        Annotated[list[Structure], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    """Parts of a structural_tag, beside free text."""
+    triggers: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    """Texts after which a structural_tag must go on as one of its parts, which begin with them."""
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must be given with the type json_schema, and only then")
+        is_tag = self.type == "structural_tag"
+        if is_tag != (self.structures is not None) or is_tag != (self.triggers is not None):
+            raise ValueError(
+                "structures and triggers must be given with the type structural_tag, and only then"
+            )
+        return self
+
+
 class SharedFields(InertFields, GenerationFields):
     """Fields of both completions and chat completions."""
 
@@ -131,6 +156,7 @@ class SharedFields(InertFields, GenerationFields):
     max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -143,7 +169,7 @@ class SharedFields(InertFields, GenerationFields):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-class CompletionRequest(SharedFields):
+class CompletionRequest(SharedFields, NeutralCompletionFields):
     """Body of POST /v1/completions."""
 
     prompt: (
@@ -169,7 +195,7 @@ class TextPart(Body):
 
 
 class FunctionCall(Body):
-    """A function call of the model, with its arguments as JSON text."""
+    """A function call of the model, with its arguments as JSON text; empty text is no arguments."""
 
     name: str
     arguments: str
@@ -181,6 +207,8 @@ class ToolCall(Body):
     id: str
     type: Literal["function"]
     function: FunctionCall
+    index: Annotated[int, Field(ge=0)] | None = None
+    """Of a call that was put together from a stream; the order in the list counts."""
 
 
 class FunctionDefinition(Body):
@@ -226,66 +254,23 @@ class ChatMessage(Body):
     )
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name for it, as some servers call it."""
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     """OpenAI's own responses carry an empty list."""
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        if self.content is None and not self.tool_calls and self.reasoning_content is None:
+        both = (self.reasoning, self.reasoning_content)
+        if None not in both and both[0] != both[1]:
+            raise ValueError("reasoning and reasoning_content are one field; they must be equal")
+        said = (self.content, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and said == (None, None, None):
             raise ValueError("a message must have content, or tool_calls")
         return self
 
 
-class JsonSchema(Body):
-    """A schema for the answer, and its name.
-
-    The answer always follows it exactly, whatever `strict` is.
-    """
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class Structure(Body):
-    """A part of an answer between fixed texts."""
-
-    begin: Annotated[str, Field(min_length=1)]
-    schema_: dict[str, Any] = Field(alias="schema")
-    end: str
-
-
-class ResponseFormat(Body):
-    """The form of an answer."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchema | None = None
-    structures: (
-        Annotated[list[Structure], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
-    ) = None
-    """Parts of a structural_tag, beside free text."""
-    triggers: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
-        ]
-        | None
-    ) = None
-    """Texts after which a structural_tag must go on as one of its parts, which begin with them."""
-
-    @model_validator(mode="after")
-    def _check_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema must be given with the type json_schema, and only then")
-        is_tag = self.type == "structural_tag"
-        if is_tag != (self.structures is not None) or is_tag != (self.triggers is not None):
-            raise ValueError(
-                "structures and triggers must be given with the type structural_tag, and only then"
-            )
-        return self
-
-
-class ChatCompletionRequest(SharedFields):
+class ChatCompletionRequest(SharedFields, NeutralChatFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -294,10 +279,8 @@ class ChatCompletionRequest(SharedFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
-    tools: (
-        Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
-    ) = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """An empty list is the same as none."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

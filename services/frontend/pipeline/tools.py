@@ -31,7 +31,7 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
 
 
 def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
-    """Returns a previous tool call of the model, with its arguments as text.
+    """Returns a previous tool call of the model, with its arguments as text; empty means none.
 
     Raises:
         InvalidRequestError: it has no name, or the arguments are not a JSON object.
@@ -39,6 +39,7 @@ def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
     if not name:
         raise InvalidRequestError("a tool call names no function", field="messages")
     call: dict[str, Any] = {"id": call_id} if call_id else {}
+    arguments = arguments or "{}"
     json_object(arguments, "arguments of a tool call")  # templates that need an object get one
     function = {"name": name, "arguments": arguments}
     return call | {"type": "function", "function": function}

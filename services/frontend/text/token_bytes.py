@@ -45,7 +45,7 @@ def _flatten(decoder: Any) -> list[Any]:
     return [decoder]
 
 
-def _replaces_spaces(step: Any) -> bool:
+def _replaces_spaces(step: Mapping[str, object]) -> bool:
     return step["type"] == "Replace" and step.get("pattern") == {"String": "\u2581"}
 
 

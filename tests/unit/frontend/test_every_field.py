@@ -13,11 +13,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from protos.frontend.v1 import frontend_pb2
-from services.frontend.http.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    InertFields,
-)
+from services.frontend.http.inert_fields import InertFields
+from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
 from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.field_walk import leaf_paths, set_field
@@ -159,11 +156,21 @@ HTTP_VALUES = {
     "cache_salt": ["tenant"],
     "parse_special_tokens": [True, False],
     "tools": [[{"type": "function", "function": {"name": "add"}}]],
-    "tool_choice": ["auto", "none", "required"],
-    "parallel_tool_calls": [False],
+    "tool_choice": ["required"],
     "chat_template_kwargs": [{"enable_thinking": True}],
     "reasoning_effort": ["low"],
     "max_reasoning_tokens": [0],
+    "skip_special_tokens": [False],
+    "spaces_between_special_tokens": [False],
+    "include_stop_str_in_output": [True],
+    "use_beam_search": [True],
+    "return_token_ids": [True],
+    "return_tokens_as_token_ids": [True],
+    "priority": [1],
+    "add_special_tokens": [True, False],
+    "add_generation_prompt": [False],
+    "continue_final_message": [True],
+    "include_reasoning": [False],
 }
 """Values for every field of the schema that are not what its absence means."""
 
@@ -174,11 +181,14 @@ BODIES = {
     },
     "/v1/completions": {"model": "fake", "prompt": "one <|im_end|> two"},
 }
-INERT = {*InertFields.model_fields, "prediction", "verbosity"}
-"""Fields that cannot change an answer; `verbosity` can where a chat template knows it."""
+INERT = {*InertFields.model_fields, "prediction", "verbosity", "parallel_tool_calls"}
+"""Fields that cannot change an answer; `verbosity` can where a chat template knows it, and
+`parallel_tool_calls` where there are tools."""
 DEFAULTS = {
     ("/v1/chat/completions", "parse_special_tokens"): False,
     ("/v1/completions", "parse_special_tokens"): True,
+    ("/v1/chat/completions", "add_special_tokens"): False,
+    ("/v1/completions", "add_special_tokens"): True,
 }
 """Values above that are what the field's absence means."""
 

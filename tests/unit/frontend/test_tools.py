@@ -79,6 +79,32 @@ async def test_the_template_gets_tools_calls_and_answers_over_http():
             assert prompt_of(engine) == EXPECTED
 
 
+async def test_calls_that_were_put_together_from_a_stream_can_be_sent_back():
+    call = dict(CONVERSATION[1]["tool_calls"][0])
+    messages = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": [{**call, "index": 0}]}]
+    async with running() as (engine, _, client):
+        await client.post("/v1/chat/completions", json=body(messages=[*messages, CONVERSATION[2]]))
+        assert prompt_of(engine) == EXPECTED
+        call["function"] = {"name": "add", "arguments": ""}  # of a call without arguments
+        silent = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
+        await client.post("/v1/chat/completions", json=body(messages=silent))
+        assert "<call>add {}<|im_end|>" in prompt_of(engine)
+
+
+@pytest.mark.parametrize("names", [["reasoning"], ["reasoning", "reasoning_content"]])
+async def test_reasoning_is_sent_back_under_either_name(names):
+    template = "{% for m in messages %}({{ m.reasoning_content }}){{ m.content }}{% endfor %}"
+    said = {"role": "assistant", "content": "7", **dict.fromkeys(names, "hm")}
+    async with running(template) as (engine, _, client):
+        asked = {"model": "fake", "messages": [said]}
+        answer = await client.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert prompt_of(engine) == "(hm)7"
+        said["reasoning"], said["reasoning_content"] = "a", "b"
+        answer = await client.post("/v1/chat/completions", json=asked)
+        assert answer.json()["error"]["param"] == "messages"
+
+
 async def test_the_tool_choice_none_keeps_tools_from_the_model():
     async with running() as (engine, _, client):
         await client.post("/v1/chat/completions", json=body(tool_choice="none"))
@@ -100,8 +126,7 @@ async def test_the_template_gets_the_same_over_grpc():
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
-        ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
-        ({"tools": []}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS * 129}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),

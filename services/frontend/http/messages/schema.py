@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from services.frontend.http.schema import Body, Count, Model, StopString
+from services.frontend.http.request_body import Body
+from services.frontend.http.schema import Count, Model, StopString
 from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
 from services.frontend.pipeline.tools import MAX_TOOLS
 

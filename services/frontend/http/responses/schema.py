@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.schema import Body, Count, GenerationFields, JsonSchema
+from services.frontend.http.request_body import Body
+from services.frontend.http.schema import Count, GenerationFields, JsonSchema
 from services.frontend.pipeline.request import MAX_MESSAGES
 from services.frontend.pipeline.tools import MAX_TOOLS
 
@@ -191,7 +192,6 @@ class SchemaFormat(JsonSchema):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
-    description: str | None = None
 
 
 class TextOptions(Body):

@@ -35,6 +35,76 @@ async def test_fields_that_change_no_answer_change_nothing():
     assert first.sampling.top_k == 0
 
 
+NEUTRAL = {
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "use_beam_search": False,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "priority": 0,
+}
+NEUTRAL_CHAT = NEUTRAL | {
+    "add_special_tokens": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "echo": False,
+    "include_reasoning": True,
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "logprobs": False,
+    "top_logprobs": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "neutral"),
+    [
+        ("/v1/chat/completions", CHAT, NEUTRAL_CHAT),
+        ("/v1/chat/completions", CHAT, {"tools": [], "tool_choice": "none"}),
+        (
+            "/v1/chat/completions",
+            CHAT | {"stream": True},
+            {"stream_options": {"include_obfuscation": True}},
+        ),
+        ("/v1/completions", COMPLETION, NEUTRAL | {"add_special_tokens": True}),
+    ],
+)
+async def test_values_that_say_what_happens_anyway_change_nothing(path, body, neutral):
+    async with http_stack() as (stack, client):
+        for each in (body, body | neutral):
+            answer = await client.post(path, json=each | {"seed": 1})
+            assert answer.status_code == 200, answer.text
+        first, second = stack.engine.submits
+    assert (first.prompt_token_ids, first.sampling) == (second.prompt_token_ids, second.sampling)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+)
+async def test_the_description_of_a_schema_changes_nothing(path, body):
+    form = {"name": "city", "schema": {"type": "object"}}
+    async with http_stack() as (stack, client):
+        for each in (form, form | {"description": "A city."}):
+            wanted = {"response_format": {"type": "json_schema", "json_schema": each}}
+            answer = await client.post(path, json=body | wanted | {"seed": 1})
+            assert answer.status_code == 200, answer.text
+        first, second = stack.engine.submits
+    assert first.sampling.structured_output.json_schema == '{"type": "object"}'
+    assert (first.prompt_token_ids, first.sampling) == (second.prompt_token_ids, second.sampling)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_beam_search", True), ("continue_final_message", True), ("priority", 5)],
+)
+async def test_values_that_say_something_else_are_refused_by_name(name, value):
+    async with http_stack() as (_, client):
+        answer = await client.post("/v1/chat/completions", json=CHAT | {name: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 @pytest.mark.parametrize(
     ("template", "shown"),
     [(PLAIN, "[system]a[user]b"), (KNOWING, "<low>D:aKim:b")],

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.errors import InvalidRequestError
+from services.frontend.http.request_body import Body
 from services.frontend.http.responses import schema
 from services.frontend.http.responses.calls import read_response
-from services.frontend.http.schema import Body
 
 BODY = {
     "model": "m",
