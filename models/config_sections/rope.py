@@ -66,8 +66,8 @@ def read_ropes(
     both = fields.section("rope_parameters")
     if name == "rope_scaling" and fields.has("rope_local_base_freq") and _kinds(both):
         # Gemma 3's added scaling is that of layers without a window.
-        full = {**both.section("full_attention").values, **scaling.values}
-        scaling = Fields(fields.file, {**both.values, "full_attention": full}, scaling.prefix)
+        widened = {**both.section("full_attention").values, **scaling.values}
+        scaling = Fields(fields.file, {**both.values, "full_attention": widened}, scaling.prefix)
     kinds = _kinds(scaling)
     if kinds:
         if not set(_LAYER_KINDS) >= set(kinds) or not fields.has("rope_local_base_freq"):

@@ -88,7 +88,7 @@ async def test_bytes_of_tokens_are_joined_as_by_the_decoder(decoder):
     ids = [2, 1, 3, 2]
     joined = b"".join(shown[token_id] for token_id in ids).decode()
     text = await tokenizer.decode(ids, show_special_tokens=True)
-    # Without a decoder words are joined by spaces; a reply's first one stands behind a prompt.
+    # Without a decoder words are joined by spaces; a reply's first one comes after a prompt.
     assert joined == (f" {text}" if decoder is None else text)
 
 
