@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import LONG_TIMEOUTS, Flag, Stack, free_port, stack
+from tests.support.processes import (
+    LONG_TIMEOUTS,
+    Flag,
+    ServiceProcess,
+    Stack,
+    free_port,
+    stack,
+)
 from tests.support.steered_engine import MODULE
 
 
@@ -26,6 +33,22 @@ def services_with_long_timeouts() -> Iterator[None]:
         for name, value in LONG_TIMEOUTS.items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def services_are_forked() -> Iterator[None]:
+    """Importing torch takes an engine longer than most tests take."""
+    # A GPU's libraries read a worker's environment when they are loaded.
+    has_gpu = Path("/proc/driver/nvidia").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServiceProcess, "forks", not has_gpu)
+        yield
+
+
+@pytest.fixture
+def services_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services start as operators start them, with workers that are their children."""
+    monkeypatch.setattr(ServiceProcess, "forks", False)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from tests.support.waiting import until
 
 KEY = "a-long-enough-secret"
 MAX_LIVE = 4
+# The process that forks the others must not have imported gRPC.
+pytestmark = pytest.mark.usefixtures("services_are_started")
 ASK = {
     "model": "fake",
     "max_tokens": 100,

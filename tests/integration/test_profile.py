@@ -5,13 +5,13 @@ import gzip
 import json
 
 import grpc
-import psutil
 import pytest
 
 from protos.engine.v1.engine_pb2 import GetStatsRequest, StartProfileRequest, StopProfileRequest
 from protos.engine.v1.worker_pb2 import ProfileEnd
 from services.client.cli import main
 from tests.support.engine_client import engine_stub, generate
+from tests.support.held import worker_of
 from tests.support.processes import start_engine
 
 SMALL = {"max_model_len": 128, "max_num_seqs": 4, "num_kv_blocks": 64, "device": "cpu"}
@@ -125,8 +125,7 @@ async def test_a_lost_worker_takes_its_profile_along(tmp_path):
     with start_engine(**SMALL, profile_dir=tmp_path) as engine:
         async with engine_stub(engine.address) as stub:
             await stub.StartProfile(StartProfileRequest())
-            (worker,) = psutil.Process(engine.pid).children()
-            worker.kill()
+            worker_of(engine).kill()
             stopped = await refusal(stub.StopProfile(StopProfileRequest()))
             assert stopped[0] == grpc.StatusCode.UNAVAILABLE
             async with asyncio.timeout(60):

@@ -34,7 +34,7 @@ except ImportError:
 
 
 @pytest.fixture
-def without_triton(tmp_path, monkeypatch):
+def without_triton(tmp_path, monkeypatch, services_are_started):
     """Hides Triton from processes that start meanwhile, and from theirs."""
     folder = tmp_path / "site"
     folder.mkdir()

@@ -1,9 +1,10 @@
-"""A process that has imported the modules of workers, and forks workers without that cost.
+"""A process that has imported modules, and forks programs without that cost.
 
-python -m tests.support.fork_server SOCKET_FD
+python -m tests.support.fork_server SOCKET_FD [MODULE ...]
 
 A request is JSON, with the descriptors that the program inherits. A keeper, a fork of its own,
-reports the program's id and how it ended, as lines, to the first descriptor.
+reports the program's id and how it ended, as lines, to the first descriptor. An engine asks for its
+workers over a connection that this process has made.
 """
 
 import array
@@ -13,14 +14,16 @@ import gc
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-# These take a worker seconds to import, torch above all.
-import services.engine.worker.process
-import services.engine.worker.start.startup  # noqa: F401
 from services.processes.parent_death import die_with_parent
+from tests.support.forked_workers import workers_forked
 
 _MAX_BYTES, _MAX_FDS = 2**17, 32
 
@@ -28,14 +31,18 @@ _MAX_BYTES, _MAX_FDS = 2**17, 32
 def main() -> None:
     """Forks a program for each request, until the process that asks is gone."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        import_module(module)
+    of_programs, for_programs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Forks share the memory of what no collection touches.
     gc.freeze()
-    while received := _received(requests):
+    while received := _received(requests, of_programs):
         request, fds = received
         own_id = os.getpid()
         if not os.fork():
             requests.close()
-            _keep(own_id, request, fds)
+            of_programs.close()
+            _keep(own_id, request, fds, for_programs)
             return
         for fd in fds:
             os.close(fd)
@@ -48,8 +55,9 @@ def _forget_ended_keepers() -> None:
             pass
 
 
-def _received(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    content, messages, _, _ = requests.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(4 * _MAX_FDS))
+def _received(*connections: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    ready, _, _ = select.select(connections, [], [])
+    content, messages, _, _ = ready[0].recvmsg(_MAX_BYTES, socket.CMSG_SPACE(4 * _MAX_FDS))
     if not content:
         return None
     fds = array.array("i")
@@ -58,7 +66,9 @@ def _received(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
     return json.loads(content), fds.tolist()
 
 
-def _keep(server_id: int, request: dict[str, Any], fds: list[int]) -> None:
+def _keep(
+    server_id: int, request: dict[str, Any], fds: list[int], for_programs: socket.socket
+) -> None:
     """Reports on the program in one process; in another, becomes the program."""
     die_with_parent(server_id)
     report, *inherited = fds
@@ -66,22 +76,34 @@ def _keep(server_id: int, request: dict[str, Any], fds: list[int]) -> None:
     program_id = os.fork()
     if not program_id:
         os.close(report)
-        _run(own_id, request, inherited)
+        _run(own_id, request, [for_programs.detach(), *inherited])
         return
     for fd in inherited:
         os.close(fd)
+    for_programs.close()
+    os.setpgid(program_id, request["group"] or program_id)
     os.write(report, b"%d\n" % program_id)
+    _kill_once_closed(report, program_id)
     _, status = os.waitpid(program_id, 0)
-    os.write(report, b"%d\n" % os.waitstatus_to_exitcode(status))
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report, b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
+def _kill_once_closed(report: int, program_id: int) -> None:
+    """Returns when the program has ended, by force if the process that asked for it is gone."""
+    program = os.pidfd_open(program_id)
+    ready, _, _ = select.select([report, program], [], [])
+    if program not in ready:
+        os.kill(program_id, signal.SIGKILL)
+
+
 def _run(keeper_id: int, request: dict[str, Any], fds: list[int]) -> None:
-    """Becomes the program: its descriptors have the numbers that it expects."""
+    """Becomes the program: its descriptors, after the server's, have the numbers it expects."""
     die_with_parent(keeper_id)
     # Out of the way of the numbers, some of which others of these may have.
     free = max(request["numbers"]) + 1
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in fds]
+    server, *moved = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in fds)
     for fd in fds:
         os.close(fd)
     for fd, number in zip(moved, request["numbers"], strict=True):
@@ -90,8 +112,18 @@ def _run(keeper_id: int, request: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     module, *arguments = request["command"]
+    if module == "-c":
+        _run_text(*arguments)
+        return
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    with workers_forked(socket.socket(fileno=server)):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_text(program: str, *arguments: str) -> None:
+    sys.argv = ["-c", *arguments]
+    sys.modules["__main__"] = main_module = ModuleType("__main__")
+    exec(compile(program, "<program>", "exec"), vars(main_module))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,22 @@
 """Workers that are forked from a process that has imported torch, instead of started.
 
 They are processes of their own with the command line, the environment and the descriptors that the
-engine gives them. Tests of the real services start them as the engine does.
+engine gives them.
 """
 
 import asyncio
-import atexit
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from services.processes.child import child_command
 from tests.support import odd_rank
-from tests.support.processes import ROOT
+from tests.support.forks import OF_SERVICES, fork, fork_server
 
-MODULES = ("services.engine.worker", odd_rank.MODULE)
+MODULES = ("services.engine.worker", "tests.support.steered_engine", odd_rank.MODULE)
 
 
 class ForkedProcess:
@@ -56,8 +51,11 @@ class ForkedProcess:
 
 
 @contextlib.contextmanager
-def workers_forked() -> Iterator[None]:
-    """Forks the workers that this process starts, for the length of the block."""
+def workers_forked(server: socket.socket | None = None) -> Iterator[None]:
+    """Forks the workers that this process starts, for the length of the block.
+
+    server: the connection to a fork server; by default this process's own.
+    """
     start = asyncio.create_subprocess_exec
     prefix = child_command("")[:-1]
 
@@ -65,7 +63,7 @@ def workers_forked() -> Iterator[None]:
         module = command[len(prefix)] if list(command[: len(prefix)]) == prefix else None
         if module not in MODULES:
             return await start(*command, **options)
-        return await _fork(command[len(prefix) :], **options)
+        return await _fork(server or fork_server(*OF_SERVICES), command[len(prefix) :], **options)
 
     asyncio.create_subprocess_exec = fork_or_start
     try:
@@ -74,34 +72,15 @@ def workers_forked() -> Iterator[None]:
         asyncio.create_subprocess_exec = start
 
 
-async def _fork(command, *, stdin, stderr, pass_fds, env) -> ForkedProcess:
+async def _fork(server, command, *, stdin, stderr, pass_fds, env) -> ForkedProcess:
     assert stdin == asyncio.subprocess.DEVNULL
-    ours, theirs = socket.socketpair()
-    with theirs, Path(os.devnull).open("rb") as nothing:  # noqa: ASYNC230  never waits
+    with Path(os.devnull).open("rb") as nothing:  # noqa: ASYNC230  never waits
         descriptors = {
             0: nothing.fileno(),
             1: 1,
             2: 2 if stderr is None else stderr if isinstance(stderr, int) else stderr.fileno(),
             **{fd: fd for fd in pass_fds},
         }
-        request = {"command": command, "environment": dict(env), "numbers": list(descriptors)}
-        fds = [theirs.fileno(), *descriptors.values()]
-        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
+        ours = fork(server, command, environment=env, descriptors=descriptors, group=os.getpgrp())
     report, writer = await asyncio.open_unix_connection(sock=ours)
     return ForkedProcess(int(await report.readline()), report, writer)
-
-
-@cache
-def _server() -> socket.socket:
-    """Starts this process's server, which ends when the connection does."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
-            cwd=ROOT,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-    atexit.register(server.wait)
-    atexit.register(ours.close)
-    return ours

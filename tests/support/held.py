@@ -1,6 +1,7 @@
 """Resources that services hold, seen from outside: every fault must give them back."""
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 
@@ -20,8 +21,19 @@ def worker_of(engine: ServiceProcess) -> psutil.Process:
 
 
 def children(service: ServiceProcess) -> list[psutil.Process]:
-    """Returns a service's child processes."""
-    return psutil.Process(service.pid).children()
+    """Returns a service's other processes: the group that it leads."""
+    return [
+        each
+        for each in psutil.process_iter()
+        if each.pid != service.pid and _group_of(each.pid) == service.pid
+    ]
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import psutil
 
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import held_by, worker_of
+from tests.support.held import children, held_by, worker_of
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import until
 
@@ -40,8 +40,7 @@ async def together(engine: ServiceProcess, number: int) -> AsyncIterator[None]:
 def has_stopped(engine: ServiceProcess) -> bool:
     """Whether the engine's worker is stopped now."""
     with suppress(psutil.NoSuchProcess):
-        workers = psutil.Process(engine.pid).children()
-        return any(worker.status() == psutil.STATUS_STOPPED for worker in workers)
+        return any(each.status() == psutil.STATUS_STOPPED for each in children(engine))
     return False
 
 

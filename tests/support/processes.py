@@ -22,6 +22,9 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.forked_program import ForkedProgram
+from tests.support.forks import OF_SERVICES, fork_server
+
 ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
 FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 1_500, 8
@@ -32,6 +35,7 @@ LONG_TIMEOUTS = {
     "OCTAVO_ENGINE_GRAMMAR_TIMEOUT_S": "30",
 }
 """For machines that hold a process up for seconds; a test's flags go before."""
+_FORKED = ("services.engine", "services.frontend", "tests.support.steered_engine")
 Flag = str | int | float | bool | Path
 _given_ports: set[int] = set()
 
@@ -65,6 +69,9 @@ class ServiceProcess:
     It may be stopped and started again, on the same port. `log` is everything it wrote.
     """
 
+    forks = False
+    """Whether services are forked from a process that has their modules, instead of started."""
+
     def __init__(
         self,
         module: str,
@@ -74,6 +81,7 @@ class ServiceProcess:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.module = module
+        self._is_forked = self.forks and module in _FORKED
         self.credentials = credentials
         """Credentials of its health check; None asks in plain text."""
         self.stderr = subprocess.STDOUT
@@ -86,7 +94,7 @@ class ServiceProcess:
         self._log_file = tempfile.NamedTemporaryFile(  # noqa: SIM115  lives as long as self
             mode="w+b", prefix=f"{module}-", suffix=".log"
         )
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
 
     @property
     def address(self) -> str:
@@ -111,15 +119,26 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Starts the process; returns before it is ready."""
-        command = [sys.executable, "-m", self.module, "--host", self.host]
-        command += ["--port", str(self.port), *flag_arguments(self._flags)]
+        command = [self.module, "--host", self.host, "--port", str(self.port)]
+        command += flag_arguments(self._flags)
+        # Operators get a warning of a late compilation; here it ends the engine.
+        own = {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"}
+        environment = os.environ | LONG_TIMEOUTS | own
+        if self._is_forked:
+            log = self._log_file.fileno()
+            stderr = log if self.stderr == subprocess.STDOUT else self.stderr
+            self._process = ForkedProgram(
+                fork_server(*OF_SERVICES),
+                command,
+                environment=environment,
+                stdout=log,
+                stderr=stderr,
+            )
+            return
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command],
             cwd=ROOT,
-            # Operators get a warning of a late compilation; here it ends the engine.
-            env=os.environ
-            | LONG_TIMEOUTS
-            | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=self.stderr,

@@ -154,6 +154,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(engine, stub, client)
     await assert_serves(stub)
 
 
+@pytest.mark.usefixtures("services_are_started")
 class TestKilledEngine:
     """SIGKILL leaves the engine no time to end its worker."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.faults.test_lost_rank import PROMPTS, RECOVERY_LIMIT_S, run, tokens_of_all
 from tests.support.engine_client import engine_stub, get_stats
+from tests.support.held import children
 from tests.support.nodes import NodeProcess
 from tests.support.processes import start_engine
 from tests.support.slow_link import obstacle, slow_link
@@ -53,7 +54,7 @@ async def test_the_tokens_go_on_after_the_link_to_a_node_was_cut(expected, tmp_p
 
 async def assert_tokens_go_on(engine, node, link, expected):
     async with engine_stub(engine.address) as stub, asyncio.timeout(RECOVERY_LIMIT_S):
-        assert_meets_on(link.address, engine.pid)
+        assert_meets_on(link.address, engine)
         before = await get_stats(stub)
         seen = [[] for _ in PROMPTS]
         running = [
@@ -74,12 +75,11 @@ async def assert_tokens_go_on(engine, node, link, expected):
     assert "it does not answer" in node.log
 
 
-def assert_meets_on(address, pid):
+def assert_meets_on(address, engine):
     """Checks that ranks listen on no other address than that of the link."""
-    ranks = psutil.Process(pid).children(recursive=True)
     listening = {
         each.laddr.ip
-        for rank in ranks
+        for rank in children(engine)
         for each in rank.net_connections("inet")
         if each.status == psutil.CONN_LISTEN
     }

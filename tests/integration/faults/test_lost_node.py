@@ -18,6 +18,7 @@ from tests.integration.faults.test_lost_rank import (
     tokens_of_all,
 )
 from tests.support.engine_client import engine_stub, get_stats
+from tests.support.held import children
 from tests.support.nodes import NodeProcess
 from tests.support.processes import start_engine
 from tests.support.waiting import until
@@ -60,7 +61,7 @@ async def test_ranks_on_two_hosts_give_the_tokens_of_one_rank(hosts, expected):
     async with engine_stub(engine.address) as stub:
         pids = [rank.pid for rank in (await get_stats(stub)).ranks]
     assert {each.pid for each in node.ranks} >= set(pids[2:])
-    assert {each.pid for each in psutil.Process(engine.pid).children()} >= set(pids[:2])
+    assert {each.pid for each in children(engine)} >= set(pids[:2])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -87,12 +88,12 @@ async def test_the_tokens_go_on_after_a_node_is_lost_and_comes_back(hosts, expec
     assert after.num_worker_restarts == before.num_worker_restarts + 1
     assert not set(lost) & set(node.ranks)
     await until(lambda: not any(map(psutil.Process.is_running, lost)))
-    assert len(psutil.Process(engine.pid).children(recursive=True)) == 2
+    assert len(children(engine)) == 2
 
 
 def test_the_end_of_the_engine_ends_the_ranks_of_its_nodes(hosts):
     engine, node = hosts
-    ranks = node.ranks + psutil.Process(engine.pid).children(recursive=True)
+    ranks = node.ranks + children(engine)
     ports = {
         each.laddr.port
         for rank in ranks

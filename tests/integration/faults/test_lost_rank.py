@@ -16,7 +16,7 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import assert_all_is_given_back, held_by
+from tests.support.held import assert_all_is_given_back, children, held_by
 from tests.support.processes import start_engine
 from tests.support.waiting import until
 
@@ -101,7 +101,7 @@ async def test_the_tokens_go_on_after_a_rank_is_lost(engine, expected, rank, num
     tokens = await tokens_despite(engine, lambda pids: os.kill(pids[rank], number))
     assert tokens == expected
     assert shared_memory() <= shared
-    assert len(psutil.Process(engine.pid).children(recursive=True)) == 2
+    assert len(children(engine)) == 2
 
 
 async def test_the_tokens_go_on_after_a_rank_alone_runs_out_of_memory(engine, expected):
@@ -127,7 +127,7 @@ async def test_the_engine_holds_no_more_descriptors_than_at_first(engine, expect
 
 def test_the_end_of_the_engine_is_the_end_of_all_ranks():
     with start_engine(tensor_parallel_size=2, device="cpu") as engine:
-        ranks = psutil.Process(engine.pid).children(recursive=True)
+        ranks = children(engine)
         ports = {
             each.laddr.port
             for rank in ranks

@@ -20,7 +20,7 @@ from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.telemetry.status import RETRY_PUSHBACK
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import SETTLE_S, assert_all_is_given_back, held_by
+from tests.support.held import SETTLE_S, assert_all_is_given_back, children, held_by
 from tests.support.memory_slope import MemorySlopes
 from tests.support.processes import Stack, stack
 from tests.support.varied_prompts import varied_prompts
@@ -123,8 +123,8 @@ async def _client(address: str, seed: int, end_s: float, tally: Tally) -> None:
 
 def _worker_pid(services: Stack) -> int | None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        children = psutil.Process(services.engine.pid).children()
-        return children[0].pid if children else None
+        others = children(services.engine)
+        return others[0].pid if others else None
     return None
 
 

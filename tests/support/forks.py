@@ -1,0 +1,72 @@
+"""Asks this process's fork servers for programs; see tests/support/fork_server.py."""
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+OF_SERVICES = (
+    "services.engine.server",
+    "services.engine.worker.executor",
+    "services.engine.worker.process",
+    "services.engine.worker.start.startup",
+    "services.frontend.server",
+)
+"""Modules of services and workers, which take a process seconds to import, torch above all."""
+
+
+def fork(
+    server: socket.socket,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    descriptors: Mapping[int, int],
+    group: int,
+) -> socket.socket:
+    """Asks for a program, which is killed when the returned socket is closed.
+
+    Args:
+        server: the fork server's connection.
+        command: a module and its arguments, or "-c", a program and its arguments.
+        environment: all variables.
+        descriptors: of this process, by the number that the program has for them.
+        group: of processes that it joins; 0 is a new one, with the program's id.
+
+    Returns:
+        A socket with two lines: the program's id, and later how it ended, as Popen.returncode.
+    """
+    ours, theirs = socket.socketpair()
+    request = {
+        "command": list(command),
+        "environment": dict(environment),
+        "numbers": list(descriptors),
+        "group": group,
+    }
+    with theirs:
+        fds = [theirs.fileno(), *descriptors.values()]
+        socket.send_fds(server, [json.dumps(request).encode()], fds)
+    return ours
+
+
+@cache
+def fork_server(*modules: str) -> socket.socket:
+    """Starts this process's server with some modules, which ends when the connection does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
+            cwd=_ROOT,
+            # gRPC reads this when it is imported.
+            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    atexit.register(server.wait)
+    atexit.register(ours.close)
+    return ours
