@@ -3,11 +3,9 @@
 A wait clears the words that it returns: a copy of one, as a compiler makes of loads, never ends.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_building
 
 PROGRAM = """
 import torch
@@ -49,10 +47,5 @@ assert num_waits("reduce_scatter", None) == [RANKS - 1] * 3
 
 
 @pytest.mark.slow
-def test_each_row_is_awaited_once(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_each_row_is_awaited_once():
+    run_building(PROGRAM)

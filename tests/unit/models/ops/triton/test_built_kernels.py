@@ -1,20 +1,18 @@
 """All kernels that models launch, built for a GPU without one; in a process of its own."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.programs import run_building
+
 PROGRAM = """
-import os
+import sys
 from ctypes.util import find_library
 from pathlib import Path
 from services.engine.worker.start.build_processes import BuildProcesses
 from services.engine.worker.start.kernel_building import _load_kernel_functions, found_in
 
 processes = BuildProcesses.fork(_load_kernel_functions)
-folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
+folder = Path(sys.argv[1])
 
 import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
@@ -189,9 +187,4 @@ if find_library("cuda") is not None:
 
 @pytest.mark.slow
 def test_every_kernel_passes_the_compiler_as_models_launch_it(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_building(PROGRAM, tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.interpreted_programs import run_interpreted
+from tests.support.programs import run_interpreted
 
 MEET = """
 import multiprocessing

@@ -5,7 +5,7 @@ The interpreter rounds to FP8 without carrying into the exponent; only a GPU can
 
 import pytest
 
-from tests.support.interpreted_programs import run_interpreted
+from tests.support.programs import run_interpreted
 
 PROGRAM = """
 import torch

@@ -5,7 +5,7 @@ The interpreter computes tiles by NumPy, so only a GPU can show that its tiles c
 
 import pytest
 
-from tests.support.interpreted_programs import run_interpreted
+from tests.support.programs import run_interpreted
 
 COMMON = """
 import sys

@@ -5,7 +5,7 @@ A process of their own, as the interpreter is chosen when a kernel is defined.
 
 import pytest
 
-from tests.support.interpreted_programs import run_interpreted
+from tests.support.programs import run_interpreted
 
 PLAIN_PROGRAM = """
 import sys

@@ -1,9 +1,5 @@
 """Kernels find the elements of the tensors that real steps launch them with; without a GPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,9 +9,9 @@ from models.ops.triton.sampling.penalize_tokens import penalize_tokens
 from models.ops.triton.sampling.step_tokens import last_tokens
 from tests.support.kernel_launches import absent_gpu
 from tests.support.launch_layouts import UnreadableTensorError, layouts_checked
+from tests.support.programs import run_building
 
 PROGRAM = """
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +36,7 @@ from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 
-folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
+folder = Path(sys.argv[1])
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
 ONE, SHORT, LONG = [[5]], [[5, 17, 3]], [[9] * 40, [7] * 40, [3] * 5]
 EDITED = {
@@ -157,9 +153,9 @@ SCENARIOS = {
     "ranks": ranks, "invariant": invariant,
 }
 with absent_gpu(), layouts_checked() as counts:
-    SCENARIOS[sys.argv[1]]()
+    SCENARIOS[sys.argv[2]]()
 print(len(counts), "kernels,", sum(counts.values()), "launches")
-for kernel in sys.argv[2:]:
+for kernel in sys.argv[3:]:
     assert counts.get(kernel), f"no step launched {kernel}"
 """
 
@@ -219,10 +215,4 @@ def test_scales_of_which_a_launch_passes_all_strides_are_not(launched):
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", LAUNCHED)
 def test_kernels_can_read_the_tensors_of_real_steps(tmp_path, scenario):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-c", PROGRAM, scenario, *LAUNCHED[scenario]]
-    subprocess.run(command, env=environment, check=True, timeout=850)
+    run_building(PROGRAM, tmp_path, scenario, *LAUNCHED[scenario])

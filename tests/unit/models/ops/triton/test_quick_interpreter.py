@@ -1,10 +1,8 @@
 """tests.support.quick_interpreter changes no bit and no error of Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_interpreted
 
 PROGRAM = """
 import torch
@@ -59,5 +57,4 @@ assert refused() == error
 
 @pytest.mark.slow
 def test_it_gives_the_same_results_and_errors():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+    run_interpreted(PROGRAM, is_quick=False)

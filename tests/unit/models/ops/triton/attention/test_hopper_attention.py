@@ -1,12 +1,9 @@
 """Machine code of the kernel of chunks on Hopper GPUs, built without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from models.ops.triton.attention.hopper_copies import is_packed, rows_of_token
+from tests.support.programs import run_building
 
 PROGRAM = """
 import torch
@@ -44,13 +41,8 @@ for build in builds.values():
 
 
 @pytest.mark.slow
-def test_each_part_waits_for_earlier_kernels_and_keeps_its_registers(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_each_part_waits_for_earlier_kernels_and_keeps_its_registers():
+    run_building(PROGRAM)
 
 
 @pytest.mark.parametrize(

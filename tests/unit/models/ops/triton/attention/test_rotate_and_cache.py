@@ -1,10 +1,8 @@
 """Accesses to memory of the kernel that rotates heads, built for a GPU without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_building
 
 PROGRAM = """
 import re
@@ -37,10 +35,5 @@ assert {size for _, size in accesses} <= {".v4.b32", ".v2.b32", ".b64", ".b32"},
 
 
 @pytest.mark.slow
-def test_all_elements_of_a_thread_are_read_and_written_at_once(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_all_elements_of_a_thread_are_read_and_written_at_once():
+    run_building(PROGRAM)

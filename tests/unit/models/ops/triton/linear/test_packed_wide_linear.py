@@ -1,10 +1,8 @@
 """Machine code of products with weights of 4 and 8 bits, built for a GPU without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_building
 
 PROGRAM = """
 import torch
@@ -47,10 +45,5 @@ for build in builds:
 
 
 @pytest.mark.slow
-def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_unpacked_weights_stay_until_tensor_cores_have_read_them():
+    run_building(PROGRAM)

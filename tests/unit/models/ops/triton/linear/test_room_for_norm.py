@@ -1,10 +1,8 @@
 """Products of few tokens leave room for the next norm; builds for a GPU without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_building
 
 PROGRAM = """
 from itertools import product
@@ -74,10 +72,5 @@ check(1, of_product, taken(norm(add_rms_norm, wide.splits, rounds=False)))
 
 
 @pytest.mark.slow
-def test_next_norm_starts_beside_a_product(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_next_norm_starts_beside_a_product():
+    run_building(PROGRAM)

@@ -1,12 +1,11 @@
 """Machine code of the kernel of experts of 4 bits, built for a GPU without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.programs import run_building
+
 PROGRAM = """
+import sys
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
@@ -18,10 +17,11 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts
 
-x = torch.zeros(4, SIZE, dtype=torch.bfloat16)
+kind, size = sys.argv[1], int(sys.argv[2])
+x = torch.zeros(4, size, dtype=torch.bfloat16)
 ids = torch.zeros(4, 1, dtype=torch.int32)
 order = (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
-experts = make_quantized_experts(KIND, num_experts=2, hidden=SIZE, inner=SIZE, is_clamped=True)
+experts = make_quantized_experts(kind, num_experts=2, hidden=size, inner=size, is_clamped=True)
 both = both_products(x, ids, experts)
 with absent_gpu():
     for product, each in zip(both, zip(*SORTED_TILES.values())):
@@ -43,11 +43,5 @@ for build in builds:
     ("kind", "size"),
     [*((kind, 2880) for kind in ("mxfp4", "nvfp4", "int4-32", "int4-64")), ("int4-128", 2944)],
 )
-def test_unpacked_weights_stay_until_tensor_cores_have_read_them(tmp_path, kind, size):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    program = f"KIND, SIZE = {kind!r}, {size}\n{PROGRAM}"
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=850)
+def test_unpacked_weights_stay_until_tensor_cores_have_read_them(kind, size):
+    run_building(PROGRAM, kind, size)

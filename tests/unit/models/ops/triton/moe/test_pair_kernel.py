@@ -1,10 +1,8 @@
 """Machine code of the kernel of single pairs of a token and an expert of 4 bits."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import run_building
 
 PROGRAM = """
 import torch
@@ -43,10 +41,5 @@ for build in builds:
 
 
 @pytest.mark.slow
-def test_all_weights_of_a_pair_are_under_way_before_its_first_product(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_all_weights_of_a_pair_are_under_way_before_its_first_product():
+    run_building(PROGRAM)

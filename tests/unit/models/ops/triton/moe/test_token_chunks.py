@@ -1,13 +1,10 @@
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from models.number_formats import FP8
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.token_chunks import MOST_SCRATCH_BYTES, scratch_bytes, token_chunks
+from tests.support.programs import run_building
 
 
 def experts_of(num_experts, hidden, inner, dtype=torch.bfloat16):
@@ -117,10 +114,5 @@ with absent_gpu() as launched:
 
 
 @pytest.mark.slow
-def test_16384_tokens_of_deepseek_v3_need_under_half_a_gigabyte(tmp_path):
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=850)
+def test_16384_tokens_of_deepseek_v3_need_under_half_a_gigabyte():
+    run_building(PROGRAM)
