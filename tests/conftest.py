@@ -27,6 +27,9 @@ for name in ("no_proxy", "NO_PROXY"):
 # The threads of one product wait for each other in a loop. On cores that other tests use, too, that
 # doubles what tests of small models cost. The workers of engines set a number of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+        os.environ.setdefault(name, "1")
 
 # Steps of tests would spoil what is planned for engines that this machine's user runs.
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
@@ -37,6 +40,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
+    # Files with slow tests begin first, so that no process ends long after the others.
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     num_gpus = _num_gpus() if gpu_items else 0
     for item in gpu_items:
