@@ -17,8 +17,9 @@ OF_SERVICES = (
     "services.engine.worker.process",
     "services.engine.worker.start.startup",
     "services.frontend.server",
+    "torch._inductor",
 )
-"""Modules of services and workers, which take a process seconds to import, torch above all."""
+"""Modules of services and of workers that compile; torch's take a process seconds to import."""
 
 
 def fork(
