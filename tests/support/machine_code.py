@@ -1,10 +1,14 @@
 """Reads the machine code of kernels for Hopper, as nvdisasm prints it."""
 
+import hashlib
 import re
 import subprocess
 import tempfile
+from pathlib import Path
 
 from triton import knobs
+from triton.knobs import NvidiaTool
+from triton.runtime.cache import get_cache_manager
 
 _READS_REGISTERS = re.compile(r"HGMMA\S* R\d+, R(\d+), gdesc")
 _WAITS = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x[0-9a-f]+)")
@@ -14,27 +18,20 @@ _OTHERS = ("ST", "RED", "BAR", "LDGSTS", "UTMA", "BRA", "ATOM", "SYNCS")
 """Instructions that write no register that they name first."""
 _OPERANDS = 4
 """Registers of one left factor."""
+_PRINTED = "printed"
 
 
 def machine_code(cubin: bytes) -> list[str]:
     """Returns instructions and labels in order."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        # Its analysis of the data flow takes longer and changes nothing here.
-        command = [knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # Its analysis of the data flow takes longer and changes nothing here.
+    text = _printed(cubin, knobs.nvidia.nvdisasm, "-c", "-ndf")
     lines = (re.sub(r"/\*.*?\*/", "", line).strip() for line in text.splitlines())
     return [line for line in lines if re.match(r"\.L\w+:|@|[A-Z]", line)]
 
 
 def registers(cubin: bytes) -> int:
     """Returns how many registers a thread has when its program starts."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = _printed(cubin, knobs.nvidia.cuobjdump, "-res-usage")
     return int(re.findall(r"REG:(\d+)", text)[0])
 
 
@@ -79,6 +76,21 @@ def product_loops(
     return sorted(
         loop for loop in set(around) if not any(loop[0] < other[0] < loop[1] for other in around)
     )
+
+
+def _printed(cubin: bytes, tool: NvidiaTool, *options: str) -> str:
+    """Returns what a tool prints of a kernel, which Triton's cache keeps."""
+    version = f"{tool.version} {Path(tool.path).name} {options}"
+    kept = get_cache_manager(hashlib.sha256(cubin + version.encode()).hexdigest())
+    if (path := kept.get_file(_PRINTED)) is not None:
+        return Path(path).read_text()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool.path, *options, file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    kept.put(text, _PRINTED, binary=False)
+    return text
 
 
 def _early_writes(path: list[str]) -> list[str]:
