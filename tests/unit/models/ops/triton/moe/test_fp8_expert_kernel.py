@@ -1,5 +1,7 @@
 """The kernel of FP8 experts, built for a GPU without one."""
 
+import pytest
+
 from tests.support.programs import run_building
 
 PROGRAM = """
@@ -48,5 +50,6 @@ assert heights == {height for height, _ in OF_8_BITS.heights}, heights
 """
 
 
+@pytest.mark.slow
 def test_every_height_fits_shared_memory_and_registers():
     run_building(PROGRAM)
