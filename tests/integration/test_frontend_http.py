@@ -49,6 +49,9 @@ async def test_log_probabilities_are_sent_in_both_forms(client):
         messages=MESSAGES, logprobs=True, top_logprobs=2, **sampling
     )
     completion = await client.completions.create(prompt="Once upon", logprobs=2, **sampling)
+    forced = await client.completions.create(
+        prompt="Once upon", logprobs=1, logit_bias={"5": 100}, **sampling
+    )
     for entry in chat.choices[0].logprobs.content:
         assert entry.token == entry.top_logprobs[0].token
         assert entry.top_logprobs[1].logprob <= entry.logprob <= 0
@@ -58,6 +61,13 @@ async def test_log_probabilities_are_sent_in_both_forms(client):
         told.tokens, told.token_logprobs, told.top_logprobs, strict=True
     ):
         assert top[token] == logprob == max(top.values())
+        assert len(top) == 2
+    told = forced.choices[0].logprobs
+    for token, logprob, top in zip(
+        told.tokens, told.token_logprobs, told.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob < max(top.values())  # beside the most likely one
+        assert len(top) == 2
 
 
 async def test_errors_are_those_that_the_client_knows(client):

@@ -102,10 +102,11 @@ class CompletionLogprobs:
             told["top_logprobs"].append(None)
         else:
             told["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
+            # As in OpenAI's API the token itself is there, even if it is not among the top.
             told["top_logprobs"].append(
                 {
                     self._text(token.token_id): max(token.logprob, LOWEST_LOGPROB)
-                    for token in position.top
+                    for token in (*position.top, position.chosen)
                 }
             )
         told["text_offset"].append(offset)
