@@ -36,14 +36,21 @@ class InvalidRequestError(FrontendError):
     """The request can never be served as it is."""
 
     def __init__(
-        self, message: str, *, field: str | None = None, is_field_ours: bool = True
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        is_field_ours: bool = True,
+        code: str | None = None,
     ) -> None:
         """Takes the message, and the wrong field if known.
 
         is_field_ours: whether the field is one of the API's; another name is the client's text.
+        code: OpenAI's name of the mistake, if it has one.
         """
         super().__init__(message)
         self.field = field
+        self.code = code
         self.is_field_ours = is_field_ours
 
 

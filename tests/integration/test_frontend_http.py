@@ -83,6 +83,7 @@ async def test_errors_are_those_that_the_client_knows(client):
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     assert bad.value.param == "top_p"
     assert "tokens" in long.value.message
+    assert long.value.code == "context_length_exceeded"
     assert embeddings.value.code == "unsupported_endpoint"
 
 

@@ -91,7 +91,7 @@ class BodyReader:
         asking.add_done_callback(partial(self._end_asking, len(body)))
         answer = await asyncio.shield(asking)
         if isinstance(answer, Refusal):
-            raise InvalidRequestError(answer.message, field=answer.field)
+            raise InvalidRequestError(answer.message, field=answer.field, code=answer.code)
         return answer
 
     async def close(self) -> None:

@@ -38,6 +38,7 @@ class Refusal:
 
     message: str
     field: str | None
+    code: str | None = None
 
 
 def question_of(reader: Reader, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
@@ -74,7 +75,7 @@ def _answer(
         num_prompts = len(prompts_of(call.prompt))
         check_options(call.options, max_samples=limits["max_samples"], num_prompts=num_prompts)
     except InvalidRequestError as error:
-        return Refusal(str(error), error.field)
+        return Refusal(str(error), error.field, error.code)
     except MemoryError:
         return Refusal("the body takes too much memory to read", None)
     return call

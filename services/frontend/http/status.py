@@ -90,6 +90,8 @@ def http_error_of(error: BaseException) -> HttpError:
     param = "model" if isinstance(error, UnknownModelError) else None
     if isinstance(error, InvalidRequestError | UnknownResponseError):
         param = error.field
+    if isinstance(error, InvalidRequestError):
+        code = error.code
     if isinstance(error, UnknownResponseError) and param is not None:
         code = f"previous_{code}"
     return HttpError(

@@ -10,6 +10,8 @@ from services.frontend.pipeline.request import Conversation, Prompt, prompts_of
 
 MAX_PROMPT_TOKENS = 2**20
 """Limit of token ids in a prompt, if the model's limit is not lower."""
+CONTEXT_LENGTH = "context_length_exceeded"
+"""The code by which clients know that a conversation must be shortened."""
 MAX_VALUES = 32_768
 """Limit of objects, lists, strings and numbers in a conversation and its tools."""
 MAX_NUMBER_BITS = 1024
@@ -58,7 +60,8 @@ def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
     if num_tokens >= max_model_len:
         raise InvalidRequestError(
             f"the prompt has {num_tokens} tokens; prompt and output together may have"
-            f" {max_model_len}"
+            f" {max_model_len}",
+            code=CONTEXT_LENGTH,
         )
 
 
