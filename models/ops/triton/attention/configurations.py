@@ -38,6 +38,9 @@ With fewer, equal lengths lost more: 3 requests of 300 tokens took 7.9 us instea
 of 128), 8 of 1000 9.1 instead of 7.6 (one kv head; H100, 2026-11).
 """
 
+_MOST_DEALT = 512
+"""Most programs of a kv head that parts are dealt to: one program adds up all of a sequence."""
+
 _HEADS_OF_WHOLE = 16
 """Most query heads with which up to EARLY_REQUESTS requests take _WHOLE.
 
@@ -129,6 +132,12 @@ of 28.9 (H100, 16 heads, 8 kv heads, 2026-11).
 """
 _BROAD_PAIRS = 256
 
+_BROAD_8 = replace(_DECODE[2, 256], registers=168, num_dealt=384, least_part=128)
+"""The same with FP8 keys, for all steps whose parts are dealt.
+
+With more registers two programs share a multiprocessor, not three.
+"""
+
 _WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3, num_dealt=256, least_part=1024)
 _SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, num_dealt=512, least_part=1024)
 _WHOLE = Tiles(
@@ -175,10 +184,27 @@ _FLAT = (
 Keys are the rows of both products: see keys_of_8_bits. Larger groups take more registers.
 """
 
+_FLAT_DEALT = tuple(
+    (most, replace(tiles, num_dealt=768 if most <= 8 else 512, least_part=128))
+    for most, tiles in _FLAT
+)
+"""The same where parts are dealt.
+
+With 1024 programs more single warps than run at once may get keys: 48 requests of 1000 tokens took
+56.3 us instead of 46.4, and one of 64,000 beside 100 of 500 114 instead of 122 (H100, 32 heads, 8
+kv heads of 128, 2026-11).
+"""
+
 _FLAT_HELD = (
     (16, Tiles(rows=8, keys=128, num_warps=2, num_stages=1, held_keys=128, most_partials=512)),
-    (64, Tiles(rows=8, keys=64, num_warps=2, num_stages=2, held_keys=64, most_partials=512)),
-)
+    (
+        64,
+        Tiles(
+            rows=8, keys=64, num_warps=2, num_stages=2, held_keys=64, num_dealt=512,
+            most_partials=512,
+        ),
+    ),
+)  # fmt: skip
 """The same for single tokens in groups of up to 8, by requests times kv heads: as _HELD.
 
 Groups of more than 4 take the second: with head norms the registers of the first spill.
@@ -189,7 +215,7 @@ tiles of 128 keys 8.2, 11.1 and 32.5 (H200, 32 heads, 8 kv heads of 128, 2026-11
 """
 
 _FLAT_PAIRS = 32
-_FLAT_FEW = Tiles(rows=16, keys=64, num_warps=2, num_stages=3)
+_FLAT_FEW = Tiles(rows=16, keys=64, num_warps=2, num_stages=3, num_dealt=256)
 """The same in groups of 9 to 16, for up to _FLAT_PAIRS requests times kv heads."""
 
 _FIRST_CHUNK = {
@@ -285,15 +311,18 @@ def decode_tiles(
         ValueError: no kernel takes such heads.
     """
     num_pairs = inf if num_requests is None else num_requests * num_kv_heads
+    is_dealt = num_requests is not None and _is_dealt(num_requests, num_kv_heads)
     is_narrow = dtype.itemsize == 2 and padded_head_dim <= 128
     if is_narrow and cache_dtype.itemsize == 1:
-        return _flat_tiles(num_pairs, num_heads // num_kv_heads)
+        return _flat_tiles(num_pairs, num_heads // num_kv_heads, is_dealt)
     if num_requests is None:
         return _look_up(_BESIDE_CHUNKS, dtype, padded_head_dim)
     if not is_narrow:
-        is_broad = cache_dtype.itemsize == 2 and padded_head_dim == 256
-        if is_broad and num_pairs > _BROAD_PAIRS:
-            return _BROAD
+        if (dtype.itemsize, padded_head_dim) == (2, 256) and is_dealt:
+            if cache_dtype.itemsize == 1:
+                return _BROAD_8
+            if num_pairs > _BROAD_PAIRS:
+                return _BROAD
         return _look_up(_DECODE, dtype, padded_head_dim)
     if 0 < window <= _HELD_WINDOW.held_keys and num_pairs <= _WINDOW_PAIRS:
         return _HELD_WINDOW
@@ -302,14 +331,19 @@ def decode_tiles(
     return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
 
 
-def _flat_tiles(num_pairs: float, group: int) -> Tiles:
+def _is_dealt(num_requests: int, num_kv_heads: int) -> bool:
+    num_pairs = num_requests * num_kv_heads
+    return num_requests >= LEAST_DEALT_REQUESTS and num_pairs >= _LEAST_DEALT_PAIRS
+
+
+def _flat_tiles(num_pairs: float, group: int, is_dealt: bool) -> Tiles:
     if group <= 8:
         for most, tiles in _FLAT_HELD if group <= 4 else _FLAT_HELD[1:]:
             if num_pairs <= most:
                 return tiles
     elif group <= 16 and num_pairs <= _FLAT_PAIRS:
         return _FLAT_FEW
-    return next(tiles for most, tiles in _FLAT if group <= most)
+    return next(tiles for most, tiles in (_FLAT_DEALT if is_dealt else _FLAT) if group <= most)
 
 
 def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:
@@ -369,16 +403,12 @@ def num_dealt(
 ) -> int:
     """Returns how many programs of each kv head share the second and later parts of all sequences.
 
-    num_requests: as of decode_tiles. 0: each sequence has num_splits parts. With an FP8 cache
-    always: sequences of equal lengths took 25 to 50 % longer (H100, 32 heads, 8 kv heads of 128,
-    2026-11).
+    num_requests: as of decode_tiles. 0: each sequence has num_splits parts.
     """
-    is_small = num_requests is not None and (
-        num_requests < LEAST_DEALT_REQUESTS or num_requests * num_kv_heads < _LEAST_DEALT_PAIRS
-    )
+    is_small = num_requests is not None and not _is_dealt(num_requests, num_kv_heads)
     if workspace is None or is_small or 0 < window <= least_part(tiles):
         return 0
-    return tiles.num_dealt // num_kv_heads
+    return min(tiles.num_dealt // num_kv_heads, _MOST_DEALT)
 
 
 def least_part(tiles: Tiles) -> int:

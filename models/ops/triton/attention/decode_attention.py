@@ -40,6 +40,7 @@ from models.ops.triton.attention.online_softmax import (
     see_sinks,
 )
 from models.ops.triton.attention.store_heads import store_heads
+from models.ops.triton.attention.uniform_values import uniform
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -103,13 +104,15 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
+    # The loop over keys of 8 bits leaves a thread no registers for the place of its part.
+    SHARES: tl.constexpr = HAS_SCALES and HAS_ASSEMBLY
     # Without parts a program saves the registers that adding them up takes.
     active = 1
     # Parts that only long sequences have start last.
     if DEALT > 0:
         dealt_request, split, part, active, num_before = deal_keys(
             tl.program_id(1), tl.num_programs(1) - DEALT, seq_lens_ptr, query_start_ptr, WINDOW,
-            DEALT, KEYS, LEAST_PART, ONLY_SINGLE_TOKENS, HAS_NEW,
+            DEALT, KEYS, LEAST_PART, ONLY_SINGLE_TOKENS, HAS_NEW, SHARES,
         )  # fmt: skip
         if split >= active:
             return
@@ -123,6 +126,8 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         if tl.load(query_start_ptr + request + 1) - token != 1:
             return
     seq_len = tl.load(seq_lens_ptr + request)
+    if DEALT > 0:
+        seq_len = uniform(seq_len, SHARES)
     start, end = seen_keys(seq_len, WINDOW)
     if HAS_NEW:
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
@@ -364,7 +369,8 @@ def _launcher(
         HAS_NORM=has_norm, PADDED_GROUP=padded_group,
         AT_ONCE=max(1, min(_MOST_AT_ONCE, most_elements // (padded_group * block_d))),
         ROWS=rows, KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages,
-        num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
+        num_warps=tiles.num_warps, maxnreg=tiles.registers, WINDOW=window, HAS_SINKS=has_sinks,
+        HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=held_keys,
         SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda",
         NUM_PROGRAMS=tiles.num_programs, DEALT=dealt, LEAST_PART=least_part(tiles),

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from models.ops.triton.attention.store_heads import store_heads
+from models.ops.triton.attention.uniform_values import uniform
 
 _SEEN_AT_ONCE = tl.constexpr(256)
 """Requests that a program reads together."""
@@ -40,7 +41,7 @@ def split_keys(
 def deal_keys(
     place, num_requests, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr,
     DEALT: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
-    ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
+    ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Returns the part that the program at `place` computes.
 
@@ -53,7 +54,8 @@ def deal_keys(
     HAS_NEW: a sequence's newest key is in no part.
 
     Returns the request, its part, the keys of a part, how many parts the request has, and how many
-    all split sequences before it have. A program without a part gets one past the last.
+    all split sequences before it have. A program without a part gets one past the last. SHARES: see
+    uniform.
     """
     dealt = place - num_requests
     is_dealt = dealt >= 0
@@ -63,12 +65,14 @@ def deal_keys(
     active = 1
     num_before = 0
     own = _keys_of_one(request, seq_lens_ptr, query_start_ptr, WINDOW, ONLY_SINGLE_TOKENS, HAS_NEW)
+    own = uniform(own, SHARES)
     # Most sequences are too short for two parts: their programs read no other's length.
     if is_dealt | (own > LEAST_PART):
         part, longest = _fair_part(
             num_requests, seq_lens_ptr, query_start_ptr, WINDOW, DEALT, KEYS, LEAST_PART,
             ONLY_SINGLE_TOKENS, HAS_NEW,
         )  # fmt: skip
+        part, longest = uniform(part, SHARES), uniform(longest, SHARES)
         if tl.where(is_dealt, longest, own) > part:
             owner = 0
             num_parts = 0
@@ -86,7 +90,8 @@ def deal_keys(
                 parts_before += tl.sum(tl.where(is_before, later, 0), 0)
                 num_before += tl.sum((is_before & (later > 0)).to(tl.int32), 0)
                 num_parts += tl.sum(later, 0)
-            num_before += parts_before
+            owner, parts_before = uniform(owner, SHARES), uniform(parts_before, SHARES)
+            num_before = uniform(num_before + parts_before, SHARES)
             if is_dealt:
                 split = dealt - parts_before + 1
             if owner < num_requests:
@@ -94,6 +99,7 @@ def deal_keys(
                 own = _keys_of_one(
                     request, seq_lens_ptr, query_start_ptr, WINDOW, ONLY_SINGLE_TOKENS, HAS_NEW
                 )
+                own = uniform(own, SHARES)
                 active = tl.cdiv(own, part)
             else:
                 active = split

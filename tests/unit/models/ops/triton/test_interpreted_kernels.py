@@ -131,6 +131,7 @@ CASES = [
     # Parts of one held tile, some with a loop after it.
     (([1] * 3, [300, 129, 1]), LARGE, {}),
     (([1] * 17, [170, 65, 66, 1, 0] + [3] * 12), LARGE, {}),
+    (([1] * 17, [300, 140, 1, 0] + [66] * 13), LARGE, {"sliding_window": 200, "has_sinks": True}),
     (([1] * 4, [5, 0, 170, 16]), LARGE, {"soft_cap": 1.5, "scale": 0.4}),
     (([1, 7, 1], [70, 7, 1]), ODD, {"soft_cap": 1.5}),
 ]

@@ -84,16 +84,6 @@ def dealt_of(num_requests, num_kv_heads, *, dtype=torch.bfloat16, cache_dtype=No
     return num_dealt(workspace_of(**heads), num_requests, num_kv_heads, tiles, window=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("num_kv_heads", [1, 8, 32])
-def test_parts_of_an_fp8_cache_are_not_dealt(num_kv_heads, head_dim, dtype):
-    options = {"dtype": dtype, "cache_dtype": torch.float8_e4m3fn, "head_dim": head_dim}
-    assert not any(
-        dealt_of(num_requests, num_kv_heads, **options) for num_requests in range(1, 600)
-    )
-
-
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
 def test_parts_are_dealt_from_few_requests_on(num_kv_heads):
     for num_requests in range(1, 600):
@@ -103,13 +93,36 @@ def test_parts_are_dealt_from_few_requests_on(num_kv_heads):
         assert dealt_of(num_requests, num_kv_heads, dtype=torch.float32) == 0
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
-def test_results_of_dealt_parts_never_outgrow_their_workspace(num_kv_heads, head_dim):
-    heads = {"num_heads": 4 * num_kv_heads, "num_kv_heads": num_kv_heads}
+def test_parts_of_an_fp8_cache_are_dealt_from_few_requests_on(num_kv_heads, head_dim):
+    options = {"cache_dtype": torch.float8_e4m3fn, "head_dim": head_dim}
+    for num_requests in range(1, 600):
+        is_dealt = num_requests > 4 and num_requests * num_kv_heads > 16
+        assert (dealt_of(num_requests, num_kv_heads, **options) > 0) == is_dealt
+        assert dealt_of(num_requests, num_kv_heads, dtype=torch.float32, **options) == 0
+
+
+@pytest.mark.parametrize("group", [1, 4, 8, 16, 32])
+def test_steps_whose_parts_are_not_dealt_have_short_ones_of_an_fp8_cache(group):
+    heads = {"num_heads": 32 * group, "num_kv_heads": 32}
+    for num_requests in (None, 4):
+        tiles = decode_tiles(
+            torch.bfloat16, torch.float8_e4m3fn, 128, num_requests=num_requests, **heads
+        )
+        assert least_part(tiles) == tiles.keys
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("group", "head_dim"), [(4, 128), (16, 128), (17, 64), (4, 256)])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
+def test_results_of_dealt_parts_never_outgrow_their_workspace(
+    num_kv_heads, group, head_dim, cache_dtype
+):
+    heads = {"num_heads": group * num_kv_heads, "num_kv_heads": num_kv_heads}
     for num_requests in range(1, 600):
         tiles = decode_tiles(
-            torch.bfloat16, torch.bfloat16, head_dim, num_requests=num_requests, **heads
+            torch.bfloat16, cache_dtype, head_dim, num_requests=num_requests, **heads
         )
         requests = (workspace_of(**heads), num_requests, num_kv_heads, tiles)
         dealt = num_dealt(*requests, window=0)

@@ -22,7 +22,7 @@ def kernel(
     place = tl.program_id(0)
     request, split, part, active, num_before = deal_keys(
         place, num_requests, seq_lens_ptr, starts_ptr, WINDOW, DEALT, KEYS, LEAST_PART,
-        ONLY_SINGLE_TOKENS, HAS_NEW,
+        ONLY_SINGLE_TOKENS, HAS_NEW, False,
     )
     tl.store(out_ptr + place * 5 + 0, request)
     tl.store(out_ptr + place * 5 + 1, split)
