@@ -215,11 +215,15 @@ def refill(case: AttentionCase, drawn: AttentionCase) -> None:
     [
         (([1] * 4, [900] * 4), [([1] * 4, [5, 900, 1, 333]), ([1] * 4, [600, 16, 17, 1])]),
         (
-            ([64, 64, 64, 64], [900] * 4),
+            ([253, 1, 1, 1], [900] * 4),
             [([1, 100, 1, 30], [900, 100, 40, 500]), ([7, 1, 240, 1], [7, 1, 700, 900])],
         ),
+        (
+            ([5] * 4, [2005] * 4),
+            [([5] * 4, [2005, 5, 1033, 16]), ([5, 1, 2, 0], [700, 1, 2005, 0])],
+        ),
     ],
-    ids=["decode", "mixed"],
+    ids=["decode", "mixed", "drafts"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])

@@ -1,6 +1,7 @@
 """Batches for paged attention with random contents, and the reference's output for them."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -10,6 +11,7 @@ from models.forward_context import (
     AttentionWorkspace,
     Context,
     ForwardContext,
+    PromptChunk,
     forward_context,
 )
 from models.kv_cache import KVCacheData
@@ -17,6 +19,7 @@ from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.configurations import MAX_PARTIALS
+from models.ops.triton.attention.few_configurations import MAX_FEW_ROWS
 from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 
@@ -144,6 +147,21 @@ class AttentionCase:
         entries = torch.arange(metadata.block_tables.shape[1], device=starts.device)
         metadata.block_tables.masked_fill_(entries < first.unsqueeze(1), 0)
 
+    def with_chunks(self) -> "AttentionCase":
+        """Returns the same case with chunks that the host knows."""
+        starts, seq_lens = self.metadata.query_start_loc.tolist(), self.metadata.seq_lens.tolist()
+        chunks = tuple(
+            PromptChunk(
+                request=request,
+                first_token=first,
+                num_queries=end - first,
+                num_keys=seq_lens[request],
+            )
+            for request, (first, end) in enumerate(pairwise(starts))
+            if end - first > 1
+        )
+        return replace(self, metadata=replace(self.metadata, chunks=chunks))
+
     def unsplit(self) -> "AttentionCase":
         """Returns the same case without a workspace."""
         return replace(self, metadata=replace(self.metadata, workspace=None))
@@ -267,7 +285,7 @@ def scattered_blocks(seq_lens, block_size, generator, device):
 def make_workspace(heads, device):
     """Returns a workspace on any device; its partial results are poisoned."""
     num_partials = MAX_PARTIALS * (heads.num_heads // heads.num_kv_heads)
-    num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE)
+    num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, MAX_FEW_ROWS)
     return AttentionWorkspace(
         partials=torch.full((num_partials * heads.head_dim,), torch.nan, device=device),
         lse=torch.full((num_partials,), torch.nan, device=device),

@@ -14,6 +14,7 @@ from models.kv_cache import CacheSpec, LatentCacheSpec
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.kernel_choice import has_kernels
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
+from models.ops.triton.attention.few_configurations import MAX_FEW_ROWS
 from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 CPU_GROUP_KEYS = 4096
@@ -100,7 +101,7 @@ def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> Attent
     else:
         num_partials = MAX_PARTIALS * (spec.num_heads // spec.num_kv_heads)
         if not is_batch_invariant():
-            num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE)
+            num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, MAX_FEW_ROWS)
         size = spec.head_dim
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),

@@ -7,6 +7,7 @@ from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
+from models.ops.triton.attention.few_queries import attend_few_queries
 from models.ops.triton.attention.prefill_attention import prefill_attention
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
 
@@ -54,10 +55,17 @@ def attend(
             output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
             soft_cap=soft_cap,
         )  # fmt: skip
-    if metadata.max_seqlen_q > 1:
-        min_queries = 2 if has_single_tokens else 1
+    if metadata.max_seqlen_q == 1:
+        return
+    min_queries = 2 if has_single_tokens else 1
+    most_attended = attend_few_queries(
+        queries, cache, metadata, attended,
+        output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
+        sinks=sinks, scale=scale, soft_cap=soft_cap,
+    )  # fmt: skip
+    if metadata.max_seqlen_q > most_attended:
         prefill_attention(
             queries, k, v, cache, metadata, attended,
-            output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
-            sinks=sinks, scale=scale, soft_cap=soft_cap,
+            output_scale=attended_scale, min_queries=max(min_queries, most_attended + 1),
+            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
         )  # fmt: skip

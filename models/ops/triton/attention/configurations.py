@@ -78,6 +78,8 @@ class Tiles:
 
     registers: most of a thread; None leaves the number to the compiler.
     is_exact: a row's bits do not depend on the tiles: online_softmax.weigh_keys.
+    keys_as_rows: of products, as in keys_of_8_bits; else queries are. For few_queries, which also
+        uses num_programs and least_part.
 
     Decode attention of single-token steps also uses:
         held_keys: first keys of a part, read into registers before the step's own queries are
@@ -104,6 +106,7 @@ class Tiles:
     least_part: int = 0
     most_partials: int = 0
     starts_next_late: bool = True
+    keys_as_rows: bool = False
 
 
 _DECODE = {

@@ -20,7 +20,7 @@ _UNPACK = tl.constexpr(
     + "}"
 )
 """Converts the four bytes of two words, the same byte of both at a time."""
-_LEAST_UNIT = tl.constexpr(1e-20)
+LEAST_UNIT = tl.constexpr(1e-20)
 """Scale of smaller values: sums in larger units must not overflow in this one."""
 
 
@@ -106,15 +106,16 @@ def load_tile(
 
 
 @triton.jit
-def _fold(
-    q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2,
+def fold_words(
+    q, q_scale, tile, is_seen, sums, unit, highest, total, scale_log2,
     SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Folds a tile into a running softmax: online_softmax.fold_tile, with all matrices turned.
 
-    q: [BLOCK_D, ROWS]. sums: the quarters of the weighted values so far, [BLOCK_D / 4, ROWS],
-        divided by `unit`, the largest scale of the last tile's values: so weights times scales fit
-        into float16. Scales of dummy requests' keys may be negative.
+    q: [BLOCK_D, ROWS]. is_seen: [KEYS, ROWS], or [KEYS, 1] if all rows see the same keys.
+    sums: the quarters of the weighted values so far, [BLOCK_D / 4, ROWS], divided by `unit`, the
+        largest scale of the last tile's values: so weights times scales fit into float16. Scales of
+        dummy requests' keys may be negative.
     """
     k, k_scale, words, v_scale = tile
     scores = tl.dot(widened(k, q.dtype), q, input_precision="ieee") * k_scale[:, None]
@@ -122,14 +123,14 @@ def _fold(
     if SOFT_CAP > 0.0:
         scores = soft_capped(scores * q_scale[None, :], scale_log2, SOFT_CAP)
         factor = tl.full(q_scale.shape, 1.0, tl.float32)
-    scores = tl.where(is_key[:, None], scores, float("-inf"))
+    scores = tl.where(is_seen, scores, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 0) * factor)
     weights = tl.exp2(scores * factor[None, :] - new_highest[None, :])
     kept = tl.exp2(highest - new_highest)
     total = total * kept + tl.sum(weights, 0)
     largest = tl.max(tl.abs(v_scale), 0)
     # A tile without keys keeps the unit.
-    new_unit = tl.where(largest > 0.0, tl.maximum(largest, _LEAST_UNIT), unit)
+    new_unit = tl.where(largest > 0.0, tl.maximum(largest, LEAST_UNIT), unit)
     per_unit = 1.0 / new_unit
     weights = (weights * (v_scale * per_unit)[:, None]).to(q.dtype)
     kept = (kept * (unit * per_unit))[None, :]
@@ -161,9 +162,10 @@ def attend_keys_of_8_bits(
     sums = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
     unit = 1.0
     if HELD_KEYS > 0:
-        sums, unit, highest, total = _fold(
-            q, q_scale, held, start + tl.arange(0, HELD_KEYS) < end, sums, unit, highest, total,
-            scale_log2, SOFT_CAP, HAS_ASSEMBLY,
+        is_held = (start + tl.arange(0, HELD_KEYS) < end)[:, None]
+        sums, unit, highest, total = fold_words(
+            q, q_scale, held, is_held, sums, unit, highest, total, scale_log2, SOFT_CAP,
+            HAS_ASSEMBLY,
         )  # fmt: skip
         start += HELD_KEYS
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
@@ -173,9 +175,10 @@ def attend_keys_of_8_bits(
             keys, is_key, table_ptr, pointers, kv_head, dims,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
         )  # fmt: skip
-        sums, unit, highest, total = _fold(
-            q, q_scale, tile, is_key, sums, unit, highest, total, scale_log2, SOFT_CAP, HAS_ASSEMBLY
-        )
+        sums, unit, highest, total = fold_words(
+            q, q_scale, tile, is_key[:, None], sums, unit, highest, total, scale_log2, SOFT_CAP,
+            HAS_ASSEMBLY,
+        )  # fmt: skip
     a, b, c, d = sums
     acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), ROWS, BLOCK_D)
     return acc * unit, highest, total

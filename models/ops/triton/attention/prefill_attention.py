@@ -272,7 +272,7 @@ def prefill_attention(
             )  # fmt: skip
             readable = copies.cache, copies.metadata
             is_done, is_left = copies.is_ready, copies.is_lacking
-            all_fit = _all_fit(metadata, cache.k.shape[1], copies.num_blocks)
+            all_fit = _all_fit(metadata, cache.k.shape[1], copies.num_blocks, min_queries)
         hopper_attention(
             q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
             output_scale=output_scale, min_queries=min_queries, sliding_window=sliding_window,
@@ -339,14 +339,16 @@ def _launcher(
     return queries, launch
 
 
-def _all_fit(metadata: AttentionMetadata, block_size: int, num_blocks: int) -> bool:
+def _all_fit(
+    metadata: AttentionMetadata, block_size: int, num_blocks: int, min_queries: int
+) -> bool:
     """Returns whether num_blocks hold the keys of all later chunks, as far as the host knows."""
     if metadata.block_tables.numel() <= num_blocks:
         return True
     needed = [
         -(-chunk.num_keys // block_size)
         for chunk in metadata.chunks
-        if chunk.num_keys > chunk.num_queries
+        if chunk.num_keys > chunk.num_queries >= min_queries
     ]
     return len(metadata.chunks) > 0 and sum(needed) <= num_blocks
 

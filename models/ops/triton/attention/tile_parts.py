@@ -207,6 +207,27 @@ def split_tiles(
     )
 
 
+def deal_tiles(
+    metadata: AttentionMetadata, *, num_programs: int, num_kv_heads: int, rows: int, head_dim: int
+) -> SharedTiles:
+    """Returns the same where each program has a part of up to two shared tiles, and a line.
+
+    Each kv head has as many programs. metadata: with a workspace. rows: of a tile.
+    """
+    workspace = metadata.workspace
+    assert workspace is not None, "the caller checked"
+    most = min(num_programs, _room(workspace, 2 * rows, head_dim))
+    num_places = max(1, most // num_kv_heads) * num_kv_heads
+    return SharedTiles(
+        partials=workspace.partials,
+        lse=workspace.lse,
+        plan=workspace.counters.new_empty(1 + num_places, NUM_PLANNED.value),
+        num_places=num_places,
+        rows=2 * rows,
+        num_shares=num_places,
+    )
+
+
 def parts_of(shared: SharedTiles | None) -> tuple[torch.Tensor | None, ...]:
     """Returns partials, lse and plan, arguments of kernels."""
     return (None,) * 3 if shared is None else (shared.partials, shared.lse, shared.plan)

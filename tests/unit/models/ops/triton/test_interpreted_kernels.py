@@ -217,6 +217,54 @@ for room in (100, 5):
         assert_rows_close(output[is_left], case.exact_reading().run()[is_left])
 """
 
+FEW_QUERIES_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.triton.attention import attention, few_queries, prefill_attention
+from tests.support.attention_case import Heads, make_case
+from tests.support.tolerances import assert_rows_close
+
+# Without a GPU, the portable kernel takes longer chunks.
+prefill_attention.hopper_tiles = lambda *_: None
+num_parts = []
+
+def add_parts(q, output, shared, **options):
+    add(q, output, shared, **options)
+    num_parts.append(shared.plan[1 : 1 + shared.plan[0, 0], 0].tolist())
+
+add, few_queries.add_parts = few_queries.add_parts, add_parts
+WINDOW = {"sliding_window": 99, "has_sinks": True}
+for batch, heads, options in (
+    (([2, 1, 0, 4], [405, 9, 0, 300]), (6, 2, 64), {}),
+    (([5, 3, 0, 2], [405, 3, 0, 333]), (8, 2, 64), {}),
+    (([5, 1, 2, 0, 3], [300, 3, 140, 0, 9]), (4, 1, 64), {}),
+    (([4, 3], [300, 290]), (3, 1, 68), WINDOW),
+    (([16, 1, 3], [333, 150, 2]), (7, 1, 64), WINDOW | {"block_size": 5}),
+    (([70, 3, 1], [90, 200, 30]), (4, 1, 64), {"soft_cap": 1.5, "has_rotation": False}),
+):
+    heads = Heads(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
+    case = make_case(*batch, heads, dtype=torch.float16, has_fp8_cache=True, **options)
+    case = case.with_chunks()
+    case.leave_window()
+    output = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+    attention.attend(
+        case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+        case.sliding_window, case.sinks, case.q.shape[2] ** -0.5, case.soft_cap,
+    )
+    assert_rows_close(output, case.exact_reading().run())
+    parts = num_parts.pop()
+    assert max(parts) > 1 and 1 not in parts, parts
+
+# A request of tokens without keys, as of a recorded step, gets zeros.
+case = make_case([3, 3], [200, 0], Heads(num_heads=2, num_kv_heads=1, head_dim=64),
+    dtype=torch.float16, has_fp8_cache=True, has_rotation=False)
+output = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+attention.attend(
+    case.q, case.k, case.v, output, case.cache, case.metadata, None, None, None, 0.1, 0.0
+)
+assert output[3:].count_nonzero() == 0 and output[:3].isfinite().all()
+"""
+
 SHARED_PROGRAM = """
 import sys
 import torch
@@ -310,10 +358,20 @@ for batch, dtype, options in CASES:
         (FP8_CACHE_PROGRAM, ["float32"]),
         (FP8_CACHE_PROGRAM, ["float16"]),
         (WIDENED_PROGRAM, []),
+        (FEW_QUERIES_PROGRAM, []),
         (SHARED_PROGRAM, []),
         (ROUNDED_PROGRAM, []),
     ],
-    ids=["plain-32", "plain-16", "fp8-cache-32", "fp8-cache-16", "widened", "shared", "rounded"],
+    ids=[
+        "plain-32",
+        "plain-16",
+        "fp8-cache-32",
+        "fp8-cache-16",
+        "widened",
+        "few",
+        "shared",
+        "rounded",
+    ],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program, arguments):
     run_interpreted(program, *arguments)

@@ -38,7 +38,7 @@ from tests.support.random_checkpoints import write_checkpoint
 
 folder = Path(sys.argv[1])
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
-ONE, SHORT, LONG = [[5]], [[5, 17, 3]], [[9] * 40, [7] * 40, [3] * 5]
+ONE, SHORT = [[5]], [[5, 17, 3]]
 EDITED = {
     "temperature": 0.8, "top_k": 20, "repetition_penalty": 1.4, "logprobs": 2,
     "prompt_logprobs": 1, "logit_bias": ((3, 1.0),), "min_tokens": 3,
@@ -93,7 +93,8 @@ def serve(path, level, *, dtype=torch.bfloat16, keeps_format=False, **options):
     engine = GraphEngine(path, compilation_config(level=level, **flags), dtype=dtype, **options)
     def run():
         engine.capture(3)
-        for prompts in (ONE, SHORT, LONG):
+        long = engine.limits.max_model_len * 5 // 8
+        for prompts in (ONE, SHORT, [[9] * long, [7] * long, [3] * 5]):
             for sampling in ({}, EDITED):
                 engine.run(prompts, 4, **sampling)
         num_queries = engine.limits.decode_q_len
@@ -110,7 +111,8 @@ def families(level):
     serve(made("qwen3_moe_odd"), level, dtype=torch.float16)
     serve(made("llama_odd_heads"), level, dtype=torch.float32)
     serve(made("qwen3", **TUNED), level, block_size=16)
-    serve(made("qwen3", **TUNED), level, block_size=16, **FP8_CACHE)
+    sizes = {"max_num_batched_tokens": 128, "max_model_len": 128}
+    serve(made("qwen3", **TUNED), level, block_size=16, **FP8_CACHE, **sizes)
     serve(made("deepseek_v3", **LATENT), level, **FP8_CACHE)
     serve(made("deepseek_v32", index_head_dim=32), level, **FP8_CACHE)
 
@@ -161,7 +163,12 @@ for kernel in sys.argv[3:]:
 
 LAUNCHED = {
     "families": ["_rotate_and_cache_kernel", "_latent_cache_kernel", "_score_kernel"],
-    "compiled_families": ["_decode_kernel", "_hopper_attention_kernel", "_widen_kernel"],
+    "compiled_families": [
+        "_decode_kernel",
+        "_hopper_attention_kernel",
+        "_widen_kernel",
+        "_few_queries_kernel",
+    ],
     "weights": ["_narrow_fp8_kernel", "_quantize_kernel", "_gate_up_kernel", "fp8_expert_kernel"],
     "drafts": ["_penalize_kernel", "_choose_kernel", "_mask_kernel", "_top_logprobs_kernel"],
     "ranks": ["_route_kernel", "_sort_kernel"],

@@ -3,10 +3,12 @@ import torch
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
 from models.ops.triton.attention.configurations import MAX_SPLITS
+from models.ops.triton.attention.few_configurations import MAX_FEW_ROWS, few_query_tiles
 from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 from models.ops.triton.attention.tile_parts import (
     LEAST_PART,
     MOST_TOKENS,
+    deal_tiles,
     parts_of,
     share_tiles,
     split_tiles,
@@ -77,6 +79,21 @@ def test_parts_fit_into_the_workspace(room):
             assert split.num_places * rows <= room
             assert split.num_places == num_pieces * split.num_shares
             assert split.num_shares in (0, *range(2, MAX_SPLITS + 1))
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 3, 8, 128])
+@pytest.mark.parametrize("num_rows", [1, 17, 300])
+def test_dealt_parts_fit_into_the_workspace_and_heads_have_as_many(num_rows, num_kv_heads):
+    tiles = few_query_tiles(num_rows, group=1, num_requests=1)
+    for room in (MAX_FEW_ROWS, ROOM, 2 * num_kv_heads * tiles.rows):
+        dealt = deal_tiles(
+            metadata_of(10**5, room=room), num_programs=tiles.num_programs,
+            num_kv_heads=num_kv_heads, rows=tiles.rows, head_dim=HEAD_DIM,
+        )  # fmt: skip
+        assert dealt.num_places * dealt.rows <= room
+        assert 0 < dealt.num_places <= tiles.num_programs
+        assert dealt.num_places % num_kv_heads == 0
+        assert len(dealt.plan) == 1 + dealt.num_places
 
 
 def test_steps_of_many_tokens_have_kernels_without_parts():
