@@ -106,11 +106,15 @@ def test_parts_of_an_fp8_cache_are_dealt_from_few_requests_on(num_kv_heads, head
 @pytest.mark.parametrize("group", [1, 4, 8, 16, 32])
 def test_steps_whose_parts_are_not_dealt_have_short_ones_of_an_fp8_cache(group):
     heads = {"num_heads": 32 * group, "num_kv_heads": 32}
-    for num_requests in (None, 4):
-        tiles = decode_tiles(
-            torch.bfloat16, torch.float8_e4m3fn, 128, num_requests=num_requests, **heads
-        )
-        assert least_part(tiles) == tiles.keys
+    tiles = decode_tiles(torch.bfloat16, torch.float8_e4m3fn, 128, num_requests=4, **heads)
+    assert least_part(tiles) == tiles.keys
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 7, 8, 32, 64])
+def test_parts_are_dealt_beside_chunks(num_kv_heads, head_dim, cache_dtype):
+    assert dealt_of(None, num_kv_heads, head_dim=head_dim, cache_dtype=cache_dtype) > 0
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
