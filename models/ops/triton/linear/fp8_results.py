@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from models.number_formats import BLOCK, FP8_MAX, SMALLEST_AMAX
 from models.ops.operands.token_scales import TOKEN_ALIGNMENT
+from models.ops.triton.linear.gate import gated, rounded_to
 
 _BLOCK = gl.constexpr(BLOCK)
 _FP8_MAX = gl.constexpr(FP8_MAX)
@@ -112,11 +113,11 @@ def store_gated(
         gate *= token_scale * gl.expand_dims(gate_scale, TOKEN_AXIS)
         up_scale = gl.load(row_scales + NUM_OUTPUTS, mask=is_output, other=0.0)
         up *= token_scale * gl.expand_dims(up_scale, TOKEN_AXIS)
-    gate = gate.to(DTYPE).to(gl.float32)
-    up = up.to(DTYPE).to(gl.float32)
-    values = (gate * (1.0 / (1.0 + gl.exp(-gate))) * up).to(DTYPE)
-    if rounding[0] is not None:
-        exact = values.to(gl.float32)
+    values = gated(gate, up, DTYPE, True)
+    if rounding[0] is None:
+        values = values.to(DTYPE)
+    else:
+        exact = rounded_to(values, DTYPE)
         amax = gl.max(gl.abs(exact), axis=1 - TOKEN_AXIS)
         if TOKEN_AXIS == 1:
             amax = _common_amax(amax, rounding[1], rounding[2], GROUP)

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from models.number_formats import BLOCK
+from models.ops.operands.token_scales import TOKEN_ALIGNMENT
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -41,11 +42,13 @@ from models.ops.triton.linear.fp8_operands import (
 )
 from models.ops.triton.linear.fp8_results import store_gated, store_sums
 from models.ops.triton.linear.row_block_scales import keep_row_scales
-from models.ops.triton.linear.tile_order import place_of
+from models.ops.triton.linear.tile_order import first_token_of, place_of
 from models.ops.triton.linear.wide_configurations import MULTIPROCESSORS
 
 _GROUP_TOKENS = gl.constexpr(64)
 _TOKENS = gl.constexpr(FP8_TOKENS)
+_GROUPS = gl.constexpr(FP8_TOKENS // _GROUP_TOKENS.value)
+_TOKEN_ALIGNMENT = gl.constexpr(TOKEN_ALIGNMENT)
 _MOST_REGISTERS = {64: 96, 128: 168}
 """Of a thread when a program starts, by rows of a product.
 
@@ -59,16 +62,25 @@ _LOAD_REGISTERS = 40
 
 
 @gluon.jit
+def _first_token(token_tile, num_tokens, GROUP: gl.constexpr):
+    """Returns the first of a group's tokens in a tile; see first_token_of.
+
+    The copy engine finds scales from every fourth token on.
+    """
+    return first_token_of(token_tile * _GROUPS + GROUP, _GROUP_TOKENS, num_tokens, _TOKEN_ALIGNMENT)
+
+
+@gluon.jit
 def _load(
-    x, weight, ring, x_scale, counts, first_step, STEPS: gl.constexpr, BLOCKED: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    x, weight, ring, x_scale, num_tokens, counts, first_step, STEPS: gl.constexpr,
+    BLOCKED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Loads the steps of all of the program's tiles, with the tokens' scales of blocks.
 
     Weights need no wait, as no kernel writes them.
     """
     weights, xs, scales, full, empty = ring
-    SLOTS: gl.constexpr = xs.shape[0]
+    SLOTS: gl.constexpr = weights.shape[0]
     TILE_ROWS: gl.constexpr = weight.block_shape[1]
     FACTOR_BYTES: gl.constexpr = (weight.block_shape[0] * TILE_ROWS + _TOKENS) * DEPTH
     NUM_BYTES: gl.constexpr = FACTOR_BYTES + (_TOKENS * 4 if BLOCKED else 0)
@@ -87,11 +99,13 @@ def _load(
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
-            place = [token_tile * _TOKENS, depth]
-            tma.async_copy_global_to_shared(x, place, ready, xs.index(slot))
-            if BLOCKED:
-                place = [first_step + step, token_tile * _TOKENS]
-                tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
+            for group in gl.static_range(_GROUPS):
+                token = _first_token(token_tile, num_tokens, group)
+                at = slot * _GROUPS + group
+                tma.async_copy_global_to_shared(x, [token, depth], ready, xs.index(at))
+                if BLOCKED:
+                    place = [first_step + step, token]
+                    tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(at))
             slot += 1
             if slot == SLOTS:
                 slot = 0
@@ -99,17 +113,14 @@ def _load(
 
 
 @gluon.jit
-def _multiply_step(
-    sums, left, right, token_scales, table, block, GROUP: gl.constexpr, BLOCKED: gl.constexpr
-):
+def _multiply_step(sums, left, right, token_scales, table, block, BLOCKED: gl.constexpr):
     """Adds the product of 128 inputs of this group's tokens, with their scales if BLOCKED."""
     layout: gl.constexpr = sums.type.layout
     # Scales are loaded before the product, during which no registers are left.
     if BLOCKED:
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
         of_tokens: gl.constexpr = gl.SliceLayout(1, layout)
-        scales = token_scales._reinterpret(gl.float32, [_TOKENS], plain)
-        scales = scales.slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS).load(of_tokens)
+        scales = token_scales._reinterpret(gl.float32, [_GROUP_TOKENS], plain).load(of_tokens)
         row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
         scales *= row_scales.index(block).load(of_tokens)
     none = gl.zeros(sums.shape, gl.float32, layout)
@@ -133,7 +144,7 @@ def _multiply(
     weights, xs, scales, full, empty = ring
     first_table = tables.index(GROUP * 2)
     second_table = tables.index(GROUP * 2 + 1)
-    SLOTS: gl.constexpr = xs.shape[0]
+    SLOTS: gl.constexpr = weights.shape[0]
     TILE_ROWS: gl.constexpr = weights.shape[1] * weights.shape[2]
     PRODUCTS: gl.constexpr = TILE_ROWS // ROWS
     WIDTH: gl.constexpr = TILE_ROWS // (2 if GATED else 1)
@@ -146,7 +157,7 @@ def _multiply(
     phase = 0
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         row_tile, token_tile = place_of(tile, counts)
-        token = token_tile * _TOKENS + GROUP * _GROUP_TOKENS
+        token = _first_token(token_tile, num_tokens, GROUP)
         output = row_tile * WIDTH
         if BLOCKED:
             row_block = output // DEPTH
@@ -157,18 +168,18 @@ def _multiply(
         second = first
         for step in range(STEPS):
             mbarrier.wait(full.index(slot), phase)
-            left = xs.index(slot).slice(GROUP * _GROUP_TOKENS, _GROUP_TOKENS)
+            left = xs.index(slot * _GROUPS + GROUP)
             right = weights.index(slot).reshape([TILE_ROWS, DEPTH])
-            token_scales = scales.index(slot)
+            token_scales = scales.index(slot * _GROUPS + GROUP)
             # Past the last block inputs are zeros.
             block = gl.minimum(first_step + step, NUM_BLOCKS - 1)
             first = _multiply_step(
-                first, left, right.slice(0, ROWS), token_scales, first_table, block, GROUP, BLOCKED
+                first, left, right.slice(0, ROWS), token_scales, first_table, block, BLOCKED
             )
             if PRODUCTS == 2:
                 rows = right.slice(ROWS, ROWS)
                 second = _multiply_step(
-                    second, left, rows, token_scales, second_table, block, GROUP, BLOCKED
+                    second, left, rows, token_scales, second_table, block, BLOCKED
                 )
             mbarrier.arrive(empty.index(slot))
             slot += 1
@@ -221,8 +232,10 @@ def _wide_fp8_kernel(
     weights = gl.allocate_shared_memory(
         weight.dtype, [SLOTS, weight.block_shape[0], WIDTH, DEPTH], weight.layout
     )
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, _TOKENS, DEPTH], x.layout)
-    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, _TOKENS], SCALE_LAYOUT)
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS * _GROUPS, _GROUP_TOKENS, DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(
+        gl.float32, [SLOTS * _GROUPS, 1, _GROUP_TOKENS], SCALE_LAYOUT
+    )
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tables = gl.allocate_shared_memory(gl.float32, [4, TABLE_BLOCKS], plain)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -243,7 +256,9 @@ def _wide_fp8_kernel(
                 ring, tables, operands, num_tokens, counts, first_step, 1, STEPS, NUM_OUTPUTS,
                 NUM_BLOCKS, ROWS, GATED, BLOCKED, SPLITS, DTYPE, DEPENDENT,
             )),
-            (_load, (x, weight, ring, x_scale, counts, first_step, STEPS, BLOCKED, DEPENDENT)),
+            (_load, (
+                x, weight, ring, x_scale, num_tokens, counts, first_step, STEPS, BLOCKED, DEPENDENT,
+            )),
         ],
         [4, 1],
         [GROUP_REGISTERS, LOAD_REGISTERS],
@@ -273,9 +288,9 @@ def launch_wide(
     num_tiles = -(-num_outputs // rows) * -(-num_tokens // FP8_TOKENS)
     launch(
         (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
-        described_tokens(rounded, FP8_TOKENS),
+        described_tokens(rounded, _GROUP_TOKENS.value),
         described_weight(weight, halves, rows),
-        described_scales(scale, FP8_TOKENS) if is_blocked else scale,
+        described_scales(scale, _GROUP_TOKENS.value) if is_blocked else scale,
         weight_scale, bias, output, output_scale, num_tokens,
     )  # fmt: skip
 

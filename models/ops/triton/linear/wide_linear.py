@@ -31,7 +31,7 @@ from models.ops.triton.linear.row_tiles import (
     load_rows,
     store_rows,
 )
-from models.ops.triton.linear.tile_order import place_of
+from models.ops.triton.linear.tile_order import first_token_of, place_of
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
 _DEPTH = gl.constexpr(64)
@@ -60,34 +60,34 @@ def _load_weight(weight, ring, slot, row_tile, depth):
 
 
 @gluon.jit
-def _load_tokens(x, ring, slot, token_tile, depth):
+def _load_tokens(x, ring, slot, token_tile, num_tokens, depth):
     _, xs, full, _ = ring
-    place = [token_tile * xs.shape[1], depth]
+    place = [first_token_of(token_tile, xs.shape[1], num_tokens), depth]
     tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
 
 
 @gluon.jit
 def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
     """Starts loading the first slots; weights come before the wait, as no kernel writes them."""
-    weight, x, ring, _, _, counts, first_depth, _ = work
+    weight, x, ring, _, num_tokens, counts, first_depth, _ = work
     row_tile, token_tile = place_of(gl.program_id(0), counts)
     for slot in gl.static_range(SLOTS):
         _load_weight(weight, ring, slot, row_tile, first_depth + slot * _DEPTH)
     wait_for_previous(DEPENDENT)
     for slot in gl.static_range(SLOTS):
-        _load_tokens(x, ring, slot, token_tile, first_depth + slot * _DEPTH)
+        _load_tokens(x, ring, slot, token_tile, num_tokens, first_depth + slot * _DEPTH)
 
 
 @gluon.jit
 def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
     """Loads a step into a slot once all groups have read it; returns the next tile and step."""
-    weight, x, ring, _, _, counts, first_depth, _ = work
+    weight, x, ring, _, num_tokens, counts, first_depth, _ = work
     mbarrier.wait(ring[3].index(slot), phase)
     if tile < counts[2]:
         row_tile, token_tile = place_of(tile, counts)
         depth = first_depth + step * _DEPTH
         _load_weight(weight, ring, slot, row_tile, depth)
-        _load_tokens(x, ring, slot, token_tile, depth)
+        _load_tokens(x, ring, slot, token_tile, num_tokens, depth)
     step += 1
     if step == STEPS:
         step = 0
@@ -230,7 +230,7 @@ def _multiply(
         )
         row_tile, token_tile = place_of(tile, counts)
         row = (row_tile * GROUPS + GROUP) * 64
-        token = token_tile * TOKENS
+        token = first_token_of(token_tile, TOKENS, num_tokens)
         if GATED:
             outputs = gate_rows(sums, output_ptr.dtype.element_ty, ROUNDS)
             store_rows(outputs, output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)

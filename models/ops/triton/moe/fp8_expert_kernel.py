@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
 from models.ops.triton.linear.fp8_operands import DEPTH, SCALE_LAYOUT
+from models.ops.triton.linear.gate import rounded_to
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS
 from models.ops.triton.moe.expert_kernel import gated
 from models.ops.triton.moe.fp8_expert_results import finished, store, store_rounded
@@ -55,7 +56,8 @@ def _sum_tile(
     """
     weights, xs, scales, full, empty = ring
     first_table, second_table = tables
-    SLOTS: gl.constexpr = xs.shape[0]
+    SLOTS: gl.constexpr = weights.shape[0]
+    BOXES: gl.constexpr = xs.shape[0] // SLOTS
     TOKENS: gl.constexpr = xs.shape[1]
     HALVES: gl.constexpr = weights.shape[1]
     WIDTH: gl.constexpr = TOKENS if TOKEN_AXIS == 1 else OUTPUTS
@@ -69,14 +71,13 @@ def _sum_tile(
     for step in range(STEPS):
         mbarrier.wait(full.index(slot), phase)
         matrix = weights.index(slot).reshape([HALVES * OUTPUTS, DEPTH])
-        token_scales = scales.index(slot)._reinterpret(gl.float32, [scales.shape[2]], plain)
+        box = slot * BOXES + GROUP * (BOXES - 1)
+        token_scales = scales.index(box)._reinterpret(gl.float32, [scales.shape[2]], plain)
+        token_scales = token_scales.slice(0, TOKENS).load(of_tokens)
         if TOKEN_AXIS == 1:
-            token_scales = token_scales.slice(0, TOKENS).load(of_tokens)
-            left, right = matrix.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS), xs.index(slot)
+            left, right = matrix.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS), xs.index(box)
         else:
-            token_scales = token_scales.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS).load(of_tokens)
-            left = xs.index(slot).slice(GROUP * _GROUP_ROWS, _GROUP_ROWS)
-            right = matrix.slice(0, OUTPUTS)
+            left, right = xs.index(box), matrix.slice(0, OUTPUTS)
         first = _multiply_step(
             first, left, right, token_scales, first_table, step, TOKEN_AXIS, BY_ROW
         )
@@ -96,23 +97,23 @@ def _sum_tile(
 @gluon.jit
 def _skip_tile(ring, slot, phase, STEPS: gl.constexpr):
     """Gives a tile's slots back; returns the place in the ring."""
-    _weights, xs, _scales, full, empty = ring
+    weights, _xs, _scales, full, empty = ring
     for _ in range(STEPS):
         mbarrier.wait(full.index(slot), phase)
         mbarrier.arrive(empty.index(slot))
-        slot, phase = after(slot, phase, xs.shape[0])
+        slot, phase = after(slot, phase, weights.shape[0])
     return slot, phase
 
 
 @gluon.jit
 def _compute_tile(
-    ring, slot, phase, tables, place, operands, exchange, turn, scale_place, GROUP: gl.constexpr,
-    STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr,
-    IS_ALONE: gl.constexpr, IS_CLAMPED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    BY_ROW: gl.constexpr, TOKEN_AXIS: gl.constexpr, DTYPE: gl.constexpr,
+    ring, slot, phase, tables, place, tile_pairs, operands, exchange, turn, scale_place,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, NUM_OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr,
+    IS_CLAMPED: gl.constexpr, HAS_BIAS: gl.constexpr, BY_ROW: gl.constexpr,
+    TOKEN_AXIS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Computes and stores a group's part of a tile; returns the place in the ring."""
-    pairs_ptr, _, bias_ptr, output_ptr, output_scale_ptr, alpha, limit = operands
+    _, bias_ptr, output_ptr, output_scale_ptr, alpha, limit = operands
     HALVES: gl.constexpr = ring[0].shape[1]
     first, second, slot, phase = _sum_tile(
         ring, slot, phase, tables, GROUP, STEPS, TOKEN_AXIS, BY_ROW
@@ -128,20 +129,24 @@ def _compute_tile(
             NUM_OUTPUTS, TOKEN_AXIS, BY_ROW, HAS_BIAS,
         )  # fmt: skip
     rows = (first_row, end)
-    rows_ptr = None if IS_ALONE else pairs_ptr
     if IS_GATED:
-        values = gated(first, second, alpha, limit, IS_CLAMPED).to(DTYPE)
+        values = rounded_to(gated(first, second, alpha, limit, IS_CLAMPED), DTYPE)
         store_rounded(
             values, rows, output, output_ptr, output_scale_ptr + scale_place, exchange, turn,
             GROUP, NUM_OUTPUTS, TOKEN_AXIS,
         )  # fmt: skip
     else:
         width: gl.constexpr = HALVES * NUM_OUTPUTS
-        store(first.to(DTYPE), rows, output, output_ptr, rows_ptr, NUM_OUTPUTS, width, TOKEN_AXIS)
+        of_tile = None
+        if tile_pairs[0] is not None:
+            of_tile = tile_pairs[0].index(turn)
+            if TOKEN_AXIS == 0:
+                of_tile = of_tile.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS)
+        store(first.to(DTYPE), rows, output, output_ptr, of_tile, NUM_OUTPUTS, width, TOKEN_AXIS)
         if HALVES == 2:
             output_ptr += NUM_OUTPUTS
             store(
-                second.to(DTYPE), rows, output, output_ptr, rows_ptr, NUM_OUTPUTS, width, TOKEN_AXIS
+                second.to(DTYPE), rows, output, output_ptr, of_tile, NUM_OUTPUTS, width, TOKEN_AXIS
             )
     return slot, phase
 
@@ -155,12 +160,12 @@ def _multiply(
     BY_ROW: gl.constexpr, TOKEN_AXIS: gl.constexpr, DTYPE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes a group's part of the program's tiles."""
-    facts, tables, written, read = notices
+    facts, tables, tile_pairs, written, read = notices
     HALVES: gl.constexpr = ring[0].shape[1]
-    TOKENS: gl.constexpr = ring[1].shape[1]
+    TOKENS: gl.constexpr = ring[1].shape[0] // ring[0].shape[0] * ring[1].shape[1]
     wait_for_previous(DEPENDENT)
     num_tiles = count_tiles(
-        operands[1], num_rows, NUM_EXPERTS, TOKENS, BLOCK_E, ROW_TILES, IS_ALONE
+        operands[0], num_rows, NUM_EXPERTS, TOKENS, BLOCK_E, ROW_TILES, IS_ALONE
     )
     slot, phase, turn = 0, 0, 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
@@ -180,8 +185,8 @@ def _multiply(
         place = (matrix_row, output, first_row, end)
         if TOKEN_AXIS == 1 or first_row < end:
             slot, phase = _compute_tile(
-                ring, slot, phase, of_tile, place, operands, exchange, at, scale_place, GROUP,
-                STEPS, NUM_OUTPUTS, IS_GATED, IS_ALONE, IS_CLAMPED, HAS_BIAS, BY_ROW, TOKEN_AXIS,
+                ring, slot, phase, of_tile, place, tile_pairs, operands, exchange, at, scale_place,
+                GROUP, STEPS, NUM_OUTPUTS, IS_GATED, IS_CLAMPED, HAS_BIAS, BY_ROW, TOKEN_AXIS,
                 DTYPE,
             )  # fmt: skip
         else:
@@ -197,7 +202,7 @@ def fp8_expert_kernel(
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, NUM_EXPERTS: gl.constexpr,
     HALVES: gl.constexpr, IS_GATED: gl.constexpr, IS_ALONE: gl.constexpr, IS_CLAMPED: gl.constexpr,
     HAS_BIAS: gl.constexpr, BY_ROW: gl.constexpr, TOKENS: gl.constexpr, TOKEN_AXIS: gl.constexpr,
-    SCALES: gl.constexpr, TABLE: gl.constexpr, SLOTS: gl.constexpr, BLOCK_E: gl.constexpr,
+    TABLE: gl.constexpr, SLOTS: gl.constexpr, BLOCK_E: gl.constexpr,
     DTYPE: gl.constexpr, GROUP_REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -214,8 +219,11 @@ def fp8_expert_kernel(
     weights = gl.allocate_shared_memory(
         weight.dtype, [SLOTS, HALVES, OUTPUTS, DEPTH], weight.layout
     )
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, DEPTH], x.layout)
-    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, SCALES], SCALE_LAYOUT)
+    BOXES: gl.constexpr = TOKENS // x.block_shape[0]
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS * BOXES, x.block_shape[0], DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(
+        gl.float32, [SLOTS * BOXES, 1, x_scale.block_shape[1]], SCALE_LAYOUT
+    )
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SLOTS):
@@ -224,6 +232,9 @@ def fp8_expert_kernel(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     facts = gl.allocate_shared_memory(gl.int32, [2, 32], flat)
     tables = gl.allocate_shared_memory(gl.float32, [2 * HALVES, TABLE], flat)
+    tile_pairs = (None,)
+    if not IS_GATED and not IS_ALONE:
+        tile_pairs = (gl.allocate_shared_memory(gl.int32, [2, TOKENS], flat),)
     written = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     read = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for turn in gl.static_range(2):
@@ -238,9 +249,9 @@ def fp8_expert_kernel(
         exchange = (amaxes, known)
     fence_async_shared()
     ring = (weights, xs, scales, full, empty)
-    notices = (facts, tables, written, read)
+    notices = (facts, tables, tile_pairs, written, read)
     operands = (
-        pairs_ptr, starts_ptr, bias_ptr, output_ptr, output_scale_ptr, alpha, limit,
+        starts_ptr, bias_ptr, output_ptr, output_scale_ptr, alpha, limit,
     )  # fmt: skip
     gl.warp_specialize(
         [

@@ -58,12 +58,11 @@ def store_rounded(
 ):  # fmt: skip
     """Stores a tile in FP8, and a scale for the outputs of each token, at scale_ptr."""
     first_row, end = rows
-    exact = values.to(gl.float32)
-    amax = gl.max(gl.abs(exact), axis=1 - TOKEN_AXIS)
+    amax = gl.max(gl.abs(values), axis=1 - TOKEN_AXIS)
     if TOKEN_AXIS == 1:
         amax = _common_amax(amax, exchange, turn, GROUP)
     scale = gl.maximum(amax, _SMALLEST_AMAX) / _FP8_MAX
-    scaled = exact * gl.expand_dims(1.0 / scale, 1 - TOKEN_AXIS)
+    scaled = values * gl.expand_dims(1.0 / scale, 1 - TOKEN_AXIS)
     scaled = gl.minimum(gl.maximum(scaled, -_FP8_MAX), _FP8_MAX)
     tokens = along(0, values, TOKEN_AXIS)
     is_stored = first_row + tokens < end
@@ -76,10 +75,13 @@ def store_rounded(
 
 @gluon.jit
 def store(
-    values, rows, output, output_ptr, rows_ptr, NUM_OUTPUTS: gl.constexpr, WIDTH: gl.constexpr,
+    values, rows, output, output_ptr, tile_pairs, NUM_OUTPUTS: gl.constexpr, WIDTH: gl.constexpr,
     TOKEN_AXIS: gl.constexpr,
 ):  # fmt: skip
-    """Stores a tile to rows of an output [., WIDTH]; rows_ptr, unless None, names each row."""
+    """Stores a tile to rows of an output [., WIDTH].
+
+    tile_pairs: in shared memory, the row of each token; None for rows in order.
+    """
     first_row, end = rows
     EACH: gl.constexpr = 64 // values.dtype.primitive_bitwidth * (2 - TOKEN_AXIS)
     LANES: gl.constexpr = values.shape[1 - TOKEN_AXIS] // EACH
@@ -92,8 +94,8 @@ def store(
     outputs = along(output, values, 1 - TOKEN_AXIS)
     numbers = along(first_row, values, TOKEN_AXIS)
     is_row = numbers < end
-    if rows_ptr is not None:
-        numbers = gl.load(rows_ptr + numbers, mask=is_row, other=0)
+    if tile_pairs is not None:
+        numbers = tile_pairs.load(gl.SliceLayout(1 - TOKEN_AXIS, values.type.layout))
     at = gl.expand_dims(numbers.to(gl.int64) * WIDTH, 1 - TOKEN_AXIS)
     at += gl.expand_dims(outputs, TOKEN_AXIS)
     is_stored = gl.expand_dims(is_row, 1 - TOKEN_AXIS)

@@ -60,22 +60,40 @@ def find_rows(
 
 
 @gluon.jit
-def _fetch_weights(weight, ring, slot, expert, row_tile, step):
+def _has_rows(box, place, ring):
+    """Returns whether a box of a tile's tokens has any; the first one has."""
+    return (box == 0) | (place[1] + box * ring[1].shape[1] < place[2])
+
+
+@gluon.jit
+def _fetch_weights(weight, ring, slot, place, row_tile, step):
+    """Starts a step with the matrix's rows, and expects the tokens that the tile has."""
     weights, xs, scales, full, _empty = ring
     HALVES: gl.constexpr = weights.shape[1]
-    NUM_BYTES: gl.constexpr = (HALVES * OUTPUTS + xs.shape[1]) * DEPTH + scales.shape[2] * 4
-    mbarrier.expect(full.index(slot), NUM_BYTES)
-    place = [expert * HALVES, row_tile * OUTPUTS, step * DEPTH]
+    BOXES: gl.constexpr = xs.shape[0] // weights.shape[0]
+    MATRIX_BYTES: gl.constexpr = HALVES * OUTPUTS * DEPTH
+    BOX_BYTES: gl.constexpr = xs.shape[1] * DEPTH + scales.shape[2] * 4
+    is_whole = _has_rows(BOXES - 1, place, ring)
+    mbarrier.expect(full.index(slot), MATRIX_BYTES + BOXES * BOX_BYTES, is_whole)
+    if BOXES > 1:
+        mbarrier.expect(full.index(slot), MATRIX_BYTES + BOX_BYTES, is_whole == 0)
+    place = [place[0] * HALVES, row_tile * OUTPUTS, step * DEPTH]
     tma.async_copy_global_to_shared(weight, place, full.index(slot), weights.index(slot))
 
 
 @gluon.jit
-def _fetch_tokens(x, x_scale, ring, slot, first_row, first_scale, step):
-    _weights, xs, scales, full, _empty = ring
-    place = [first_row, step * DEPTH]
-    tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
-    place = [step, first_scale]
-    tma.async_copy_global_to_shared(x_scale, place, full.index(slot), scales.index(slot))
+def _fetch_tokens(x, x_scale, ring, slot, place, step):
+    weights, xs, scales, full, _empty = ring
+    BOXES: gl.constexpr = xs.shape[0] // weights.shape[0]
+    ready = full.index(slot)
+    for box in gl.static_range(BOXES):
+        before = box * xs.shape[1]
+        is_there = _has_rows(box, place, ring)
+        at = [place[1] + before, step * DEPTH]
+        tma.async_copy_global_to_shared(x, at, ready, xs.index(slot * BOXES + box), is_there)
+        at = [step, place[3] + before]
+        target = scales.index(slot * BOXES + box)
+        tma.async_copy_global_to_shared(x_scale, at, ready, target, is_there)
 
 
 @gluon.jit
@@ -102,25 +120,29 @@ def _look_up(
     tile, scale_ptr, pairs_ptr, starts_ptr, HALVES: gl.constexpr, NUM_EXPERTS: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK_E: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
     ROW_TILES: gl.constexpr, STEPS: gl.constexpr, TABLE: gl.constexpr, IS_ALONE: gl.constexpr,
-    BY_ROW: gl.constexpr,
+    BY_ROW: gl.constexpr, HAS_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Returns what find_rows says of a tile, and its scales."""
+    """Returns what find_rows says of a tile, its scales, and its rows' pairs if HAS_PAIRS."""
     place = find_rows(
         tile // ROW_TILES, pairs_ptr, starts_ptr, NUM_EXPERTS, TOKENS, BLOCK_E, IS_ALONE
     )
     scales = _scales_of(
         scale_ptr, place[0], tile % ROW_TILES, HALVES, NUM_OUTPUTS, ROW_TILES, STEPS, BY_ROW, TABLE
     )
-    return place, scales
+    pairs = place[1]
+    if HAS_PAIRS:
+        rows = place[1] + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [1], [0]))
+        pairs = gl.load(pairs_ptr + rows, mask=rows < place[2], other=0)
+    return place, scales, pairs
 
 
 @gluon.jit
-def _announce(notices, turn, place, scales):
-    """Gives the groups a tile's expert, first row, end of rows, first scale, and _scales_of.
+def _announce(notices, turn, place, scales, pairs):
+    """Gives the groups a tile's expert, first row, end of rows, first scale, and more of _look_up.
 
     There is room for two tiles.
     """
-    facts, tables, written, read = notices
+    facts, tables, tile_pairs, written, read = notices
     expert, first_row, end, first_scale = place
     HALVES: gl.constexpr = tables.shape[0] // 2
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -133,6 +155,8 @@ def _announce(notices, turn, place, scales):
     tables.index(HALVES * at).store(scales[0])
     if HALVES == 2:
         tables.index(HALVES * at + 1).store(scales[1])
+    if tile_pairs[0] is not None:
+        tile_pairs[0].index(at).store(pairs)
     mbarrier.arrive(written.index(at))
 
 
@@ -144,9 +168,9 @@ def _fetch_tile(
     empty = ring[4]
     for step in range(first_step, STEPS):
         mbarrier.wait(empty.index(slot), phase)
-        _fetch_weights(weight, ring, slot, place[0], row_tile, step)
-        _fetch_tokens(x, x_scale, ring, slot, place[1], place[3], step)
-        slot, phase = after(slot, phase, ring[1].shape[0])
+        _fetch_weights(weight, ring, slot, place, row_tile, step)
+        _fetch_tokens(x, x_scale, ring, slot, place, step)
+        slot, phase = after(slot, phase, ring[0].shape[0])
     return slot, phase
 
 
@@ -161,33 +185,34 @@ def fetch(
 
     It looks the next tile up before it fetches a tile, while the groups still have slots to empty.
     """
-    SLOTS: gl.constexpr = ring[1].shape[0]
-    TOKENS: gl.constexpr = ring[1].shape[1]
+    SLOTS: gl.constexpr = ring[0].shape[0]
+    TOKENS: gl.constexpr = ring[1].shape[0] // SLOTS * ring[1].shape[1]
     HALVES: gl.constexpr = ring[0].shape[1]
     TABLE: gl.constexpr = notices[1].shape[1]
     FIRST: gl.constexpr = min(SLOTS, STEPS)
+    HAS_PAIRS: gl.constexpr = notices[2][0] is not None
     tile = gl.program_id(0)
     num_tiles = count_tiles(starts_ptr, num_rows, NUM_EXPERTS, TOKENS, BLOCK_E, ROW_TILES, IS_ALONE)
     if tile < num_tiles:
-        place, scales = _look_up(
+        place, scales, pairs = _look_up(
             tile, scale_ptr, pairs_ptr, starts_ptr, HALVES, NUM_EXPERTS, TOKENS, BLOCK_E,
-            NUM_OUTPUTS, ROW_TILES, STEPS, TABLE, IS_ALONE, BY_ROW,
+            NUM_OUTPUTS, ROW_TILES, STEPS, TABLE, IS_ALONE, BY_ROW, HAS_PAIRS,
         )  # fmt: skip
         for step in range(FIRST):
-            _fetch_weights(weight, ring, step, place[0], tile % ROW_TILES, step)
+            _fetch_weights(weight, ring, step, place, tile % ROW_TILES, step)
         wait_for_previous(DEPENDENT)
         for step in range(FIRST):
-            _fetch_tokens(x, x_scale, ring, step, place[1], place[3], step)
+            _fetch_tokens(x, x_scale, ring, step, place, step)
         slot, phase, first_step, turn = FIRST % SLOTS, FIRST // SLOTS ^ 1, FIRST, 0
         while tile < num_tiles:
-            _announce(notices, turn, place, scales)
+            _announce(notices, turn, place, scales, pairs)
             before, row_tile = place, tile % ROW_TILES
             tile += gl.num_programs(0)
             turn += 1
-            place, scales = _look_up(
+            place, scales, pairs = _look_up(
                 gl.minimum(tile, num_tiles - 1), scale_ptr, pairs_ptr, starts_ptr, HALVES,
                 NUM_EXPERTS, TOKENS, BLOCK_E, NUM_OUTPUTS, ROW_TILES, STEPS, TABLE, IS_ALONE,
-                BY_ROW,
+                BY_ROW, HAS_PAIRS,
             )  # fmt: skip
             slot, phase = _fetch_tile(
                 first_step, x, x_scale, weight, ring, slot, phase, before, row_tile, STEPS

@@ -133,11 +133,12 @@ def _multiply(
 ) -> None:
     """Runs the kernel."""
     num_rows, height = len(x), product.height
+    box = min(height, GROUP_ROWS)
     num_tiles = num_rows if product.is_alone else num_rows // height + product.num_experts
     num_tiles *= triton.cdiv(product.num_outputs, BLOCK)
     _launcher(product, x.device)(
         (min(MULTIPROCESSORS, num_tiles), 1, 1),
-        described_tokens(x, height), described_scales(x_scale.t(), max(LEAST_SCALES, height)),
+        described_tokens(x, box), described_scales(x_scale.t(), max(LEAST_SCALES, box)),
         _described_weight(weight, product), scale, bias, pairs, starts, output, output_scale,
         num_rows, 0 if output_scale is None else output_scale.stride(0), alpha, limit,
     )  # fmt: skip
@@ -165,7 +166,7 @@ def _launcher(product: _Product, device: torch.device) -> Launch:
         NUM_EXPERTS=product.num_experts, HALVES=product.halves, IS_GATED=product.is_gated,
         IS_ALONE=product.is_alone, IS_CLAMPED=product.is_clamped, HAS_BIAS=product.has_bias,
         BY_ROW=product.by_row, TOKENS=height, TOKEN_AXIS=0 if height == _TALL_HEIGHT else 1,
-        SCALES=max(LEAST_SCALES, height), TABLE=table, SLOTS=_num_slots(product),
+        TABLE=table, SLOTS=_num_slots(product),
         BLOCK_E=max(32, triton.next_power_of_2(product.num_experts)),
         DTYPE=DTYPES[product.dtype], GROUP_REGISTERS=group_registers,
         LOAD_REGISTERS=load_registers, num_warps=4, **launch_options(device),

@@ -11,13 +11,10 @@ from models.ops.triton.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_forms import TILE_ROWS, tile_rows
+from models.ops.triton.moe.many_pairs import sort_many_pairs
 
 _PAIRS_AT_ONCE = 1024
-_MANY_PAIRS_AT_ONCE = 8192
-"""Pairs that a program reads at once, of few or many.
-
-65,536 pairs took 93 us in steps of 1024 (H200, 128 experts, 2026-11).
-"""
+"""Pairs that a program of _sort_kernel reads at once."""
 
 
 @triton.jit
@@ -190,9 +187,11 @@ def sort_by_expert(
     is_many = tile_rows(num_pairs, num_choices) == TILE_ROWS[-1]
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
+    if is_many:
+        sort_many_pairs(ids, num_experts, pairs, starts, rows)
+        return pairs, starts
     _sort_kernel[(num_experts,)](
-        ids, pairs, starts, rows, num_pairs, NUM_EXPERTS=num_experts,
-        BLOCK=_MANY_PAIRS_AT_ONCE if is_many else _PAIRS_AT_ONCE,
-        num_warps=16 if is_many else 4, **launch_options(ids.device),
+        ids, pairs, starts, rows, num_pairs, NUM_EXPERTS=num_experts, BLOCK=_PAIRS_AT_ONCE,
+        num_warps=4, **launch_options(ids.device),
     )  # fmt: skip
     return pairs, starts

@@ -206,6 +206,28 @@ for rank in range(placement.num_ranks):
     assert torch.equal(load, ids[is_token].flatten().bincount(minlength=NUM_EXPERTS))
 """
 
+SORT_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.triton.moe.moe_routing import sort_by_expert
+
+torch.manual_seed(0)
+# Of all experts, or of some; pairs fill whole blocks, or the last one in part.
+for num_choices, num_experts, num_tokens, top_k in (
+    (8, 5, 101, 3), (8, 8, 256, 4), (20, 20, 900, 4), (128, 100, 2200, 2)
+):
+    ids = torch.stack([torch.randperm(num_choices)[:top_k] for _ in range(num_tokens)]).int()
+    ids = ids.clamp(max=num_experts)
+    rows = torch.full((ids.numel(),), -1, dtype=torch.int32)
+    pairs, starts = sort_by_expert(ids, num_experts, num_choices, rows)
+    counts = ids.flatten().bincount(minlength=num_experts)[:num_experts]
+    assert starts[0] == 0 and torch.equal(starts.diff().long(), counts)
+    order = ids.flatten().argsort(stable=True)[: counts.sum()]
+    assert torch.equal(pairs[: counts.sum()].long(), order)
+    assert torch.equal(rows[order].long(), torch.arange(len(order)))
+    assert (rows < 0).sum() == ids.numel() - len(order)
+"""
+
 FP8_ROWS_PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -248,8 +270,8 @@ assert len(ends) == num_here
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, FP8_ROWS_PROGRAM, PARTIAL_PROGRAM],
-    ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "partial"],
+    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, FP8_ROWS_PROGRAM, PARTIAL_PROGRAM, SORT_PROGRAM],
+    ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "partial", "sort"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     run_interpreted(program)
