@@ -62,15 +62,6 @@ _LOAD_REGISTERS = 40
 
 
 @gluon.jit
-def _first_token(token_tile, num_tokens, GROUP: gl.constexpr):
-    """Returns the first of a group's tokens in a tile; see first_token_of.
-
-    The copy engine finds scales from every fourth token on.
-    """
-    return first_token_of(token_tile * _GROUPS + GROUP, _GROUP_TOKENS, num_tokens, _TOKEN_ALIGNMENT)
-
-
-@gluon.jit
 def _load(
     x, weight, ring, x_scale, num_tokens, counts, first_step, STEPS: gl.constexpr,
     BLOCKED: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -89,6 +80,7 @@ def _load(
     is_first = True
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         row_tile, token_tile = place_of(tile, counts)
+        token = first_token_of(token_tile, _TOKENS, num_tokens, _TOKEN_ALIGNMENT)
         for step in range(STEPS):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
@@ -99,13 +91,10 @@ def _load(
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
-            for group in gl.static_range(_GROUPS):
-                token = _first_token(token_tile, num_tokens, group)
-                at = slot * _GROUPS + group
-                tma.async_copy_global_to_shared(x, [token, depth], ready, xs.index(at))
-                if BLOCKED:
-                    place = [first_step + step, token]
-                    tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(at))
+            tma.async_copy_global_to_shared(x, [token, depth], ready, xs.index(slot))
+            if BLOCKED:
+                place = [first_step + step, token]
+                tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
             slot += 1
             if slot == SLOTS:
                 slot = 0
@@ -142,6 +131,10 @@ def _multiply(
     A tile's rows are one or two times ROWS, each with a product of its own.
     """
     weights, xs, scales, full, empty = ring
+    # A group's tokens, found without an offset in a tile, take fewer registers.
+    xs = xs._reinterpret(xs.dtype, [xs.shape[0] * _GROUPS, _GROUP_TOKENS, DEPTH], xs.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    scales = scales._reinterpret(gl.float32, [scales.shape[0] * _GROUPS, _GROUP_TOKENS], plain)
     first_table = tables.index(GROUP * 2)
     second_table = tables.index(GROUP * 2 + 1)
     SLOTS: gl.constexpr = weights.shape[0]
@@ -157,7 +150,8 @@ def _multiply(
     phase = 0
     for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
         row_tile, token_tile = place_of(tile, counts)
-        token = _first_token(token_tile, num_tokens, GROUP)
+        token = first_token_of(token_tile, _TOKENS, num_tokens, _TOKEN_ALIGNMENT)
+        token += GROUP * _GROUP_TOKENS
         output = row_tile * WIDTH
         if BLOCKED:
             row_block = output // DEPTH
@@ -232,10 +226,8 @@ def _wide_fp8_kernel(
     weights = gl.allocate_shared_memory(
         weight.dtype, [SLOTS, weight.block_shape[0], WIDTH, DEPTH], weight.layout
     )
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS * _GROUPS, _GROUP_TOKENS, DEPTH], x.layout)
-    scales = gl.allocate_shared_memory(
-        gl.float32, [SLOTS * _GROUPS, 1, _GROUP_TOKENS], SCALE_LAYOUT
-    )
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, _TOKENS, DEPTH], x.layout)
+    scales = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, _TOKENS], SCALE_LAYOUT)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tables = gl.allocate_shared_memory(gl.float32, [4, TABLE_BLOCKS], plain)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -288,9 +280,9 @@ def launch_wide(
     num_tiles = -(-num_outputs // rows) * -(-num_tokens // FP8_TOKENS)
     launch(
         (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
-        described_tokens(rounded, _GROUP_TOKENS.value),
+        described_tokens(rounded, FP8_TOKENS),
         described_weight(weight, halves, rows),
-        described_scales(scale, _GROUP_TOKENS.value) if is_blocked else scale,
+        described_scales(scale, FP8_TOKENS) if is_blocked else scale,
         weight_scale, bias, output, output_scale, num_tokens,
     )  # fmt: skip
 
