@@ -76,6 +76,7 @@ def _keep(
     program_id = os.fork()
     if not program_id:
         os.close(report)
+        os.setpgid(0, request["group"])  # here and below, as either process may come first
         _run(own_id, request, [for_programs.detach(), *inherited])
         return
     for fd in inherited:

@@ -432,7 +432,6 @@ async def test_calls_are_demanded_over_grpc():
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
-        ({"tools": None, "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

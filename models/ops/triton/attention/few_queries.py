@@ -280,8 +280,10 @@ def attend_few_queries(
         num_kv_heads, group, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
         sinks is not None, soft_cap, q.device,
     )  # fmt: skip
-    if launch.is_built and not has_few(metadata, most):
-        return 0
+    if not has_few(metadata, most):
+        if launch.is_built:
+            return 0
+        most = 0  # for its build: which kernel computes a request depends on the step alone
     shared = deal_tiles(
         metadata, num_programs=tiles.num_programs, num_kv_heads=num_kv_heads, rows=tiles.rows,
         head_dim=head_dim,
