@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.ops.triton.attention.configurations import (
+from models.ops.triton.attention.configurations import Tiles
+from models.ops.triton.attention.hopper_configurations import hopper_tiles
+from models.ops.triton.attention.invariant_configurations import (
     MANY_INVARIANT_PAIRS,
     MOST_INVARIANT_PAIRS,
     PART,
-    Tiles,
 )
-from models.ops.triton.attention.hopper_configurations import hopper_tiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close

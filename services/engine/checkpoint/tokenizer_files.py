@@ -104,6 +104,8 @@ def end_token_id(files: TokenizerFiles) -> int | None:
     except (ValueError, AttributeError, RecursionError):  # frontends refuse its chats with a reason
         return None
     text = end.get("content") if isinstance(end, dict) else end
+    if not isinstance(text, str):
+        return None
     content = json.loads(files.content("tokenizer.json") or b"{}")
     model, added = content.get("model"), content.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -111,7 +113,7 @@ def end_token_id(files: TokenizerFiles) -> int | None:
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             ids[token["content"]] = token["id"]
-    return ids.get(text) if isinstance(text, str) else None
+    return ids.get(text)
 
 
 def _token_ids(content: dict[str, Any]) -> Iterator[object]:

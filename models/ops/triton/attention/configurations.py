@@ -61,17 +61,6 @@ MANY_LATENT_TOKENS = 256
 """From this many tokens on there are enough programs that each takes more heads."""
 
 
-PART = 512
-"""Keys of a part in batch-invariant mode; a multiple of every tile."""
-
-LANES = 16
-"""Sums of a row's exact weights that are kept apart, each of every LANES-th key.
-
-Tensor cores spread a row over four threads, which hold two neighbours of every eight columns, or
-over two warps of such threads.
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """Shape of one program: query rows and keys of a tile, warps, pipeline stages.
@@ -247,42 +236,6 @@ _LATER_CHUNK = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
-_INVARIANT = {
-    (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
-    (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
-    (2, 256): Tiles(rows=64, keys=32, num_warps=8, num_stages=2),
-    (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
-    (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
-    (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
-}
-"""For all tokens of batch-invariant mode, except where the next two tables say more.
-
-A prompt of 8192 tokens took 2.00 ms; with three stages 2.35 ms, with 128 rows and eight warps 2.17
-ms (H200, 32 heads, 8 kv heads of 128, 2026-11).
-"""
-
-_INVARIANT_MANY = Tiles(rows=16, keys=64, num_warps=2, num_stages=2, is_exact=True)
-"""For few tokens of each of many requests, of two bytes in heads of up to 128.
-
-Keys of an 8-bit cache keep _INVARIANT: tensor cores take converted keys in another order where they
-multiply few rows. Single tokens of 1, 8, 32, 128 and 256 requests with 280 keys took
-11.3, 13.7, 19.7, 51.3 and 90.8 us; with _INVARIANT 8.7, 12.3, 16.9, 60.5 and 110 (H200, 32 heads, 8
-kv heads of 128, 2026-11).
-"""
-
-MANY_INVARIANT_PAIRS = 256
-"""From more requests times kv heads on, _INVARIANT_MANY is faster."""
-
-_INVARIANT_MOST = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, is_exact=True)
-"""The same for more requests, in bfloat16: see _HOPPER_PARTS.
-
-Single tokens of 32, 128 and 256 requests with 300 keys took 27.9, 58.5 and 113 us, with
-_INVARIANT_MANY 18.1, 62.5 and 119 (H100, 32 heads, 8 kv heads of 128, 2026-11).
-"""
-
-MOST_INVARIANT_PAIRS = 512
-"""From more requests times kv heads on, _INVARIANT_MOST is faster."""
-
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     """Returns the smallest counts of single-token requests that take other kernels, rising.
@@ -324,11 +277,11 @@ def decode_tiles(
     if is_broad and is_dealt and cache_dtype.itemsize == 1:
         return _BROAD_8
     if num_requests is None:
-        return _look_up(_BESIDE_CHUNKS, dtype, padded_head_dim)
+        return look_up(_BESIDE_CHUNKS, dtype, padded_head_dim)
     if is_broad and is_dealt and num_pairs > _BROAD_PAIRS:
         return _BROAD
     if not is_narrow:
-        return _look_up(_DECODE, dtype, padded_head_dim)
+        return look_up(_DECODE, dtype, padded_head_dim)
     if 0 < window <= _HELD_WINDOW.held_keys and num_pairs <= _WINDOW_PAIRS:
         return _HELD_WINDOW
     if num_requests <= EARLY_REQUESTS:
@@ -359,23 +312,7 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
     Raises:
         ValueError: no kernel takes such heads.
     """
-    return _look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
-
-
-def invariant_tiles(
-    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int
-) -> Tiles:
-    """Returns the tiles of invariant_parts; num_pairs: requests times kv heads.
-
-    Raises:
-        ValueError: no kernel takes such heads.
-    """
-    is_plain = dtype.itemsize == 2 and cache_dtype is dtype and padded_head_dim <= 128
-    if is_plain and dtype is torch.bfloat16 and num_pairs > MOST_INVARIANT_PAIRS:
-        return _INVARIANT_MOST
-    if is_plain and num_pairs > MANY_INVARIANT_PAIRS:
-        return _INVARIANT_MANY
-    return _look_up(_INVARIANT, dtype, padded_head_dim)
+    return look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
 
 
 def num_splits(
@@ -423,7 +360,12 @@ def least_part(tiles: Tiles) -> int:
     return max(tiles.least_part, tiles.keys)
 
 
-def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:
+def look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:
+    """Returns the tiles of a table by bytes of an element and padded head dimension, from 64.
+
+    Raises:
+        ValueError: the table has none.
+    """
     tiles = table.get((dtype.itemsize, max(64, head_dim)))
     if tiles is None:
         raise ValueError(

@@ -10,9 +10,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from models.ops.operands.base_two import LOG2_E
-from models.ops.triton.attention.configurations import LANES
 from models.ops.triton.attention.hopper_copies import is_packed, num_notes, rows_of_token
 from models.ops.triton.attention.hopper_results import ROWS, write_part, write_rows
+from models.ops.triton.attention.invariant_configurations import LANES
 from models.ops.triton.attention.online_softmax import MARGIN
 from models.ops.triton.launching.dependent_launch import wait_for_previous
 

@@ -10,9 +10,10 @@ import torch
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
-from models.ops.triton.attention.configurations import PART, Tiles, invariant_tiles
+from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.hopper_configurations import hopper_tiles
+from models.ops.triton.attention.invariant_configurations import PART, invariant_tiles
 from models.ops.triton.attention.invariant_parts import attend_parts, tile_queries
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
 from models.ops.triton.launching.copy_engine import aligned_heads

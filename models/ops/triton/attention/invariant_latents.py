@@ -14,7 +14,8 @@ from models.kv_cache import LatentCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.latent_entries import LatentEntries
 from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS, PART
+from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
+from models.ops.triton.attention.invariant_configurations import PART
 from models.ops.triton.attention.invariant_parts import merge
 from models.ops.triton.attention.latent_attention import attend_latents, check_sizes
 from models.ops.triton.attention.latent_cache import cache_latents

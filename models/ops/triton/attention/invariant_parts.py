@@ -16,7 +16,8 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
-from models.ops.triton.attention.configurations import LANES, PART, Tiles
+from models.ops.triton.attention.configurations import Tiles
+from models.ops.triton.attention.invariant_configurations import LANES, PART
 from models.ops.triton.attention.online_softmax import add_lanes, attend_keys, whole_power
 from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.launching.dependent_launch import (

@@ -3,20 +3,22 @@ import torch
 
 from models.forward_context import AttentionWorkspace
 from models.ops.triton.attention.configurations import (
-    LANES,
-    MANY_INVARIANT_PAIRS,
     MAX_PARTIALS,
     MAX_SPLITS,
-    MOST_INVARIANT_PAIRS,
-    PART,
     decode_tiles,
-    invariant_tiles,
     least_part,
     num_dealt,
     num_splits,
     prefill_tiles,
 )
 from models.ops.triton.attention.hopper_configurations import hopper_tiles
+from models.ops.triton.attention.invariant_configurations import (
+    LANES,
+    MANY_INVARIANT_PAIRS,
+    MOST_INVARIANT_PAIRS,
+    PART,
+    invariant_tiles,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
