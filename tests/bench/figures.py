@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from time import perf_counter
 
@@ -15,8 +16,6 @@ from tests.bench.workload import Job, fitted, fixed_jobs, serving_jobs
 
 DECODE_PROMPT = 128
 DECODE_OUTPUT = 256
-DECODE_CONTEXT = DECODE_PROMPT + DECODE_OUTPUT // 2
-"""Tokens of a sequence in the middle of its output."""
 WARM_UP_OUTPUT = 8
 
 
@@ -59,17 +58,21 @@ class Bench:
         return {name: round(value, 3) for name, value in parts.items()}
 
     async def decode(
-        self, batch: int, repeats: int, num_output: int = DECODE_OUTPUT
+        self,
+        batch: int,
+        repeats: int,
+        num_output: int = DECODE_OUTPUT,
+        prompt_len: int = DECODE_PROMPT,
     ) -> list[float]:
         """Returns milliseconds per decode step of a whole batch, one for each repeat.
 
         The time of all tokens less that of one, over the steps between: prompts cancel out.
         """
-        await self.engine.generate(self.jobs(batch, DECODE_PROMPT, WARM_UP_OUTPUT))
+        await self.engine.generate(self.jobs(batch, prompt_len, WARM_UP_OUTPUT))
         values: list[float] = []
         while self._goes_on(values, repeats):
-            one = await self.engine.generate(self.jobs(batch, DECODE_PROMPT, 1))
-            jobs = self.jobs(batch, DECODE_PROMPT, num_output)
+            one = await self.engine.generate(self.jobs(batch, prompt_len, 1))
+            jobs = self.jobs(batch, prompt_len, num_output)
             before = self.engine.num_verifications
             many = await self.engine.generate(jobs)
             # With speculation a step brings a request one token or more.
@@ -91,17 +94,24 @@ class Bench:
         """Returns the requests of the serving workload."""
         return self._fitted(serving_jobs(count))
 
-    async def add_decode(self, batches: Sequence[int], repeats: int) -> None:
-        """Measures and reports decode steps."""
-        for batch in batches:
+    async def add_decode(
+        self, batches: Sequence[int], repeats: int, contexts: Sequence[int] = (DECODE_PROMPT,)
+    ) -> None:
+        """Measures and reports decode steps after prompts of each length in `contexts`."""
+        for prompt_len, batch in product(contexts, batches):
             name = f"decode, batch {batch}"
+            if prompt_len != DECODE_PROMPT:
+                name += f" after {prompt_len} tokens"
             if batch > self.engine.config.scheduler.max_num_seqs:
                 self.report.problem(
                     f"{name}: max_num_seqs is {self.engine.config.scheduler.max_num_seqs}"
                 )
+            elif prompt_len >= self.max_model_len:
+                self.report.problem(f"{name}: max_model_len is {self.max_model_len}")
             elif self._has_time(name):
-                floor = self.floor and self.floor.decode_ms(batch, DECODE_CONTEXT)
-                values = await self.decode(batch, repeats)
+                middle = prompt_len + DECODE_OUTPUT // 2
+                floor = self.floor and self.floor.decode_ms(batch, middle)
+                values = await self.decode(batch, repeats, prompt_len=prompt_len)
                 self.report.add(name, values, "ms/step", floor=floor)
         if self.engine.num_verifications:
             self.report.state("accepted drafts of a request in a step", self.engine.acceptance)

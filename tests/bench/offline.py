@@ -15,7 +15,7 @@ import torch
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from tests.bench.empty_caches import empty_caches
-from tests.bench.figures import Bench
+from tests.bench.figures import DECODE_PROMPT, Bench
 from tests.bench.floor import MEASURED_ON, StepFloor, step_floor
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
@@ -63,7 +63,7 @@ async def measure(settings: Settings, report: Report) -> None:
             await add_start(bench, "warm" if arguments.cold else "")
             report.state("graphs", engine.graph_facts())
             if "decode" in arguments.only:
-                await bench.add_decode(arguments.batches, arguments.repeats)
+                await bench.add_decode(arguments.batches, arguments.repeats, arguments.contexts)
             if "prefill" in arguments.only:
                 await bench.add_prefill(arguments.prompts, arguments.repeats)
             if "serving" in arguments.only:
@@ -85,6 +85,12 @@ def own_parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
     parser.add_argument("--only", type=list_of(*PARTS), default=[*PARTS], help="parts to measure")
     parser.add_argument("--batches", type=list_of_numbers, default=[1, 8, 32, 128, 256])
+    parser.add_argument(
+        "--contexts",
+        type=list_of_numbers,
+        default=[DECODE_PROMPT],
+        help="tokens of a prompt before it decodes",
+    )
     parser.add_argument("--prompts", type=list_of_numbers, default=[2048, 8192])
     parser.add_argument("--requests", type=int, default=512, help="of the serving workload")
     parser.add_argument("--repeats", type=int, default=5, help="of decode and prefill")

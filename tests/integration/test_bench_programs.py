@@ -43,7 +43,8 @@ def offline(tmp_path_factory) -> Path:
         *SMALL,
         *("--batches", "1,3,9", "--prompts", "256", "--requests", "4", "--repeats", "2"),
         *("--divide-by", "16", "--serving-repeats", "1", "--out", out),
-        *("--cudagraph-mode", "full_decode_only", "--capture-while-serving"),
+        *("--contexts", "128,512", "--cudagraph-mode", "full_decode_only"),
+        "--capture-while-serving",
     )
     return out
 
@@ -144,12 +145,17 @@ def test_offline_has_every_figure_and_says_what_is_missing(offline):
         "start to first token",
         "decode, batch 1",
         "decode, batch 3",
+        "decode, batch 1 after 512 tokens",
+        "decode, batch 3 after 512 tokens",
         "prefill, 256 tokens",
         "serving",
         "serving, output",
         "serving, first token p50",
     }
-    assert content["problems"] == ["decode, batch 9: max_num_seqs is 4"]
+    assert content["problems"] == [
+        "decode, batch 9: max_num_seqs is 4",
+        "decode, batch 9 after 512 tokens: max_num_seqs is 4",
+    ]
     facts = content["facts"]
     assert facts["graphs"]["num_captured"] == facts["graphs"]["num_planned"] > 0
     assert facts["serving"]["hit_rate"] > 0.5
