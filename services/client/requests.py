@@ -138,6 +138,7 @@ class Options:
 
     sampling: Sampling = field(default_factory=Sampling)
     stop: Annotated[Sequence[str], "Text that ends the output and is left out; repeatable."] = ()
+    show_stop: Annotated[bool | None, "Show the stop string at the end of the text."] = None
     model: Annotated[str, "The model wanted; empty means the one served."] = ""
     request_id: Annotated[str, "Names the request in the servers' logs; drawn when empty."] = ""
     priority: Annotated[int, "Higher runs first."] = 0
@@ -159,6 +160,7 @@ class Options:
             request_id=self.request_id,
             sampling=self.sampling.to_proto(),
             stop=self.stop,
+            show_stop=self.show_stop,
             cache_salt=self.cache_salt,
             show_special_tokens=self.show_special_tokens,
             parse_special_tokens=self.parse_special_tokens,
@@ -188,6 +190,8 @@ class Reply:
     ] = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking."""
+    continues_last_message: bool = False
+    """Whether the reply continues the last message, the assistant's, instead of answering it."""
 
     def add_to(self, request: frontend_pb2.ChatRequest) -> None:
         """Sets the fields of a request.
@@ -204,6 +208,8 @@ class Reply:
                 request.tool_use = frontend_pb2.TOOL_USE_REQUIRED
             case name:
                 request.required_tool = name
+        if self.continues_last_message:
+            request.prompt_end = frontend_pb2.PROMPT_END_LAST_MESSAGE
         if self.parallel_tool_calls is not None:
             request.parallel_tool_calls = self.parallel_tool_calls
         if self.max_reasoning_tokens is not None:

@@ -43,6 +43,25 @@ async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(client):
     assert whole.usage.completion_tokens == 8
 
 
+async def test_a_begun_answer_is_continued_as_the_model_would_have(client):
+    wish = {"model": MODEL, "temperature": 0, "max_tokens": 64}
+    whole = await client.chat.completions.create(messages=MESSAGES, **wish)
+    text = whole.choices[0].message.content
+    begun = text[: text.index(" ")]
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    more = await client.chat.completions.create(
+        messages=messages, extra_body={"continue_final_message": True}, **wish
+    )
+    assert begun + more.choices[0].message.content == text
+    stop = text[len(begun) + 1 : -1]
+    wish |= {"stop": stop, "extra_body": {"include_stop_str_in_output": True}}
+    ended = await client.chat.completions.create(messages=MESSAGES, **wish)
+    assert ended.choices[0].message.content == f"{begun} {stop}"
+    stream = await client.chat.completions.create(messages=MESSAGES, stream=True, **wish)
+    deltas = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(deltas) == f"{begun} {stop}"
+
+
 async def test_log_probabilities_are_sent_in_both_forms(client):
     sampling = {"model": MODEL, "temperature": 0, "max_tokens": 3}
     chat = await client.chat.completions.create(

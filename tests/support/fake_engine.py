@@ -27,8 +27,8 @@ EOS_TOKEN_ID = 1
 HEARTBEAT_INTERVAL_S = 0.02
 
 Script = Callable[[list[int]], list[int]]
-"""From a prompt's tokens to the output's; an output that ends with EOS_TOKEN_ID stops. A request
-that another engine began resumes after the tokens that it brings."""
+"""From a prompt's tokens to the output's; one that ends with EOS_TOKEN_ID or a stop token stops. A
+request that another engine began resumes after the tokens that it brings."""
 
 
 def says(text: str, *, eos: bool = True) -> Script:
@@ -302,10 +302,11 @@ class FakeEngine:
     def _ending(self, live: _Live) -> engine_pb2.Finished:
         if self.failure is not None:
             return engine_pb2.Finished(handle=live.submit.handle, failure=self.failure)
-        if live.tokens[-1] != EOS_TOKEN_ID:
+        last = live.tokens[-1]
+        if last not in (EOS_TOKEN_ID, *live.submit.sampling.stop_token_ids):
             return _finished(live, FinishReason.FINISH_REASON_LENGTH)
         finished = _finished(live, FinishReason.FINISH_REASON_STOP)
-        finished.stop_token_id = EOS_TOKEN_ID
+        finished.stop_token_id = last
         return finished
 
 

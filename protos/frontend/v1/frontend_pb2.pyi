@@ -14,12 +14,21 @@ class ToolUse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOOL_USE_UNSPECIFIED: _ClassVar[ToolUse]
     TOOL_USE_NONE: _ClassVar[ToolUse]
     TOOL_USE_REQUIRED: _ClassVar[ToolUse]
+
+class PromptEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROMPT_END_UNSPECIFIED: _ClassVar[PromptEnd]
+    PROMPT_END_MESSAGES: _ClassVar[PromptEnd]
+    PROMPT_END_LAST_MESSAGE: _ClassVar[PromptEnd]
 TOOL_USE_UNSPECIFIED: ToolUse
 TOOL_USE_NONE: ToolUse
 TOOL_USE_REQUIRED: ToolUse
+PROMPT_END_UNSPECIFIED: PromptEnd
+PROMPT_END_MESSAGES: PromptEnd
+PROMPT_END_LAST_MESSAGE: PromptEnd
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens", "traceparent", "n", "parse_special_tokens")
+    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens", "traceparent", "n", "parse_special_tokens", "show_stop")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +39,7 @@ class GenerationOptions(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHOW_STOP_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     sampling: _sampling_pb2.SamplingParams
@@ -40,7 +50,8 @@ class GenerationOptions(_message.Message):
     traceparent: str
     n: int
     parse_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., traceparent: _Optional[str] = ..., n: _Optional[int] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
+    show_stop: bool
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., traceparent: _Optional[str] = ..., n: _Optional[int] = ..., parse_special_tokens: _Optional[bool] = ..., show_stop: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -141,7 +152,7 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("options", "messages", "tools", "tool_use", "required_tool", "parallel_tool_calls", "template_variables", "max_reasoning_tokens")
+    __slots__ = ("options", "messages", "tools", "tool_use", "required_tool", "parallel_tool_calls", "template_variables", "max_reasoning_tokens", "prompt_end")
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +161,7 @@ class ChatRequest(_message.Message):
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     MAX_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_END_FIELD_NUMBER: _ClassVar[int]
     options: GenerationOptions
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
@@ -158,7 +170,8 @@ class ChatRequest(_message.Message):
     parallel_tool_calls: bool
     template_variables: str
     max_reasoning_tokens: int
-    def __init__(self, options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_use: _Optional[_Union[ToolUse, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., template_variables: _Optional[str] = ..., max_reasoning_tokens: _Optional[int] = ...) -> None: ...
+    prompt_end: PromptEnd
+    def __init__(self, options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_use: _Optional[_Union[ToolUse, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., template_variables: _Optional[str] = ..., max_reasoning_tokens: _Optional[int] = ..., prompt_end: _Optional[_Union[PromptEnd, str]] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("output",)
@@ -217,14 +230,16 @@ class TokenizeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class Conversation(_message.Message):
-    __slots__ = ("messages", "tools", "template_variables")
+    __slots__ = ("messages", "tools", "template_variables", "prompt_end")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_END_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     template_variables: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_variables: _Optional[str] = ...) -> None: ...
+    prompt_end: PromptEnd
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_variables: _Optional[str] = ..., prompt_end: _Optional[_Union[PromptEnd, str]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "tokens")

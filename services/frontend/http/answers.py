@@ -17,6 +17,9 @@ Body = dict[str, Any]
 class Answer(Protocol):
     """Builds the response bodies of one request."""
 
+    def echo(self, text: str, token_ids: Sequence[int]) -> None:
+        """Prepends the text of the next prompt, which has these tokens, to each of its outputs."""
+
     def opening(self) -> list[Body]:
         """Returns the chunks before any output."""
 
@@ -118,14 +121,20 @@ class ChatAnswer:
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._num_samples = num_samples
+        self._echo = ""
         self._calling: set[int] = set()
         """Samples with tool calls."""
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
+    def echo(self, text: str, token_ids: Sequence[int]) -> None:
+        """Prepends the text that the answer continues to the content of each output."""
+        del token_ids  # log-probabilities are those of the output
+        self._echo = text
+
     def opening(self) -> list[Body]:
         """Returns one chunk with the role for each output."""
         opening = {
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": self._echo},
             "logprobs": None,
             "finish_reason": None,
         }
@@ -152,7 +161,7 @@ class ChatAnswer:
         choices = [
             {
                 "index": output.index,
-                "message": {"role": "assistant", **_message(output), "refusal": None},
+                "message": {"role": "assistant", **_message(output, self._echo), "refusal": None},
                 **self._ending(output),
             }
             for output in outputs
@@ -195,9 +204,9 @@ def _delta(output: Output) -> Body:
     return delta
 
 
-def _message(output: Output) -> Body:
-    """Returns a whole output as a message."""
-    message: Body = {"content": output.text or (None if output.calls else "")}
+def _message(output: Output, echo: str) -> Body:
+    """Returns a whole output as a message, after an echoed text."""
+    message: Body = {"content": (echo + output.text) or (None if output.calls else "")}
     if output.reasoning:
         message["reasoning_content"] = output.reasoning
     if output.calls:

@@ -88,7 +88,8 @@ def read_chat(body: bytes, request_id: str) -> Call:
         bool(request.stream),
         request.includes_usage,
         request.prompt_logprobs is not None,
-        counts_usage=request.counts_usage,
+        bool(request.echo),
+        request.counts_usage,
     )
 
 

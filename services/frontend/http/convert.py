@@ -1,5 +1,6 @@
 """Converts parsed bodies to the pipeline's types."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams
@@ -10,6 +11,7 @@ from services.frontend.http.schema import (
     CompletionRequest,
     GenerationFields,
     NamedTool,
+    PromptEndFields,
     ResponseFormat,
     TokenizeRequest,
     Tool,
@@ -19,6 +21,7 @@ from services.frontend.pipeline.request import Conversation, Options, Prompt, Pr
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.prompt_end import PromptEnd
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of a completion, as in OpenAI's API."""
@@ -75,6 +78,12 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         strict=frozenset(each.function.name for each in wanted if each.function.strict),
     )
     messages = [_message_of(each) for each in request.messages]
+    end = _prompt_end(request, request.messages)
+    if request.echo and end is not PromptEnd.LAST_MESSAGE:
+        raise InvalidRequestError(
+            "echo repeats the message that the answer continues; it needs continue_final_message",
+            field="echo",
+        )
     variables = template_variables_of(
         request.chat_template_kwargs,
         request.reasoning_effort,
@@ -82,7 +91,12 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         field="reasoning_effort",
     )
     return Conversation(
-        messages, tools, rules, variables, max_reasoning_tokens=request.max_reasoning_tokens
+        messages,
+        tools,
+        rules,
+        variables,
+        max_reasoning_tokens=request.max_reasoning_tokens,
+        end=end,
     )
 
 
@@ -96,11 +110,13 @@ def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:
         for field in ("tools", "chat_template_kwargs"):
             if getattr(request, field) is not None:
                 raise InvalidRequestError(f"{field} needs messages", field=field)
+        _prompt_end(request, ())
         return request.prompt or ""
     return Conversation(
         [_message_of(each) for each in request.messages],
         [_tool_of(each) for each in request.tools or ()],
         template_variables=_given(request.chat_template_kwargs),
+        end=_prompt_end(request, request.messages),
     )
 
 
@@ -198,6 +214,7 @@ def options_of(
             **{name: value for name, value in named.items() if value is not None}
         ),
         stop=tuple(stop),
+        show_stop=bool(request.include_stop_str_in_output),
         cache_salt=request.cache_salt or "",
         num_samples=1 if num_samples is None else num_samples,
         has_output=max_tokens != 0,
@@ -232,6 +249,29 @@ def _given(variables: dict[str, Any] | None) -> dict[str, Any]:
 def _tool_of(tool: Tool) -> Message:
     function = tool.function
     return tool_of(function.name, function.description, function.parameters)
+
+
+def _prompt_end(request: PromptEndFields, messages: Sequence[ChatMessage]) -> PromptEnd:
+    """Returns where the prompt of a conversation ends; without messages, it is a text.
+
+    Raises:
+        InvalidRequestError: the fields contradict each other, or are for a conversation.
+    """
+    if any(each.prefix for each in messages[:-1]):
+        raise InvalidRequestError("messages: prefix is for the last message", field="messages")
+    continues = bool(request.continue_final_message or (messages and messages[-1].prefix))
+    if continues and request.add_generation_prompt:
+        raise InvalidRequestError(
+            "add_generation_prompt begins a new message and continue_final_message continues the"
+            " last one; they exclude each other",
+            field="add_generation_prompt",
+        )
+    if not messages and (continues or request.add_generation_prompt is False):
+        field = "continue_final_message" if continues else "add_generation_prompt"
+        raise InvalidRequestError(f"{field} needs messages", field=field)
+    if continues:
+        return PromptEnd.LAST_MESSAGE
+    return PromptEnd.MESSAGES if request.add_generation_prompt is False else PromptEnd.ANSWER
 
 
 def _message_of(message: ChatMessage) -> Message:

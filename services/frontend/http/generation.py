@@ -25,7 +25,7 @@ from services.frontend.http.request_id import new_request_id
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Outlet, Pipeline
-from services.frontend.pipeline.request import Output, Prompt, prompts_of
+from services.frontend.pipeline.request import Conversation, Output, Prompt, prompts_of
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
 from services.telemetry.connections import address_of
@@ -162,7 +162,7 @@ class AnswerResponse:
             num_samples=call.options.num_samples,
         )
         self._num_prompt_tokens = sum(map(len, generation.prompts))
-        if call.has_echo and isinstance(answer, CompletionAnswer):
+        if call.has_echo:
             for prompt, token_ids in zip(prompts_of(call.prompt), generation.prompts, strict=True):
                 answer.echo(await self._prompt_text(prompt, token_ids), token_ids)
         if call.is_stream:
@@ -206,9 +206,11 @@ class AnswerResponse:
         await self._writer.write_event(body)
 
     async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
-        """Returns a prompt as given, or the text of its token ids."""
+        """Returns a prompt as given, the text of its token ids, or a conversation's open text."""
         if isinstance(prompt, str):
             return prompt
+        if isinstance(prompt, Conversation):
+            return prompt.open_text
         decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
         return prompt_text(self._model.tokenizer, token_ids, decoded)
 

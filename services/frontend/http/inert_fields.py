@@ -1,8 +1,23 @@
 """Fields of requests that change no answer, whatever they say or because of what they say."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from services.frontend.http.request_body import Body
+
+
+class CacheControl(Body):
+    """Where a cached prefix may end; the engine caches every full block of a prompt anyway."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class CachedBody(Body):
+    """Part of a body that may end a cached prefix."""
+
+    cache_control: CacheControl | None = None
 
 
 class InertFields(Body):
@@ -25,11 +40,12 @@ class NeutralFields(Body):
 
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
     use_beam_search: Literal[False] | None = None
     return_token_ids: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
     priority: Literal[0] | None = None
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
 
 
 class NeutralCompletionFields(NeutralFields):
@@ -42,7 +58,6 @@ class NeutralChatFields(NeutralFields):
     """The same of chats."""
 
     add_special_tokens: Literal[False] | None = None
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
-    echo: Literal[False] | None = None
     include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None

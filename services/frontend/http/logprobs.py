@@ -13,9 +13,10 @@ LOWEST_LOGPROB = -9999.0
 
 
 def shown_positions(output: Output) -> list[PositionLogprobs]:
-    """Returns the positions in the text, without a stop token."""
+    """Returns the positions in the text, without a stop token that it does not show."""
     positions = output.logprobs
-    return positions if output.stop_token_id is None else positions[: len(output.token_ids) - 1]
+    hides_last = output.stop_token_id is not None and not output.shows_stop_token
+    return positions[: len(output.token_ids) - 1] if hides_last else positions
 
 
 class ChatLogprobs:

@@ -11,21 +11,40 @@ from services.validation_reason import reason_of
 
 UNKNOWN_FIELD = "octavo_unknown_field"
 """The type of pydantic's error for a field that is not known."""
+_SUCCESSORS = {
+    "guided_json": ("structured_outputs", "json, or response_format with json_schema"),
+    "guided_json_object": ("structured_outputs", "json_object, or response_format with the same"),
+    "guided_regex": ("structured_outputs", "regex"),
+    "guided_choice": ("structured_outputs", "choice"),
+    "guided_grammar": ("structured_outputs", "grammar"),
+    "regex": ("structured_outputs", "regex"),
+    "ebnf": ("structured_outputs", "grammar"),
+    "enable_thinking": ("chat_template_kwargs", "enable_thinking"),
+    "functions": ("tools", ""),
+    "function_call": ("tool_choice", ""),
+    "max_new_tokens": ("max_tokens", ""),
+    "no_stop_trim": ("include_stop_str_in_output", ""),
+}
+"""Fields of other servers, with the field that means the same here and its entry."""
 _FORM = re.compile(r"^(constrained-)?(str|int|float|bool)$|\[.*\]$", re.DOTALL)
 """Names that pydantic gives to the forms of a value."""
 
 
-def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> InvalidRequestError:
+def refusal_of(
+    error: ValidationError, *, tags: Collection[str] = (), known: Collection[str] = ()
+) -> InvalidRequestError:
     """Returns the refusal of an invalid body, with the path of the first wrong field.
 
-    `tags` names the alternatives of tagged unions; they are no part of the path.
+    `tags` names the alternatives of tagged unions; they are no part of the path. `known` has the
+    body's own fields: an unknown one that has a successor among them is refused with its name.
     """
     first = _told_error(error.errors(include_url=False))
     location = _without_tags(first["loc"], tags)
     given = first["input"]
     if first["type"] == UNKNOWN_FIELD:
-        location = (*location, first["ctx"]["name"])
-        problem = " is not supported"
+        name = first["ctx"]["name"]
+        problem = " is not supported" + ("" if location else _successor(name, known))
+        location = (*location, name)
     elif first["type"] == "union_tag_invalid":
         tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
         problem = f": {_shown(tag)!r} is not supported here; {known} are"
@@ -40,6 +59,14 @@ def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> Invalid
     return InvalidRequestError(
         path + problem, field=_shown(str(location[0])), is_field_ours=not is_unknown
     )
+
+
+def _successor(name: str, known: Collection[str]) -> str:
+    """Returns the advice to send another field instead; empty if there is none."""
+    field, entry = _SUCCESSORS.get(name, ("", ""))
+    if field not in known:
+        return ""
+    return f"; send {field}" + (f" with {entry}" if entry else "") + " instead"
 
 
 def _told_error(errors: Sequence[ErrorDetails]) -> ErrorDetails:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.inert_fields import (
+    CachedBody,
     InertFields,
     NeutralChatFields,
     NeutralCompletionFields,
@@ -72,6 +73,7 @@ class GenerationFields(Body):
         | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
         | None
     ) = None
+    include_stop_str_in_output: bool | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: (
@@ -187,7 +189,7 @@ class CompletionRequest(SharedFields, NeutralCompletionFields):
     echo: bool | None = None
 
 
-class TextPart(Body):
+class TextPart(CachedBody):
     """Part of a message."""
 
     type: Literal["text"]
@@ -240,6 +242,14 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class PromptEndFields(Body):
+    """Where the prompt of a conversation ends, with the names of transformers."""
+
+    add_generation_prompt: bool | None = None
+    """Absent: unless the last message is continued."""
+    continue_final_message: bool | None = None
+
+
 class ChatMessage(Body):
     """One message; an assistant's may have tool calls instead of content."""
 
@@ -256,6 +266,8 @@ class ChatMessage(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """Another name for it, as some servers call it."""
+    prefix: bool | None = None
+    """Of the last message: the reply continues it, as with `continue_final_message`."""
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     """OpenAI's own responses carry an empty list."""
 
@@ -270,7 +282,7 @@ class ChatMessage(Body):
         return self
 
 
-class ChatCompletionRequest(SharedFields, NeutralChatFields):
+class ChatCompletionRequest(SharedFields, PromptEndFields, NeutralChatFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -291,9 +303,11 @@ class ChatCompletionRequest(SharedFields, NeutralChatFields):
     prediction: dict[str, Any] | None = None
     """A guess of the output, which may only save time; not used."""
     max_reasoning_tokens: Count | None = None
+    echo: bool | None = None
+    """Whether the answer begins with the content that it continues."""
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(PromptEndFields):
     """Body of POST /tokenize: a text, or a conversation with its tools."""
 
     model: Model | None = None
@@ -306,8 +320,6 @@ class TokenizeRequest(Body):
         Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
     ) = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
     add_special_tokens: bool | None = None
     parse_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -339,7 +351,7 @@ def parse_body(body_class: type[_Body], body: bytes, *, tags: Collection[str] = 
     try:
         return body_class.model_validate_json(body)
     except ValidationError as error:
-        raise refusal_of(error, tags=tags) from None
+        raise refusal_of(error, tags=tags, known=body_class.model_fields) from None
 
 
 def parse(request_class: type[_Request], body: bytes) -> _Request:

@@ -25,16 +25,19 @@ class Generation:
         lease: Lease,
         prompt_token_ids: Sequence[int],
         has_output: bool = True,
+        stop_token_bytes: Sequence[bytes] | None = None,
     ) -> None:
         """Attaches the stream to the lease, which several generations may share.
 
-        Without `has_output`, the engine's output is left out.
+        Without `has_output`, the engine's output is left out. `stop_token_bytes` are the texts of
+        stop tokens, by token id, that the output's text ends with; None leaves them out.
         """
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
         self._has_output = has_output
+        self._stop_token_bytes = stop_token_bytes
         self._lease = lease
         self._num_output_tokens = 0
         self._is_over = False
@@ -58,9 +61,10 @@ class Generation:
         if self._is_over:
             raise StopAsyncIteration
         batch = await self._read()
-        # The text of a stop token is not part of the answer; its id is.
-        has_stop_token = batch.stop_token_id is not None
-        piece = self._text.push(batch.token_ids[:-1] if has_stop_token else batch.token_ids)
+        shows_stop_token = self._shows_stop_token(batch)
+        # The id of a stop token is part of the answer in any case.
+        hides_last = batch.stop_token_id is not None and not shows_stop_token
+        piece = self._text.push(batch.token_ids[:-1] if hides_last else batch.token_ids)
         pieces: list[TextPiece] = [piece]
         num_tokens, stop_string = piece.num_tokens, piece.stop_string
         if stop_string is None and batch.finish_reason is not None:
@@ -82,6 +86,7 @@ class Generation:
             usage=batch.usage,
             stop_string=stop_string,
             stop_token_id=batch.stop_token_id,
+            shows_stop_token=shows_stop_token,
         )
         self._add_reply(output, pieces)
         return output
@@ -104,6 +109,12 @@ class Generation:
         if not self._is_over:
             self._is_over = True
             self.cancel()
+
+    def _shows_stop_token(self, batch: TokenBatch) -> bool:
+        """Whether a batch ends with a stop token whose text is part of the answer."""
+        if batch.stop_token_id is None or self._stop_token_bytes is None:
+            return False
+        return bool(self._stop_token_bytes[batch.stop_token_id])
 
     def _add_reply(self, output: Output, pieces: Sequence[TextPiece]) -> None:
         """Adds reasoning and calls, and what the reasoning cost."""

@@ -11,8 +11,10 @@ from services.frontend.pipeline.request import Conversation, check_vocabulary
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.template_variables import check_template_variables
 from services.frontend.pipeline.tools import check_tools
+from services.frontend.text.chat_template import Message
 from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.literal_encoder import LiteralEncodingError
+from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 
@@ -110,6 +112,8 @@ class Prompts:
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
         check_tools(messages, tools, conversation.call_rules)
+        if conversation.end is PromptEnd.LAST_MESSAGE:
+            _check_continued(messages[-1])
         check_template_variables(variables)
         if model.template_error:
             raise InvalidRequestError(
@@ -125,7 +129,21 @@ class Prompts:
             tools=tools,
             variables=variables,
             reasons=conversation.wants_reasoning,
+            end=conversation.end,
             max_bytes=2 * self._max_prompt_bytes,
             marks_content=marks_content,
         )
         return MarkedText.read(rendered) if marks_content else rendered
+
+
+def _check_continued(message: Message) -> None:
+    """Raises InvalidRequestError for a last message that no reply can continue."""
+    if message["role"] != "assistant":
+        problem = f"is of {message['role'][:64]!r}; only the assistant's can be continued"
+    elif "tool_calls" in message:
+        problem = "has tool calls, which come after its content, so it cannot be continued"
+    elif message.get("content") is None:
+        problem = "has no content to continue"
+    else:
+        return
+    raise InvalidRequestError(f"the last message {problem}", field="continue_final_message")

@@ -22,6 +22,8 @@ class ReplyPlan:
     form: ReplyFormat
     tools: Tools
     is_reasoning: bool
+    continues: bool
+    """Whether replies begin inside a text of the prompt."""
     sampling: SamplingParams | None
     """The caller's sampling, with the grammar of demanded calls."""
 
@@ -32,7 +34,9 @@ class ReplyPlan:
 
     def new_reader(self) -> ReplyReader:
         """Returns a reader for one reply."""
-        return self.form.reader(self.tools, is_reasoning=self.is_reasoning)
+        return self.form.reader(
+            self.tools, is_reasoning=self.is_reasoning, continues=self.continues
+        )
 
 
 def plan_reply(
@@ -58,10 +62,13 @@ def plan_reply(
     if form is None or not isinstance(prompt, Conversation):
         return None
     tools = schemas_of(prompt.tools)
-    reasoning = form.reasoning_after(token_ids)
+    open_text = prompt.open_text.rstrip()
+    reasoning = form.reasoning_after(token_ids, open_text=open_text)
     if prompt.reasons and reasoning is ReasoningState.CLOSED:
-        raise InvalidRequestError("thinking: the model does not reason", field="thinking")
-    calls = _calls(form, prompt.call_rules, tools, sampling)
+        problem = "the reply continues a content" if open_text else "the model does not reason"
+        raise InvalidRequestError(f"thinking: {problem}", field="thinking")
+    in_content = bool(open_text) and reasoning is ReasoningState.CLOSED
+    calls = _calls(form, prompt.call_rules, tools, sampling, in_content=in_content)
     if not form.reads(tools):
         return None
     own = SamplingParams()
@@ -83,11 +90,20 @@ def plan_reply(
             wanted.preamble.CopyFrom(preamble)
         if limit is not None and not wanted.preamble.HasField("max_tokens"):
             wanted.preamble.max_tokens = limit
-    return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
+    is_reasoning = reasoning is ReasoningState.OPEN
+    # White space directly after the marker of reasoning is no part of the reasoning.
+    begins = is_reasoning and open_text.endswith(form.reader.think[0])
+    continues = bool(open_text) and not begins
+    return ReplyPlan(form, tools, is_reasoning, continues, own)
 
 
 def _calls(
-    form: ReplyFormat, rules: CallRules, tools: Tools, sampling: SamplingParams | None
+    form: ReplyFormat,
+    rules: CallRules,
+    tools: Tools,
+    sampling: SamplingParams | None,
+    *,
+    in_content: bool,
 ) -> TaggedText | None:
     """Returns the grammar that keeps the rules; None if they need none.
 
@@ -103,8 +119,10 @@ def _calls(
             return None  # the caller's grammar leaves no calls
         raise InvalidRequestError("a demanded call allows no other form of output", field=field)
     own = form.reader.call_form
-    if own is None or not (rules.is_required or own.trigger):
+    is_beside_text = in_content or not rules.is_required
+    if own is None or (is_beside_text and not own.trigger):
         what = "demanded calls" if rules.is_required else "strict or single calls beside text"
+        what += " after a content that has begun" if in_content else ""
         raise InvalidRequestError(
             f"{what} are not supported with the model's format of calls, {form.name}", field=field
         )

@@ -9,6 +9,7 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.deltas import CallPiece
 from services.frontend.text.chat_template import Message
+from services.frontend.text.prompt_end import PromptEnd
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
@@ -37,6 +38,15 @@ class Conversation:
     """Whether the reply must have reasoning, or must have none; None leaves it to the template."""
     max_reasoning_tokens: int | None = None
     """Limit of the reply's reasoning; None leaves it to the server."""
+    end: PromptEnd = PromptEnd.ANSWER
+    """Where the prompt ends."""
+
+    @property
+    def open_text(self) -> str:
+        """The text that the reply continues; empty if it begins a message."""
+        if self.end is not PromptEnd.LAST_MESSAGE:
+            return ""
+        return str(self.messages[-1]["content"])
 
     @property
     def wants_reasoning(self) -> bool | None:
@@ -69,6 +79,8 @@ class Options:
     request_id: str
     sampling: SamplingParams | None = None
     stop: tuple[str, ...] = ()
+    show_stop: bool = False
+    """Whether the text has what ended it: the stop string, or the stop token's visible text."""
     priority: int = 0
     cache_salt: str = ""
     show_special_tokens: bool = False
@@ -91,6 +103,8 @@ class Output(TokenBatch):
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     stop_string: str | None = None
+    shows_stop_token: bool = False
+    """Whether the text has the text of the stop token."""
 
 
 def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -> None:

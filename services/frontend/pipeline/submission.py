@@ -70,7 +70,7 @@ class Submission:
                 traceparent=self.traceparent,
             )
             detokenizer = Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:])
-            stops = StopStrings(options.stop)
+            stops = StopStrings(options.stop, are_shown=options.show_stop)
             text: OutputText | ReplyText
             if reply is None:
                 text = OutputText(detokenizer, stops, min_tokens=min_tokens)
@@ -83,6 +83,7 @@ class Submission:
                 lease=self.lease,
                 prompt_token_ids=token_ids,
                 has_output=options.has_output,
+                stop_token_bytes=token_bytes if options.show_stop else None,
             )
 
         return new_sample

@@ -75,10 +75,15 @@ class ReplyFormat:
         begin, end = self.reader.preamble(is_call=is_call)
         return Preamble(begin="" if reasoning is ReasoningState.OPEN else begin, end=end)
 
-    def reasoning_after(self, prompt_token_ids: Sequence[int]) -> ReasoningState:
-        """Returns the state of the reasoning at the end of a prompt."""
+    def reasoning_after(
+        self, prompt_token_ids: Sequence[int], *, open_text: str = ""
+    ) -> ReasoningState:
+        """Returns the state of the reasoning at the end of a prompt, or of its `open_text`."""
         if not self.has_reasoning:
             return ReasoningState.CLOSED
+        if open_text:
+            begun, ended = (open_text.rfind(marker) for marker in self.reader.think)
+            return ReasoningState.OPEN if begun > ended else ReasoningState.CLOSED
         tail = b"".join(self.shown_bytes[each] for each in prompt_token_ids[-_TAIL_TOKENS:])
         opening, closing = (marker.encode() for marker in self.reader.think)
         if tail.rstrip().endswith(opening):

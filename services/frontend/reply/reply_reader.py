@@ -36,18 +36,23 @@ class ReplyReader(ABC):
     always_reasons: ClassVar[bool] = False
     """Whether replies may have reasoning whatever the chat template says."""
 
-    def __init__(self, tools: Tools, *, is_reasoning: bool = False) -> None:
+    def __init__(
+        self, tools: Tools, *, is_reasoning: bool = False, continues: bool = False
+    ) -> None:
         """Starts a reply.
 
         Args:
             tools: tools that the model may call.
             is_reasoning: the prompt has opened the reasoning.
+            continues: the prompt ends inside a text, the reasoning's or else the content's, whose
+                white space the reply begins with.
         """
         self._tools = tools
         self._text = IncomingText()
         self._deltas: list[Delta] = []
         self._space = ""
-        self._has_content = False
+        self._has_content = continues and not is_reasoning
+        self._continues_reasoning = continues and is_reasoning
         self._num_calls = 0
         self._has_arguments = False
         self._is_reasoning = is_reasoning
@@ -98,7 +103,9 @@ class ReplyReader(ABC):
 
     def _read(self, *, is_reasoning: bool) -> Wait:
         opening, closing = self.think
-        if is_reasoning or (yield from self._text.accept(opening)):
+        if not is_reasoning and not self._has_content:
+            is_reasoning = (yield from self._text.accept(opening)) is not None
+        if is_reasoning:
             yield from self._read_reasoning(closing)
         yield from self._read_reply()
 
@@ -114,7 +121,9 @@ class ReplyReader(ABC):
                 self._deltas.append(Reasoning(shown))
 
         self._is_reasoning = True
-        yield from self._text.skip_space()
+        if not self._continues_reasoning:
+            yield from self._text.skip_space()
+        self._continues_reasoning = False
         yield from self._text.until(*closing, emit=emit)
         self._is_reasoning = False
 

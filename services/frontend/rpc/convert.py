@@ -15,8 +15,14 @@ from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Optio
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.prompt_end import PromptEnd
 from services.telemetry.tracing import checked_traceparent
 
+_PROMPT_ENDS = {
+    frontend_pb2.PROMPT_END_UNSPECIFIED: PromptEnd.ANSWER,
+    frontend_pb2.PROMPT_END_MESSAGES: PromptEnd.MESSAGES,
+    frontend_pb2.PROMPT_END_LAST_MESSAGE: PromptEnd.LAST_MESSAGE,
+}
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
 
@@ -53,6 +59,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        show_stop=options.show_stop,
         num_samples=options.n if options.HasField("n") else 1,
         parse_special_tokens=parse_special_tokens_of(options),
         traceparent=checked_traceparent(options.traceparent),
@@ -112,6 +119,7 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
         rules,
         _template_variables(source),
         max_reasoning_tokens=max_reasoning_tokens,
+        end=_prompt_end(source),
     )
 
 
@@ -148,6 +156,13 @@ def _template_variables(
         return {}
     check_json_texts([source.template_variables], "the template_variables")
     return json_object(source.template_variables, "template_variables")
+
+
+def _prompt_end(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation) -> PromptEnd:
+    end = _PROMPT_ENDS.get(source.prompt_end)
+    if end is None:
+        raise InvalidRequestError(f"prompt_end is {source.prompt_end}, which this frontend lacks")
+    return end
 
 
 def _message_of(message: frontend_pb2.ChatMessage) -> Message:

@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 
 from services.frontend.text.content_marks import ContentMarker
+from services.frontend.text.prompt_end import LostTextError, OpenText, PromptEnd
 from services.frontend.text.template_environment import TemplateEnvironment, text_constants
 from services.frontend.text.template_forms import TemplateForms
 
@@ -90,9 +91,9 @@ class ChatTemplate:
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
         reasons: bool | None = None,
+        end: PromptEnd = PromptEnd.ANSWER,
         max_bytes: int,
         marks_content: bool = False,
-        now: datetime.datetime | None = None,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
 
@@ -101,9 +102,9 @@ class ChatTemplate:
             tools: tools for the model.
             variables: the caller's variables for the template.
             reasons: turns the reasoning on or off where the template has a variable for it.
+            end: where the prompt ends.
             max_bytes: limit of the prompt without marks.
             marks_content: returns a mark, then the prompt with marked caller text.
-            now: the local time; None reads the clock.
 
         Raises:
             TemplateError: the template fails, refuses or ignores its input, or renders too much.
@@ -117,10 +118,11 @@ class ChatTemplate:
         if reasons is not None:
             variables = self._with_switch(variables, reasons=reasons)
         self._check_variables(variables)
+        mark = ""
         try:
+            text = OpenText(messages) if end is PromptEnd.LAST_MESSAGE else None
             fitted = self._forms.fit([self._adapted(message) for message in messages])
             shown_tools = self._forms.fit_tools(tools)
-            mark = ""
             if marks_content:
                 mark = self._marker.free_mark(fitted, shown_tools, variables, self._source)
                 fitted = self._marker.marked(fitted, mark)
@@ -130,13 +132,20 @@ class ChatTemplate:
             raise TemplateError("the conversation is nested too deeply") from None
         except ValueError as error:
             raise TemplateError(str(error)) from None
-        self._environment.now = now or datetime.datetime.now()
         self._environment.mark = mark
         try:
-            return mark + self._generate(fitted, shown_tools, variables, max_bytes)
-        except TemplateError as error:
+            if text is not None:
+                fitted = text.tagged(fitted)
+            prompt = self._generate(fitted, shown_tools, variables, max_bytes, end=end)
+            return mark + (prompt if text is None else text.cut(prompt, mark))
+        except (LostTextError, TemplateError) as error:
             # The template's text may repeat the caller's.
-            raise TemplateError(str(error).replace(mark, "") if mark else str(error)) from None
+            told = str(error) if text is None else text.untagged(str(error))
+            raise TemplateError(told.replace(mark, "") if mark else told) from None
+
+    def set_time(self, now: datetime.datetime) -> None:
+        """Sets the local time for what is rendered next; at first it is that of compilation."""
+        self._environment.now = now
 
     def _generate(
         self,
@@ -144,6 +153,8 @@ class ChatTemplate:
         tools: Sequence[Message],
         variables: Mapping[str, Any],
         max_bytes: int,
+        *,
+        end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
         mark = self._environment.mark
         pieces = []
@@ -154,7 +165,7 @@ class ChatTemplate:
                 messages=list(messages),
                 tools=list(tools) or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=end is PromptEnd.ANSWER,
             ):
                 num_bytes += len(piece.encode())
                 if mark:

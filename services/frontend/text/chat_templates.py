@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.text.chat_template import ChatTemplate, Message, TemplateError
+from services.frontend.text.prompt_end import PromptEnd
 
 
 class ChatTemplates:
@@ -36,14 +37,15 @@ class ChatTemplates:
         template = self._with_tools if tools and self._with_tools else self._without_tools
         if isinstance(template, TemplateError):
             raise TemplateError(f"of the template for tools: {template}")
+        template.set_time(datetime.datetime.fromisoformat(conversation["now"]))
         return template.render(
             messages,
             tools=tools,
             variables=conversation["variables"],
             reasons=conversation["reasons"],
+            end=PromptEnd(conversation["end"]),
             max_bytes=conversation["max_bytes"],
             marks_content=conversation["marks_content"],
-            now=datetime.datetime.fromisoformat(conversation["now"]),
         )
 
     def _compile(self, source: str) -> ChatTemplate:

@@ -9,7 +9,7 @@ class Scan:
     """The result of one piece of text."""
 
     text: str
-    """Text to show now, without any part of a stop string."""
+    """Text to show now, without any part of a stop string that is not to be shown."""
     stop_string: str | None = None
     """The stop string that ended the text, if any."""
 
@@ -20,8 +20,9 @@ class StopStrings:
     The first complete stop string wins; of several that end together, the longest.
     """
 
-    def __init__(self, stop_strings: Iterable[str]) -> None:
-        """Takes non-empty stop strings."""
+    def __init__(self, stop_strings: Iterable[str], *, are_shown: bool = False) -> None:
+        """Takes non-empty stop strings. If they are shown, the text ends with the one found."""
+        self._are_shown = are_shown
         self._patterns = [_Pattern(stop) for stop in sorted(set(stop_strings), key=len)]
         self._held = ""
 
@@ -45,6 +46,8 @@ class StopStrings:
             match_end = pattern.advance(text, end)
             if match_end is not None:
                 found, end = pattern, match_end
+        if self._are_shown:  # what begins a stop string is shown in any case
+            return Scan(text[:end], None if found is None else found.stop_string)
         seen = self._held + text
         if found is not None:
             start = len(self._held) + end - len(found.stop_string)

@@ -17,6 +17,7 @@ from services.frontend.errors import (
 )
 from services.frontend.text.chat_template import Message
 from services.frontend.text.content_marks import MAX_GROWTH
+from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.template_source import TemplateRefusedError, TemplateSource
 from services.frontend.text.tokenizer import TokenizerFilesError
 from services.processes.errors import (
@@ -69,13 +70,14 @@ class TemplateProcess:
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
         reasons: bool | None = None,
+        end: PromptEnd = PromptEnd.ANSWER,
         max_bytes: int,
         marks_content: bool = False,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
 
-        `reasons` turns the reasoning on or off in a template that has a variable for it.
-        With `marks_content`, caller text is marked, for `MarkedText.read`.
+        `reasons` turns the reasoning on or off in a template that has a variable for it; `end` is
+        where the prompt ends. With `marks_content`, caller text is marked, for `MarkedText.read`.
 
         Raises:
             InvalidRequestError: the template refuses the conversation, fails, takes too long, or
@@ -89,6 +91,7 @@ class TemplateProcess:
             "tools": list(tools),
             "variables": dict(variables or {}),
             "reasons": reasons,
+            "end": end,
             "max_bytes": max_bytes,
             "marks_content": marks_content,
             # The process has no environment and thus no time zone.

@@ -28,6 +28,7 @@ VALUES = {
     "options.priority": 3,
     "options.cache_salt": "tenant",
     "options.show_special_tokens": True,
+    "options.show_stop": True,
     "options.n": 2,
     "options.parse_special_tokens": False,
     "options.traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -45,6 +46,7 @@ VALUES = {
     "required_tool": "add",
     "parallel_tool_calls": False,
     "max_reasoning_tokens": 0,
+    "prompt_end": frontend_pb2.PROMPT_END_MESSAGES,
     "template_variables": '{"enable_thinking": true}',
     "tools.name": "add",
     "tools.description": "adds",
@@ -55,11 +57,11 @@ CHAT_VALUES = VALUES | {"options.parse_special_tokens": True}
 
 GENERATE = frontend_pb2.GenerateRequest(
     text="one <|im_end|> two",
-    options={"request_id": "r", "sampling": {"seed": 1, "max_tokens": 30}},
+    options={"request_id": "r", "stop": ["ld"], "sampling": {"seed": 1, "max_tokens": 30}},
 )
 CHAT = frontend_pb2.ChatRequest(
     messages=[{"role": "user", "content": "hello<|im_end|>"}],
-    options={"request_id": "r", "sampling": {"seed": 1, "max_tokens": 30}},
+    options={"request_id": "r", "stop": ["ld"], "sampling": {"seed": 1, "max_tokens": 30}},
 )
 
 
@@ -131,6 +133,7 @@ HTTP_VALUES = {
     "top_p": [0.5],
     "seed": [12],
     "stop": ["wor"],
+    "include_stop_str_in_output": [True],
     "frequency_penalty": [0.5],
     "presence_penalty": [0.5],
     "logit_bias": [{"5": 1.5}],
@@ -162,11 +165,14 @@ HTTP_VALUES = {
     "max_reasoning_tokens": [0],
     "skip_special_tokens": [False],
     "spaces_between_special_tokens": [False],
-    "include_stop_str_in_output": [True],
     "use_beam_search": [True],
     "return_token_ids": [True],
     "return_tokens_as_token_ids": [True],
     "priority": [1],
+    "length_penalty": [0.5],
+    "bad_words": [["a"]],
+    "separate_reasoning": [False],
+    "stream_reasoning": [False],
     "add_special_tokens": [True, False],
     "add_generation_prompt": [False],
     "continue_final_message": [True],
@@ -178,8 +184,9 @@ BODIES = {
     "/v1/chat/completions": {
         "model": "fake",
         "messages": [{"role": "user", "content": "hello<|im_end|>"}],
+        "stop": "ld",
     },
-    "/v1/completions": {"model": "fake", "prompt": "one <|im_end|> two"},
+    "/v1/completions": {"model": "fake", "prompt": "one <|im_end|> two", "stop": "ld"},
 }
 INERT = {*InertFields.model_fields, "prediction", "verbosity", "parallel_tool_calls"}
 """Fields that cannot change an answer; `verbosity` can where a chat template knows it, and

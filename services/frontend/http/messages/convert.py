@@ -11,6 +11,7 @@ from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.prompt_end import PromptEnd
 
 ERROR_PREFIX = "Error: "
 """Begins the result of a tool that failed; templates have no other way to say it."""
@@ -20,21 +21,21 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
     """Returns the conversation, without tools if the tool choice is "none".
 
     Raises:
-        InvalidRequestError: a tool choice has no tools, or the last turn is the model's.
+        InvalidRequestError: a tool choice has no tools, or the model's last turn has calls.
     """
     choice = request.tool_choice
     if choice is not None and not request.tools:
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
-    if request.messages and request.messages[-1].role == "assistant":
-        raise InvalidRequestError(
-            "messages: the last message is the assistant's, and going on with it is not supported",
-            field="messages",
-        )
     thinking = request.thinking
     wanted = () if isinstance(choice, schema.ChooseNone) else request.tools or ()
     messages = [each for message in request.messages for each in _messages_of(message)]
     if request.system is not None:
         messages.insert(0, {"role": "system", "content": _text_of(request.system)})
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    if continues and "tool_calls" in messages[-1]:
+        raise InvalidRequestError(
+            "messages: the last message has calls, so their results must follow", field="messages"
+        )
     return Conversation(
         messages,
         [tool_of(each.name, each.description, each.input_schema) for each in wanted],
@@ -44,6 +45,7 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
         max_reasoning_tokens=(
             thinking.budget_tokens if isinstance(thinking, schema.ThinkingEnabled) else None
         ),
+        end=PromptEnd.LAST_MESSAGE if continues else PromptEnd.ANSWER,
     )
 
 

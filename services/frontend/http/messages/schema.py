@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from services.frontend.http.inert_fields import CachedBody
 from services.frontend.http.request_body import Body
 from services.frontend.http.schema import Count, Model, StopString
 from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
@@ -21,19 +22,6 @@ def _as_blocks(content: Any) -> Any:
 
 
 _Items = Annotated[list[_Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-class CacheControl(Body):
-    """Where a cached prefix may end; the engine caches every full block of a prompt anyway."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class CachedBody(Body):
-    """Part of a body that may end a cached prefix."""
-
-    cache_control: CacheControl | None = None
 
 
 class TextBlock(CachedBody):

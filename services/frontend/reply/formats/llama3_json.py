@@ -17,8 +17,10 @@ class Llama3JsonReader(ReplyReader):
     call_form = CallForm('{"name": "NAME", "parameters": ', "}", separator="; ")
 
     def _read_reply(self) -> Wait:
-        tag = yield from self._text.accept(PYTHON_TAG)
-        is_call = yield from self._text.starts_with("{")
+        tag, is_call = None, False
+        if not self._has_content:  # a call is the whole reply
+            tag = yield from self._text.accept(PYTHON_TAG)
+            is_call = yield from self._text.starts_with("{")
         while is_call:
             num_calls = self._num_calls
             yield from self._try_call(self._read_call_object(), closing="", opening=tag or "")

@@ -31,10 +31,11 @@ class PythonicReader(ReplyReader):
     )
 
     def _read_reply(self) -> Wait:
-        tag = yield from self._text.accept(START)
-        if (yield from self._text.starts_with("[")):
-            yield from self._try_call(self._read_calls(), closing="", opening=tag or "")
-            yield from self._text.accept(END)
+        if not self._has_content:  # a list of calls is the whole reply
+            tag = yield from self._text.accept(START)
+            if (yield from self._text.starts_with("[")):
+                yield from self._try_call(self._read_calls(), closing="", opening=tag or "")
+                yield from self._text.accept(END)
         yield from self._text.until(emit=self._emit_content)
 
     def _read_calls(self) -> Wait:

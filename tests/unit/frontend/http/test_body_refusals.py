@@ -63,3 +63,28 @@ def test_an_empty_list_is_not_told_to_be_something_else(prompt, place):
 def test_a_long_value_is_shortened():
     found = refusal_of(ChatCompletionRequest, messages=[USER], tools=[{"type": "w" * 5000}])
     assert len(found) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("guided_json", "structured_outputs with json, or response_format with json_schema"),
+        ("guided_json_object", "structured_outputs with json_object, or response_format with the"),
+        ("guided_regex", "structured_outputs with regex"),
+        ("guided_choice", "structured_outputs with choice"),
+        ("guided_grammar", "structured_outputs with grammar"),
+        ("functions", "tools instead"),
+        ("enable_thinking", "chat_template_kwargs with enable_thinking"),
+        ("max_new_tokens", "max_tokens instead"),
+    ],
+)
+def test_a_field_with_a_successor_is_refused_with_its_name(name, told):
+    found = refusal_of(ChatCompletionRequest, messages=[USER], **{name: "x"})
+    assert found.startswith(f"{name} is not supported; send {told}")
+
+
+def test_only_fields_of_the_body_are_successors():
+    assert refusal_of(CompletionRequest, prompt="x", functions=[1]) == "functions is not supported"
+    nested = [{**USER, "guided_json": {}}]
+    found = refusal_of(ChatCompletionRequest, messages=nested)
+    assert found == "messages.0.guided_json is not supported"

@@ -35,6 +35,11 @@ async def test_wrong_requests_for_tokens_are_refused_by_name():
             ("/tokenize", {}, None),
             ("/tokenize", {"prompt": "a", "tools": [{}]}, "tools"),
             ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+            (
+                "/tokenize",
+                {"prompt": "a", "continue_final_message": True},
+                "continue_final_message",
+            ),
             ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
             ("/detokenize", {"tokens": [10**6]}, None),
             ("/detokenize", {"tokens": "a"}, "tokens"),

@@ -269,3 +269,23 @@ def test_calls_have_ids_of_their_own() -> None:
 
     assert len(set(ids)) == 2
     assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, *_ in REPLIES.values()}, key=str))
+def test_a_content_that_the_prompt_has_begun_keeps_its_white_space(kind: type[ReplyReader]) -> None:
+    for reply in (" 42\n\n and more\n", '{"name": "now", "parameters": {}}', "[now()] it is"):
+        for pieces in ([reply], list(reply)):
+            deltas = read(kind(TOOLS, continues=True), pieces)
+            assert (content_of(deltas), calls_of(deltas)) == (reply, [])
+
+
+def test_a_reasoning_that_the_prompt_has_begun_keeps_its_white_space() -> None:
+    for pieces in ([" so.\n</think>\n\n Yes"], list(" so.\n</think>\n\n Yes")):
+        deltas = read(HermesReader(TOOLS, is_reasoning=True, continues=True), pieces)
+        assert (reasoning_of(deltas), content_of(deltas)) == (" so.", "Yes")
+
+
+def test_calls_may_follow_a_content_that_the_prompt_has_begun() -> None:
+    reply = ' look.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    deltas = read(HermesReader(TOOLS, continues=True), list(reply))
+    assert (content_of(deltas), calls_of(deltas)) == (" look.", [("now", "{}")])

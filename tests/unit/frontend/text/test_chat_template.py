@@ -141,7 +141,8 @@ def test_absent_documents_are_none():
 def test_templates_see_the_time_that_they_are_given():
     template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}", {})
     now = datetime.datetime(2026, 1, 31, 23, 59)
-    assert template.render(HELLO, max_bytes=100, now=now) == "31 Jan 2026 23:59"
+    template.set_time(now)
+    assert template.render(HELLO, max_bytes=100) == "31 Jan 2026 23:59"
 
 
 @pytest.mark.parametrize("options", ["", "indent=2", "ensure_ascii=True", "sort_keys=True",

@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.content_marks import MarkedText
+from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import tokenizer_json
 from tests.support.family_templates import FAMILIES
@@ -73,7 +74,7 @@ def ours(reference):
     return tokenizer, template
 
 
-async def encoded(tokenizer, template, messages, tools=()):
+async def encoded(tokenizer, template, messages, tools=(), *, end=PromptEnd.ANSWER):
     messages = json.loads(json.dumps(messages))
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -81,7 +82,8 @@ async def encoded(tokenizer, template, messages, tools=()):
             if not isinstance(function["arguments"], str):
                 function["arguments"] = json.dumps(function["arguments"])
     now = datetime.datetime.now()
-    rendered = template.render(messages, tools=tools, max_bytes=10**5, marks_content=True, now=now)
+    template.set_time(now)
+    rendered = template.render(messages, tools=tools, end=end, max_bytes=10**5, marks_content=True)
     return await tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
 
 

@@ -101,3 +101,20 @@ def test_what_is_complete_in_text_that_may_not_end_is_no_stop_string(text, stops
         assert (shown, found) == (text[: end - len(longest)], longest)
     else:
         assert (shown, found) == (text, None)
+
+
+@given(text=letters, stops=stops_of_letters, cuts=st.lists(st.integers(0, 30)))
+def test_shown_stop_strings_end_the_text_and_nothing_waits(text, stops, cuts):
+    watcher = StopStrings(stops, are_shown=True)
+    before, found = reference(text, stops)
+    expected = before + (found or "")
+    seen = shown = ""
+    for piece in cut(text, cuts):
+        seen += piece
+        scan = watcher.push(piece)
+        shown += scan.text
+        assert shown == expected[: len(seen)]
+        if scan.stop_string is not None:
+            break
+    assert (shown, scan.stop_string if text else None) == (expected, found)
+    assert watcher.flush() == ""

@@ -67,6 +67,7 @@ def test_a_model_with_a_template_for_tools_only_refuses_other_conversations():
         "marks_content": False,
         "variables": {},
         "reasons": None,
+        "end": "answer",
     }
     now = {"now": "2026-01-31T00:00:00"}
     assert templates.render({**ask, **now, "tools": [{}]}) == "1"
@@ -83,6 +84,7 @@ def test_a_broken_template_for_tools_costs_conversations_with_tools_alone():
         "marks_content": False,
         "variables": {},
         "reasons": None,
+        "end": "answer",
     }
     now = {"now": "2026-01-31T00:00:00"}
     assert templates.render({**ask, **now, "tools": []}) == "fine"
