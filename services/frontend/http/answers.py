@@ -45,12 +45,13 @@ class CompletionAnswer:
         tells_prompt: bool,
         streams_usage: bool,
         num_samples: int,
+        show_special_tokens: bool,
     ) -> None:
         """Starts a response; `streams_usage` adds a usage field to each chunk."""
         self._envelope = _envelope(answer_id, "text_completion", model)
         self._has_logprobs = has_logprobs
         self._logprobs = defaultdict[int, CompletionLogprobs](
-            lambda: CompletionLogprobs(model.tokenizer)
+            lambda: CompletionLogprobs(model.tokenizer, show_special_tokens=show_special_tokens)
         )
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._tokenizer = model.tokenizer
@@ -114,8 +115,10 @@ class ChatAnswer:
         tells_prompt: bool,
         streams_usage: bool,
         num_samples: int,
+        show_special_tokens: bool,
     ) -> None:
         """Starts a response; `streams_usage` adds a usage field to each chunk."""
+        del show_special_tokens  # tokens have no offsets into the text
         self._envelope = _envelope(answer_id, "chat.completion", model)
         self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None

@@ -215,6 +215,7 @@ def options_of(
         ),
         stop=tuple(stop),
         show_stop=bool(request.include_stop_str_in_output),
+        show_special_tokens=request.skip_special_tokens is False,
         cache_salt=request.cache_salt or "",
         num_samples=1 if num_samples is None else num_samples,
         has_output=max_tokens != 0,

@@ -160,6 +160,7 @@ class AnswerResponse:
             tells_prompt=call.tells_prompt,
             streams_usage=call.includes_usage,
             num_samples=call.options.num_samples,
+            show_special_tokens=call.options.show_special_tokens,
         )
         self._num_prompt_tokens = sum(map(len, generation.prompts))
         if call.has_echo:

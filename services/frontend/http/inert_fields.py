@@ -38,7 +38,6 @@ class NeutralFields(Body):
     Programs that write all fields of a request write these.
     """
 
-    skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     use_beam_search: Literal[False] | None = None
     return_token_ids: Literal[False] | None = None

@@ -51,10 +51,10 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """Log-probabilities of a completion, with offsets into its text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Uses the model's tokenizer."""
+    def __init__(self, tokenizer: Tokenizer, *, show_special_tokens: bool) -> None:
+        """Uses the model's tokenizer, and counts special tokens if the output's text has them."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
-        self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
+        self._visible_bytes = tokenizer.token_bytes(show_special_tokens=show_special_tokens)
         self._decoder = Detokenizer(self._visible_bytes)
         self._num_characters = 0
         self._echoed: Sequence[int] = ()

@@ -22,6 +22,7 @@ _SUCCESSORS = {
     "enable_thinking": ("chat_template_kwargs", "enable_thinking"),
     "functions": ("tools", ""),
     "function_call": ("tool_choice", ""),
+    "reasoning": ("reasoning_effort", ""),
     "max_new_tokens": ("max_tokens", ""),
     "no_stop_trim": ("include_stop_str_in_output", ""),
 }

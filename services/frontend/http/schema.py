@@ -74,6 +74,8 @@ class GenerationFields(Body):
         | None
     ) = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    """Absent: true."""
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: (

@@ -96,3 +96,21 @@ async def test_the_stop_string_is_shown_over_grpc_and_the_stop_token_with_specia
             outputs = [response.output async for response in call]
             assert "".join(output.text for output in outputs) == text
             assert outputs[-1].stop_string == options.get("stop", [""])[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_special_tokens_are_shown_where_the_caller_asks_for_them(path):
+    body = COMPLETION | {"logprobs": 0} if "chat" not in path else CHAT
+    text = "one<|im_start|> two"
+    async with http_stack(engine(text)) as (_, client):
+        wish = body | {"skip_special_tokens": False}
+        shown = (await client.post(path, json=wish)).json()["choices"][0]
+        ended = (await client.post(path, json=wish | SHOWN)).json()["choices"][0]
+        hidden = (await client.post(path, json=body)).json()["choices"][0]
+    assert (text_of(shown), text_of(ended)) == (text, f"{text}<|im_end|>")
+    assert text_of(hidden) == "one two"
+    if "chat" not in path:
+        for choice in (shown, ended):
+            told = choice["logprobs"]
+            pairs = zip(told["tokens"], told["text_offset"], strict=True)
+            assert all(choice["text"].startswith(token, offset) for token, offset in pairs)
