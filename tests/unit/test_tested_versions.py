@@ -44,7 +44,16 @@ def test_kernels_are_built_with_the_same_triton_where_there_is_no_gpu():
     assert CPU["triton"] == GPU["triton"]
 
 
-@pytest.mark.parametrize("page", ["benchmarks.md", "kernels.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "benchmarks.md",
+        "kernels.md",
+        "kernels/attention.md",
+        "kernels/experts.md",
+        "kernels/products.md",
+    ],
+)
 def test_figures_were_measured_on_a_gpu_with_the_pinned_versions(page):
     text = (ROOT / "docs" / page).read_text()
     pairs = re.findall(r"torch (\d[\d.]*)\+?\w*,\s+Triton (\d[\d.]*\d)", text)
