@@ -162,8 +162,8 @@ class _Reader:
             num_rows, num_columns = self._stored_shape(packed, per_word)
         groups = _num_groups(num_columns, scheme)
         parts = {"q": packed, "scale": self._scale("weight_scale", (num_rows, groups))}
-        if not scheme.is_symmetric:
-            zeros = self._part("weight_zero_point")
+        zeros = self._zero_points(scheme, bits)
+        if zeros is not None:
             if zeros.dtype != torch.int32:
                 raise ValueError(f"its weight_zero_point is {zeros.dtype}; it must be int32")
             parts["zero"] = _expect("weight_zero_point", zeros, (-(-num_rows // per_word), groups))
@@ -177,8 +177,8 @@ class _Reader:
         num_rows, num_columns = weight.shape
         groups = _num_groups(num_columns, scheme)
         parts = {"q": weight, "scale": self._scale("weight_scale", (num_rows, groups))}
-        if not scheme.is_symmetric:
-            zeros = self._part("weight_zero_point")
+        zeros = self._zero_points(scheme, num_bits=8)
+        if zeros is not None:
             if zeros.dtype != torch.int8:
                 raise ValueError(f"its weight_zero_point is {zeros.dtype}; it must be int8")
             parts["zero"] = _expect("weight_zero_point", zeros, (num_rows, groups), one=True)
@@ -241,6 +241,17 @@ class _Reader:
             raise ValueError(f"its {part} is {scale.dtype}; scales are floats")
         return _expect(part, scale, shape, one=True)
 
+    def _zero_points(self, scheme: WeightScheme, num_bits: int) -> torch.Tensor | None:
+        """Returns compressed-tensors' zero points; None if integers are symmetric.
+
+        Stored ones count also where the configuration says symmetric, unless they are neutral.
+        """
+        part = "weight_zero_point"
+        if scheme.is_symmetric and not self._has(part):
+            return None
+        zeros = self._part(part)
+        return None if scheme.is_symmetric and _are_neutral(zeros, num_bits) else zeros
+
     def _int32(self, part: str, shape: tuple[int, int]) -> torch.Tensor:
         values = self._part(part)
         if values.dtype != torch.int32:
@@ -296,6 +307,14 @@ def _are_in_the_middle(zeros: torch.Tensor, num_bits: int) -> bool:
     smallest, largest = (int(each) for each in unpack_words(zeros, num_bits).aminmax())
     middle = 2 ** (num_bits - 1)
     return smallest == largest and smallest in (middle - 1, middle)
+
+
+def _are_neutral(zeros: torch.Tensor, num_bits: int) -> bool:
+    """Returns whether compressed-tensors' zero points are those of symmetric integers."""
+    if not zeros.any():
+        return True
+    middle = 2 ** (num_bits - 1)
+    return zeros.dtype == torch.int32 and bool((unpack_words(zeros, num_bits) == middle).all())
 
 
 def _runs(like: torch.Tensor, num_columns: int, group_size: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Reads the quantization_config of the compressed-tensors library (llm-compressor)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from models.quantization.config import (
     Activations,
@@ -33,6 +33,7 @@ _ACTIVATIONS: dict[tuple[object, object], Activations] = {
     ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
 }  # fmt: skip
 """Type and bits of input_activations."""
+_Value = TypeVar("_Value")
 _ORDERS_WITH_INDEX = (True, "group", "dynamic")
 
 
@@ -112,8 +113,9 @@ def _kind(prefix: str, weights: Mapping[str, Any]) -> WeightKind:
     kinds: dict[tuple[object, object], WeightKind] = {
         ("float", 8): "fp8", ("int", 4): "int4", ("int", 8): "int8"
     }  # fmt: skip
-    if stored in kinds:
-        return kinds[stored]
+    kind = _value_of(kinds, stored)
+    if kind is not None:
+        return kind
     if stored == ("float", 4):
         size = weights.get("group_size")
         if size not in (NVFP4_GROUP, MXFP4_GROUP):
@@ -149,7 +151,13 @@ def _activations(prefix: str, scheme: object) -> Activations:
     if not isinstance(scheme, dict):
         raise QuantizationError(name, scheme, "an object")
     stored = scheme.get("type"), scheme.get("num_bits")
-    if stored not in _ACTIVATIONS:
+    activations = _value_of(_ACTIVATIONS, stored)
+    if activations is None:
         wanted = f"absent or one of {', '.join(map(str, _ACTIVATIONS))}"
         raise QuantizationError(f"{name}.type and num_bits", stored, wanted)
-    return _ACTIVATIONS[stored]
+    return activations
+
+
+def _value_of(choices: Mapping[tuple[object, object], _Value], key: object) -> _Value | None:
+    """Returns the value of a key, which may hold JSON that has no hash; None if absent."""
+    return next((value for each, value in choices.items() if each == key), None)

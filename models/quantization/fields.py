@@ -34,7 +34,7 @@ def check_expression(name: str, expression: str) -> None:
     """Raises QuantizationError unless `expression` is a regular expression."""
     try:
         re.compile(expression)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # two are of numbers and nesting
         raise QuantizationError(name, expression, f"a regular expression: {error}") from error
 
 

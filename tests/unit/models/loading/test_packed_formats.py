@@ -1,5 +1,7 @@
 """Packed weights stay so where products take them, with the values that they have."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -187,6 +189,41 @@ def test_families_keep_them(stored, form, variant):
     folder = stored(form, variant)
     kept, plain = (load(folder, keep_quantized=each) for each in (True, False))
     assert assert_same_values(kept, plain)
+
+
+def add_zero_points(folder, value):
+    """Adds a zero point for each scale of compressed-int8."""
+    tensors = load_file(folder / WEIGHTS)
+    for name in [name for name in tensors if name.endswith("_proj.weight_scale")]:
+        zeros = torch.full_like(tensors[name], value, dtype=torch.int8)
+        tensors[name.replace("weight_scale", "weight_zero_point")] = zeros
+    save_file(tensors, folder / WEIGHTS)
+
+
+def load_called(folder, *, symmetric):
+    """Loads weights that the configuration calls symmetric or not."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = symmetric
+    (folder / "config.json").write_text(json.dumps(config))
+    return load(folder, keep_quantized=True)
+
+
+@pytest.mark.parametrize("form", ["compressed-int4-zeros", "compressed-int8"])
+def test_zero_points_count_although_weights_are_called_symmetric(stored, form):
+    folder = stored(form)
+    if form == "compressed-int8":
+        add_zero_points(folder, 3)
+    called, described = (load_called(folder, symmetric=each) for each in (True, False))
+    for path, layer in packed_layers(described).items():
+        assert torch.equal(values_of(called.get_submodule(path)), values_of(layer)), path
+
+
+def test_neutral_zero_points_of_symmetric_weights_are_left_out(stored):
+    folder = stored("compressed-int8")
+    add_zero_points(folder, 0)
+    layers = packed_layers(load_called(folder, symmetric=True))
+    assert layers
+    assert all(layer.weight_zero is None for layer in layers.values())
 
 
 def test_columns_in_several_orders_are_dequantised(stored):

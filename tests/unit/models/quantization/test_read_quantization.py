@@ -115,7 +115,12 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
         (compressed(WEIGHTS, sparsity_config={"format": "sparse-bitmask"}), "sparsity_config"),
         (compressed(WEIGHTS, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
-        (compressed(WEIGHTS, ignore=["re:("]), "a regular expression"),
+        *(
+            (compressed(WEIGHTS, ignore=[f"re:{expression}"]), "a regular expression")
+            for expression in ("(", "(" * 5000 + ")" * 5000, f"a{{{10**20}}}")
+        ),
+        (compressed({"type": {}, "num_bits": []}), r"type and num_bits is \({}, \[\]\)"),
+        (compressed(WEIGHTS, {"type": "int", "num_bits": [8]}), r"num_bits is \('int', \[8\]\)"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'; it must be gemm"),
         (AWQ | {"bits": 8}, "bits is 8; it must be 4"),
         (AWQ | {"group_size": None}, "group_size is None"),
