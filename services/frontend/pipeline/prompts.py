@@ -13,7 +13,7 @@ from services.frontend.pipeline.template_variables import check_template_variabl
 from services.frontend.pipeline.tools import check_tools
 from services.frontend.text.chat_template import Message
 from services.frontend.text.content_marks import MarkedText
-from services.frontend.text.literal_encoder import LiteralEncodingError
+from services.frontend.text.library_errors import EncodingError
 from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.tokenizer_threads import TokenizerThreads
 
@@ -82,7 +82,7 @@ class Prompts:
                 parse_special_tokens=parse_special_tokens is not False,
                 threads=self._threads,
             )
-        except LiteralEncodingError as error:
+        except EncodingError as error:
             raise InvalidRequestError(str(error)) from None
 
     async def decode(

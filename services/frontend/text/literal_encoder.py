@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import tokenizers
 
 from services.frontend.text.content_marks import MarkedText
-
-
-class LiteralEncodingError(Exception):
-    """The tokenizer always parses a spelling as a special token; the message names it."""
+from services.frontend.text.library_errors import EncodingError, encode_text
 
 
 class LiteralEncoder:
@@ -80,7 +77,7 @@ class LiteralEncoder:
         """Returns token ids; a text has no special tokens, a prompt only the intended ones.
 
         Raises:
-            LiteralEncodingError: a special token's spelling cannot be encoded as text.
+            EncodingError: a special token's spelling cannot be encoded as text, or the text cannot.
         """
         if isinstance(prompt, MarkedText):
             text = self._with_aliases(prompt.text).replace(prompt.mark, "")
@@ -94,7 +91,7 @@ class LiteralEncoder:
             token_ids, leaked = self._encode(text, add_special_tokens, check_length)
         if leaked:
             name = self._tokenizer.id_to_token(leaked[0])
-            raise LiteralEncodingError(
+            raise EncodingError(
                 f"the text holds {name!r}, which this tokenizer cannot encode as text"
             )
         return token_ids
@@ -103,9 +100,7 @@ class LiteralEncoder:
         self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
     ) -> tuple[list[int], list[int]]:
         """Returns token ids, and the unintended special ones among them."""
-        [encoding] = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        encoding = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
         if check_length is not None:
             check_length(len(encoding))
         cut_id = self._tokenizer.token_to_id(self._cut)

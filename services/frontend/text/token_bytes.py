@@ -1,7 +1,10 @@
 """The bytes of each token, as the decoder in tokenizer.json would join them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class UnknownDecoderError(Exception):
@@ -70,9 +73,8 @@ def _from_byte_level(token: str, alphabet: Mapping[str, int]) -> bytes:
 
 
 def _from_sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return _with_spaces(token)
+    byte = _BYTE_PIECE.fullmatch(token)
+    return _with_spaces(token) if byte is None else bytes.fromhex(byte[1])
 
 
 def _with_spaces(token: str) -> bytes:

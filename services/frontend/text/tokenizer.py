@@ -7,6 +7,7 @@ from functools import partial
 import tokenizers
 
 from services.frontend.text.content_marks import MarkedText
+from services.frontend.text.library_errors import EncodingError, encode_text, library_errors
 from services.frontend.text.literal_encoder import LiteralEncoder
 from services.frontend.text.token_bytes import UnknownDecoderError, token_bytes
 from services.frontend.text.tokenizer_threads import TokenizerThreads
@@ -37,11 +38,10 @@ class Tokenizer:
         """
         try:
             content = files["tokenizer.json"]
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except KeyError:
             raise TokenizerFilesError("the tokenizer has no tokenizer.json") from None
-        except ValueError as error:
-            raise TokenizerFilesError(f"tokenizer.json cannot be read: {error}") from None
+        with library_errors(TokenizerFilesError, "tokenizer.json cannot be read"):
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._literal = LiteralEncoder(content)
@@ -51,6 +51,7 @@ class Tokenizer:
                 f"token ids up to {size - 1} need tables of as many entries; the limit is "
                 f"{MAX_TOKEN_IDS} ids"
             )
+        _check_added_ids(self._tokenizer, size)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._shown = _token_bytes(self._tokenizer, content, size)
@@ -102,7 +103,7 @@ class Tokenizer:
             threads: threads for long texts; None encodes every text at once.
 
         Raises:
-            LiteralEncodingError: a spelling cannot be encoded as text.
+            EncodingError: the text, or a spelling in it, cannot be encoded.
             OverloadedError: too many long texts wait.
         """
         if isinstance(text, MarkedText):
@@ -160,10 +161,7 @@ class Tokenizer:
     def _encode(
         self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
     ) -> list[int]:
-        # Unlike encode, the batch call releases the GIL (418 ms of blocking for 1 MB, 2026-11).
-        [encoding] = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        encoding = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
         if check_length is not None:
             check_length(len(encoding))
         ids: list[int] = encoding.ids
@@ -174,6 +172,18 @@ class Tokenizer:
             [token_ids], skip_special_tokens=not show_special_tokens
         )
         return str(text)
+
+
+def _check_added_ids(tokenizer: tokenizers.Tokenizer, size: int) -> None:
+    """Refuses a tokenizer that adds unknown tokens around a text, or fails to add any."""
+    try:
+        ids = encode_text(tokenizer, "", add_special_tokens=True).ids
+    except EncodingError as error:
+        raise TokenizerFilesError(f"tokenizer.json cannot be used: {error}") from None
+    if max(ids, default=0) >= size:
+        raise TokenizerFilesError(
+            f"tokenizer.json adds the token id {max(ids)} to a text; ids are below {size}"
+        )
 
 
 def _token_bytes(tokenizer: tokenizers.Tokenizer, content: bytes, size: int) -> list[bytes]:

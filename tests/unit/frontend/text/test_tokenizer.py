@@ -6,6 +6,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from services.frontend.text.library_errors import EncodingError
+from services.frontend.text.token_bytes import token_bytes
 from services.frontend.text.tokenizer import (
     INLINE_DECODE_TOKENS,
     INLINE_ENCODE_CHARACTERS,
@@ -112,3 +114,45 @@ def test_a_decoder_of_another_kind_is_refused_by_name():
 def test_token_ids_beyond_any_vocabulary_are_refused_before_tables_are_made():
     with pytest.raises(TokenizerFilesError, match=f"the limit is {MAX_TOKEN_IDS} ids"):
         Tokenizer(tokenizer_files(), vocab_size=2**40)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "reason"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "cannot be read"),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "absent", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            },
+            "cannot be used",
+        ),
+        (
+            "post_processor",
+            {"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 4_000_000]},
+            "adds the token id 4000000",
+        ),
+    ],
+)
+def test_a_tokenizer_on_which_the_library_panics_is_refused(part, value, reason):
+    content = json.loads(tokenizer_files()["tokenizer.json"]) | {part: value}
+    with pytest.raises(TokenizerFilesError, match=reason):
+        Tokenizer({"tokenizer.json": json.dumps(content).encode()})
+
+
+@pytest.mark.parametrize("parse_special_tokens", [True, False])
+async def test_a_text_that_the_library_cannot_encode_is_refused(parse_special_tokens):
+    library = LibraryTokenizer(models.WordLevel(vocab={"a": 0}, unk_token="<unk>"))
+    tokenizer = Tokenizer({"tokenizer.json": library.to_str().encode()})
+    with pytest.raises(EncodingError, match=r"cannot encode the text: .*UNK"):
+        await tokenizer.encode(
+            "b", add_special_tokens=True, parse_special_tokens=parse_special_tokens
+        )
+
+
+def test_pieces_that_only_look_like_bytes_are_text():
+    pieces = ["<0xZZ>", "<0x 1>", "<0xe9>"]
+    assert token_bytes(pieces, {"type": "ByteFallback"}) == [b"<0xZZ>", b"<0x 1>", b"\xe9"]
