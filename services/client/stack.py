@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
-from services.listen_host import bracketed
+from services.listen_address import bracketed
 from services.processes.child import python_command
 
 LOOPBACK = "127.0.0.1"

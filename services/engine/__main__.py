@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import uvloop
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.checkpoint.draft_folder import check_draft_folder
@@ -156,6 +157,8 @@ def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
         return read_flags(kind, arguments)
     except ValidationError as error:
         raise _UsageError("\n".join(describe_problems(kind, error))) from error
+    except SettingsError as error:  # no list or JSON
+        raise _UsageError(str(error)) from error
 
 
 def _open_model(config: EngineConfig) -> ModelFolder:

@@ -33,8 +33,9 @@ def main() -> int:
         return USAGE_ERROR
     except ValidationError as error:
         for problem in error.errors():
-            flag = "--" + str(problem["loc"][0]).replace("_", "-")
-            message = f"octavo frontend: {flag} is {problem['input']!r}: {reason_of(problem)}"
+            flags = (str(name).replace("_", "-") for name in problem["loc"][:1])
+            place = "".join(f"--{flag} is {problem['input']!r}: " for flag in flags)
+            message = f"octavo frontend: {place}{reason_of(problem)}"
             print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
         return USAGE_ERROR
     if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():

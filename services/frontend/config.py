@@ -1,12 +1,13 @@
 """Configuration of the frontend: every flag, its default, its limits and its meaning."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.listen_host import bracketed
+from services.flag_bounds import MAX_INT32, MAX_WAIT_S
+from services.listen_address import bracketed, check_ports
 from services.telemetry.tracing import OtlpEndpoint
 
 VARIABLE_PREFIX = "OCTAVO_FRONTEND_"
@@ -50,15 +51,15 @@ class FrontendConfig(BaseSettings):
     """Origins of web pages that may use HTTP, with commas between, or * for all; none if absent."""
     engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
     """The engines, as host:port with commas between; a host name may stand for several engines."""
-    engine_resolve_interval_s: float = Field(default=5.0, gt=0)
+    engine_resolve_interval_s: float = Field(default=5.0, gt=0, le=MAX_WAIT_S)
     """Time after which the engines' names are resolved again; engines may join and leave so."""
-    max_engine_attempts: int = Field(default=3, ge=1)
+    max_engine_attempts: int = Field(default=3, ge=1, le=MAX_INT32)
     """Engines tried in turn for a request's next token, before the request fails."""
     tokenizer: Path | None = None
     """Folder of the tokenizer's files; they must be the engine's. Fetched from it when absent."""
-    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
+    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16, le=MAX_INT32)
     """Largest gRPC message or HTTP body taken; messages not more than the engine takes."""
-    max_prompt_bytes: int = Field(default=2**20, ge=1)
+    max_prompt_bytes: int = Field(default=2**20, ge=1, le=MAX_INT32)
     """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
     tls_cert: Path | None = None
     """Certificate (PEM) of gRPC and HTTP, read again when it changes; plain text when absent."""
@@ -74,19 +75,19 @@ class FrontendConfig(BaseSettings):
     """Private key (PEM) of --engine-tls-cert."""
     api_keys_file: Path | None = None
     """File of API keys and their limits (TOML), read again when it changes; open when absent."""
-    max_connections: int = Field(default=1024, ge=1)
+    max_connections: int = Field(default=1024, ge=1, le=MAX_INT32)
     """Connections that gRPC and HTTP each take; more are closed, at HTTP the longest idle ones."""
-    max_connections_per_address: int = Field(default=512, ge=1)
+    max_connections_per_address: int = Field(default=512, ge=1, le=MAX_INT32)
     """HTTP connections from one IPv4 address or IPv6 /64; raise it behind a reverse proxy."""
-    max_streams_per_connection: int = Field(default=256, ge=1)
+    max_streams_per_connection: int = Field(default=256, ge=1, le=MAX_INT32)
     """Calls that one gRPC connection may have open; more wait at the client."""
-    max_sessions: int = Field(default=256, ge=1)
+    max_sessions: int = Field(default=256, ge=1, le=MAX_INT32)
     """Sessions open at a time; one key, or one address without keys, may have a quarter."""
-    session_idle_timeout_s: float = Field(default=600.0, gt=0)
+    session_idle_timeout_s: float = Field(default=600.0, gt=0, le=MAX_WAIT_S)
     """A session that holds no request and sends nothing for this long is ended."""
-    http_header_timeout_s: float = Field(default=10.0, gt=0)
+    http_header_timeout_s: float = Field(default=10.0, gt=0, le=MAX_WAIT_S)
     """An HTTP connection whose request line and headers take longer is closed."""
-    template_timeout_s: float = Field(default=2.0, gt=0)
+    template_timeout_s: float = Field(default=2.0, gt=0, le=MAX_WAIT_S)
     """A chat template that takes longer to render a conversation is stopped."""
     reply_format: Literal[
         "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_v11", "deepseek_v3",
@@ -95,23 +96,23 @@ class FrontendConfig(BaseSettings):
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
     """Tokens after which a chat's reasoning is ended, unless it has its own limit."""
-    max_live_requests: int = Field(default=1024, ge=1)
+    max_live_requests: int = Field(default=1024, ge=1, le=MAX_INT32)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
     max_samples: int = Field(default=32, ge=1, le=128)
     """Most outputs that one request may have: its prompts times n."""
-    max_stored_responses: int = Field(default=1024, ge=0)
+    max_stored_responses: int = Field(default=1024, ge=0, le=MAX_INT32)
     """Responses of /v1/responses that are kept for later requests; 0 keeps none."""
-    max_stored_response_bytes: int = Field(default=64 * 2**20, ge=0)
+    max_stored_response_bytes: int = Field(default=64 * 2**20, ge=0, le=2**40)
     """Memory that stored responses and their conversations may take, in bytes."""
-    max_stored_response_age_s: float = Field(default=86400.0, gt=0)
+    max_stored_response_age_s: float = Field(default=86400.0, gt=0, le=1e9)
     """Time after which a stored response is forgotten."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize; half as many more take texts of over 65,536 characters."""
-    engine_silence_timeout_s: float = Field(default=2.5, gt=0)
+    engine_silence_timeout_s: float = Field(default=2.5, gt=0, le=MAX_WAIT_S)
     """An engine that says nothing for this long is lost; it sends a sign of life every 500 ms."""
-    slow_reader_timeout_s: float = Field(default=10.0, gt=0)
+    slow_reader_timeout_s: float = Field(default=10.0, gt=0, le=MAX_WAIT_S)
     """A client that takes nothing for this long while output waits loses its stream."""
-    drain_timeout_s: float = Field(default=30.0, ge=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=MAX_WAIT_S)
     """Time that running requests have to finish after SIGTERM."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port that answers with metrics for Prometheus; 0 takes a free one; none when absent."""
@@ -121,6 +122,12 @@ class FrontendConfig(BaseSettings):
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        flags = ("port", "http_port", "metrics_port")
+        check_ports({f"--{flag.replace('_', '-')}": getattr(self, flag) for flag in flags})
+        return self
 
     @property
     def max_request_bytes(self) -> int:

@@ -56,6 +56,7 @@ class Metrics:
         self.page = MetricsPage(self.registry)
         """The figures as a page; for the event loop that this was made in."""
         self._server: MetricsServer | None = None
+        self._is_publishing = False
 
     def serve(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
@@ -75,14 +76,18 @@ class Metrics:
 
     async def publish(self) -> NoReturn:
         """Shows the figures to other processes, again and again, until cancelled."""
+        self._is_publishing = True
         while True:
             if self._of_process is not None:
                 await asyncio.to_thread(self._of_process.publish, self._own)
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     def close(self) -> None:
-        """Closes the port, if one is open; not to be called in the event loop."""
-        if self._of_process is not None:
+        """Closes the port, if one is open; not to be called in the event loop.
+
+        A process that publishes shows its last figures to the others.
+        """
+        if self._of_process is not None and self._is_publishing:
             self._of_process.publish(self._own)
         if self._server is not None:
             self._server.close()

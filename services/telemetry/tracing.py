@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -17,12 +18,14 @@ TRACEPARENT = "traceparent"
 _FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def _with_sdk(endpoint: str) -> str:
+def _checked(endpoint: str) -> str:
+    """Refuses an endpoint that is no URL, and one that nothing could send to."""
     require_extra("tracing")
+    urlsplit(endpoint).port  # noqa: B018  reading it raises ValueError
     return endpoint
 
 
-OtlpEndpoint = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d+$"), AfterValidator(_with_sdk)]
+OtlpEndpoint = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d+$"), AfterValidator(_checked)]
 """Address of a collector, as http://host:port or https://host:port."""
 
 

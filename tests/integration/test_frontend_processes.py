@@ -136,14 +136,20 @@ async def test_a_running_request_finishes_before_the_end():
         assert frontend.returncode == 0
 
 
-@pytest.mark.parametrize("what", ["port", "keys"])
+@pytest.mark.parametrize("what", ["port", "metrics_port", "keys"])
 def test_a_start_that_must_fail_ends_all_with_its_reason(what, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1] if what == "port" else free_port()
-        absent = {} if what == "port" else {"api_keys_file": tmp_path / "absent"}
+        port = taken.getsockname()[1]
+        flags, reason = {
+            "port": ({"port": port}, f"cannot listen on 127.0.0.1:{port}"),
+            "metrics_port": ({"port": 0, "metrics_port": port}, "Address already in use"),
+            "keys": (
+                {"port": free_port(), "api_keys_file": tmp_path / "absent"},
+                "absent cannot be read",
+            ),
+        }[what]
         frontend = ServiceProcess(
-            "services.frontend",
-            {"port": port, "processes": 2, "engine_address": "127.0.0.1:1", **absent},
+            "services.frontend", {"processes": 2, "engine_address": "127.0.0.1:1", **flags}
         )
         frontend.start()
         try:
@@ -151,7 +157,6 @@ def test_a_start_that_must_fail_ends_all_with_its_reason(what, tmp_path):
             assert frontend.wait(60) == 1
         finally:
             frontend.kill()
-    reason = f"cannot listen on 127.0.0.1:{port}" if what == "port" else "absent cannot be read"
     assert reason in frontend.log
 
 

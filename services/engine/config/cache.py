@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.engine.config.section import MAX_INT32, ConfigSection
+from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_INT32
 
 
 class CacheConfig(ConfigSection):
@@ -16,7 +17,7 @@ class CacheConfig(ConfigSection):
     """Tokens in one block of the KV cache."""
     num_kv_blocks: int | None = Field(default=None, ge=2, le=MAX_INT32)
     """Blocks of the KV cache; sized from memory when absent."""
-    kv_cache_memory_mb: int = Field(default=256, ge=1)
+    kv_cache_memory_mb: int = Field(default=256, ge=1, le=MAX_INT32)
     """MiB for the KV cache on a CPU, when num_kv_blocks is absent."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that weights, activations and KV cache may take together."""

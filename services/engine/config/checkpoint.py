@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_INT32
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
@@ -38,7 +39,7 @@ class CheckpointConfig(ConfigSection):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and activations; auto: float32 on a CPU, on CUDA the checkpoint's, but
     bfloat16 for a float16 checkpoint whose weights stay packed only then."""
-    max_model_len: int | None = Field(default=None, ge=2)
+    max_model_len: int | None = Field(default=None, ge=2, le=MAX_INT32)
     """Most tokens of prompt and output together; the checkpoint's own limit when absent."""
 
     @property

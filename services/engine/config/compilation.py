@@ -11,15 +11,17 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
 from services.engine.config.passes import DEFAULT_PASSES, PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_INT32
 
 AUTO = "auto"
+MAX_NUM_STREAMS = 64
 DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
 )
 """Attention reads metadata that changes from step to step and brings kernels of its own."""
 
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=MAX_INT32)]
 Level = Annotated[
     Literal[0, 1, 2, 3, "auto"],
     # The command line and the environment give text.
@@ -49,7 +51,7 @@ class CompilationConfig(ConfigSection):
     """Compiler passes to run, always in this order. Works on levels 2 and 3."""
     disable_pass: list[PassName] = Field(default=[])
     """Compiler passes to leave out. Works on levels 2 and 3."""
-    max_num_streams: int = Field(default=2, ge=1)
+    max_num_streams: int = Field(default=2, ge=1, le=MAX_NUM_STREAMS)
     """Most streams that a step runs on; with 2 the multi_stream pass runs shared experts beside
     routed ones. Works on levels 2 and 3."""
     allow_unmatched_passes: bool = False
@@ -181,8 +183,9 @@ class CompilationConfig(ConfigSection):
         sizes: Sequence[int] | None = self._listed_sizes
         if sizes is None:
             largest = self.cuda_graph_sizes[0]
-            sizes = (1, 2, 4, 8, *range(16, largest + 1, 16), *([limit] if limit < largest else []))
+            cut = [limit] if limit < largest else []
             limit = min(limit, largest)
+            sizes = (1, 2, 4, 8, *range(16, limit + 1, 16), *cut)
         return tuple(sorted({size for size in sizes if size <= limit}))
 
     def piece_sizes(self, limit: int) -> tuple[int, ...]:

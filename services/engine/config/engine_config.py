@@ -15,6 +15,7 @@ from services.engine.config.section import ConfigSection
 from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.config.speculation import SpeculationConfig
 from services.engine.config.worker import WorkerConfig
+from services.listen_address import check_ports
 
 
 class EngineConfig(BaseModel):
@@ -79,6 +80,13 @@ class EngineConfig(BaseModel):
         """Refuses a list of GPUs for a model on a CPU."""
         if self.parallel.devices is not None and self.worker.device == "cpu":
             raise ValueError("--devices lists GPUs, and --device is cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        check_ports(
+            {"--port": self.serving.port, "--metrics-port": self.observability.metrics_port}
+        )
         return self
 
     @model_validator(mode="after")

@@ -6,11 +6,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_INT32, MAX_WAIT_S
 
 MAX_RANKS = 64
 LOOPBACK_INTERFACE = "lo"
-DeviceNumber = Annotated[int, Field(ge=0)]
-NumLayers = Annotated[int, Field(ge=1)]
+DeviceNumber = Annotated[int, Field(ge=0, le=MAX_INT32)]
+NumLayers = Annotated[int, Field(ge=1, le=MAX_INT32)]
 
 
 class ParallelConfig(ConfigSection):
@@ -34,11 +35,11 @@ class ParallelConfig(ConfigSection):
 
     enable_expert_parallel: bool = False
     """Whether each process holds some whole experts of a model, not a share of every expert."""
-    num_redundant_experts: int = Field(default=0, ge=0)
+    num_redundant_experts: int = Field(default=0, ge=0, le=MAX_INT32)
     """Second copies of experts in each layer; rounded up so that all processes hold equally
     many."""
 
-    eplb_interval: int = Field(default=0, ge=0)
+    eplb_interval: int = Field(default=0, ge=0, le=MAX_INT32)
     """Steps after which experts move between processes, if that evens out their load; 0 for
     never."""
 
@@ -48,7 +49,7 @@ class ParallelConfig(ConfigSection):
     """Network interface of this host on which its processes meet those of other hosts."""
     node_secret_file: Path | None = None
     """File with a secret that hosts prove to each other when they join; 16 bytes or more."""
-    node_silence_timeout_s: float = Field(default=10.0, gt=0)
+    node_silence_timeout_s: float = Field(default=10.0, gt=0, le=MAX_WAIT_S)
     """A host that sends nothing for this long is lost; each sends signs of life."""
 
     @property

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from services.engine.config.section import MAX_INT32, ConfigSection
+from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_INT32
 
 
 class SchedulerConfig(ConfigSection):
@@ -12,11 +13,11 @@ class SchedulerConfig(ConfigSection):
     """Most requests in one step."""
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_INT32)
     """Most query tokens in one step; prompts are computed in chunks that fit."""
-    max_num_mixed_tokens: int = Field(default=1024, ge=1)
+    max_num_mixed_tokens: int = Field(default=1024, ge=1, le=MAX_INT32)
     """Most query tokens in one step while requests decode and few prompts wait, or a quarter of
     that beside them if they are many: the smaller, the shorter the gaps between tokens, and the
     later first tokens. With more than four times as many tokens of prompts, steps are whole."""
-    max_num_waiting: int = Field(default=1024, ge=1)
+    max_num_waiting: int = Field(default=1024, ge=1, le=MAX_INT32)
     """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
     priority_ageing_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds of waiting that priority 1 is worth; the priority made up for doubles with each."""

@@ -2,9 +2,6 @@
 
 from pydantic import BaseModel, ConfigDict
 
-MAX_INT32 = 2**31 - 1
-"""Largest number of blocks or tokens that tables of 32-bit indices can hold."""
-
 
 class ConfigSection(BaseModel):
     """Settings that belong together; each field is a flag, and its docstring the flag's help."""

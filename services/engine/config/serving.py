@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 
 from services.engine.config.section import ConfigSection
 from services.extras import require_extra
-from services.listen_host import bracketed
+from services.flag_bounds import MAX_INT32, MAX_WAIT_S
+from services.listen_address import bracketed
 
 
 def _with_stubs(is_wanted: bool) -> bool:
@@ -45,13 +46,13 @@ class ServingConfig(ConfigSection):
     """Authorities (PEM) of frontends; with it, clients without their certificate are refused."""
     tls_allowed_clients: list[str] = Field(default=[])
     """Names (SAN or CN) of certificates that may call; every one of --tls-client-ca if empty."""
-    max_connections: int = Field(default=256, ge=1)
+    max_connections: int = Field(default=256, ge=1, le=MAX_INT32)
     """Connections taken at a time; more are closed at once."""
-    max_streams_per_connection: int = Field(default=256, ge=1)
+    max_streams_per_connection: int = Field(default=256, ge=1, le=MAX_INT32)
     """Calls that one connection may have open; more wait at the frontend."""
-    max_sessions: int = Field(default=256, ge=1)
+    max_sessions: int = Field(default=256, ge=1, le=MAX_INT32)
     """Sessions of frontends open at a time; one address may have a quarter."""
-    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
+    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16, le=MAX_INT32)
     """Largest gRPC message taken."""
     vllm_grpc: VllmGrpc = False
     """Serve vllm.grpc.engine.VllmEngine too, on the same port, for gateways that speak it."""
@@ -59,9 +60,9 @@ class ServingConfig(ConfigSection):
     """Let WatchSteps show token ids."""
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)
     """Longest silence on a session."""
-    credit_window: int = Field(default=64, ge=1)
+    credit_window: int = Field(default=64, ge=1, le=MAX_INT32)
     """Step messages a session may leave unread before steps are merged."""
-    slow_reader_timeout_s: float = Field(default=10.0, gt=0)
+    slow_reader_timeout_s: float = Field(default=10.0, gt=0, le=MAX_WAIT_S)
     """A reader that takes nothing for this long while output waits loses its requests."""
-    drain_timeout_s: float = Field(default=30.0, ge=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=MAX_WAIT_S)
     """Time that running requests have to finish after SIGTERM or Drain."""

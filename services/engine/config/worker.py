@@ -5,6 +5,10 @@ from typing import Literal
 from pydantic import Field
 
 from services.engine.config.section import ConfigSection
+from services.flag_bounds import MAX_WAIT_S
+
+MAX_THREADS = 1024
+"""Of OpenMP, which crashes when the system has none left."""
 
 
 class WorkerConfig(ConfigSection):
@@ -12,13 +16,13 @@ class WorkerConfig(ConfigSection):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto takes CUDA when there is a device."""
-    num_threads: int = Field(default=1, ge=1)
+    num_threads: int = Field(default=1, ge=1, le=MAX_THREADS)
     """CPU threads of the model's operations; more than one hurts small models."""
     batch_invariant: bool = False
     """Give each row of logits the same bits whatever else is in its step; costs time."""
-    step_timeout_s: float = Field(default=60.0, gt=0)
+    step_timeout_s: float = Field(default=60.0, gt=0, le=MAX_WAIT_S)
     """A step that takes longer means a hung worker, which is killed and started again."""
-    worker_start_timeout_s: float = Field(default=600.0, gt=0)
+    worker_start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_WAIT_S)
     """Longest time from starting a worker to its being ready."""
-    worker_patience_s: float = Field(default=60.0, ge=0)
+    worker_patience_s: float = Field(default=60.0, ge=0, le=MAX_WAIT_S)
     """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""

@@ -8,7 +8,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.worker.environment import worker_environment
 from services.engine.worker.loss_cause import CAUSE_GRACE_S, cause_among
-from services.engine.worker.meeting import Meeting
+from services.engine.worker.meeting import Meeting, interface_address
 from services.engine.worker.rank_process import LostPeerError, WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes, Rank, RemoteRank
 
@@ -41,10 +41,14 @@ class RankStart:
         """Waits for the other hosts, if there are any.
 
         Raises:
-            WorkerDiedError: some did not join in time.
+            WorkerDiedError: some did not join in time, or could not meet this one.
         """
         if self._nodes is None:
             return
+        try:
+            interface_address(self._interface)
+        except ValueError as error:
+            raise WorkerDiedError(str(error)) from None
         limit_s = self._config.worker.worker_start_timeout_s
         links = await self._nodes.wait_for_all(limit_s, self._on_progress)
         for each in self._ranks:

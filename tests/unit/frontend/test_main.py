@@ -20,6 +20,22 @@ def test_a_value_out_of_range_is_one_line(monkeypatch, capsys):
     assert "less than or equal to 65535" in line
 
 
+def test_a_port_for_two_listeners_is_one_line(monkeypatch, capsys):
+    assert run(monkeypatch, "--port", "8000", "--http-port", "8000", "--processes", "2") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "octavo frontend: --http-port is 8000: it must differ from --port"
+
+
+def test_no_number_is_without_bounds():
+    unbounded = [
+        flag
+        for flag, schema in FrontendConfig.model_json_schema()["properties"].items()
+        for form in (schema, *schema.get("anyOf", ()))
+        if form.get("type") in ("integer", "number") and "maximum" not in form
+    ]
+    assert unbounded == []
+
+
 def test_a_folder_without_tokenizer_is_one_line(monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, "--tokenizer", str(tmp_path)) == 2
     [line] = capsys.readouterr().err.splitlines()

@@ -84,6 +84,12 @@ def test_an_endpoint_is_a_url_with_a_port(endpoint):
         TypeAdapter(OtlpEndpoint).validate_python(endpoint)
 
 
+@pytest.mark.parametrize("endpoint", ["http://[::1:4317", "http://a:99999", "http://a:b:1"])
+def test_an_endpoint_that_nothing_could_send_to_is_refused(endpoint):
+    with pytest.raises(ValidationError):
+        TypeAdapter(OtlpEndpoint).validate_python(endpoint)
+
+
 def test_without_the_extra_the_endpoint_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     with pytest.raises(ValidationError, match=r"the extra `tracing` brings"):

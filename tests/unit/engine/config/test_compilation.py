@@ -5,6 +5,7 @@ from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import read_flags
+from services.flag_bounds import MAX_INT32
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,8 @@ def test_a_worker_reads_the_flags_that_the_service_writes():
         inductor_compile_config={"max_autotune": True},
     )
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_pattern_far_beyond_the_limit_is_not_made():
+    config = CompilationConfig(cuda_graph_sizes=[MAX_INT32])
+    assert config.capture_sizes(40) == (1, 2, 4, 8, 16, 32, 40)

@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 from pydantic import ValidationError
 
+from services.engine.__main__ import main
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
 
@@ -34,6 +37,38 @@ def test_help_explains_every_flag_in_the_group_of_its_section(capsys):
     for section, group in zip(EngineConfig.sections().values(), groups[1::2], strict=True):
         for flag in section.model_fields:
             assert f"--{flag.replace('_', '-')}" in group
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--devices", "["], {}),
+        (["--inductor-compile-config", "nonsense"], {}),
+        ([], {"OCTAVO_ENGINE_PASSES": "norm_linear"}),
+    ],
+)
+def test_a_list_or_object_that_cannot_be_read_is_one_line(
+    arguments, variables, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["engine", *arguments])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo engine: ")
+    field = (*arguments, *(name.removeprefix("OCTAVO_ENGINE_") for name in variables))[0]
+    assert field.lower().strip("-").replace("-", "_") in line
+
+
+def test_no_number_is_without_bounds():
+    unbounded = [
+        flag
+        for section in EngineConfig.sections().values()
+        for flag, schema in section.model_json_schema()["properties"].items()
+        for form in (schema, schema.get("items", {}), *schema.get("anyOf", ()))
+        if form.get("type") in ("integer", "number") and "maximum" not in form
+    ]
+    assert unbounded == []
 
 
 def test_an_unknown_flag_is_refused():

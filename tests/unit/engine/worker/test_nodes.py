@@ -65,13 +65,11 @@ async def test_a_fused_all_reduce_over_two_hosts_is_refused(checkpoint):
     assert "Traceback" not in error
 
 
-async def test_an_interface_that_does_not_exist_is_named(checkpoint):
+async def test_an_interface_that_does_not_exist_is_named_before_hosts_join(checkpoint):
     config = ranks_config(
         checkpoint[0], tensor_parallel_size=2, num_nodes=2, node_interface="nothing0"
     )
-    nodes = JoinedNodes(2)
-    nodes.admit(1, "192.0.2.7")
-    error = await start_error(config, nodes)
+    error = await start_error(config, JoinedNodes(2))  # no other host has joined
     assert error == "the network interface nothing0 has no IPv4 address: No such device"
 
 
