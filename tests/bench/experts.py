@@ -20,7 +20,7 @@ import torch
 
 from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheSpec
 from models.ops.operands.experts import ExpertWeights, Routing
-from models.ops.triton.attention.latent_attention import latent_attention
+from models.ops.triton.attention.latent.latent_attention import latent_attention
 from models.ops.triton.moe.expert_forms import (
     OF_8_BITS,
     ON_CORES,

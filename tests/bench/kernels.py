@@ -26,9 +26,9 @@ from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
-from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
-from models.ops.triton.attention.prefill_attention import prefill_attention
-from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
+from models.ops.triton.attention.cache.rotate_and_cache import rotate_and_cache
+from models.ops.triton.attention.decode.decode_attention import NewTokens, decode_attention
+from models.ops.triton.attention.prefill.prefill_attention import prefill_attention
 from tests.bench.report import Report
 from tests.support.attention_case import Heads, make_case
 

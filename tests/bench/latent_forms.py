@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from models.ops.triton.attention.expanded_attention import expanded_attention
-from models.ops.triton.attention.latent_attention import latent_attention
-from models.ops.triton.attention.latent_forms import least_expanded_queries
+from models.ops.triton.attention.latent.expanded_attention import expanded_attention
+from models.ops.triton.attention.latent.latent_attention import latent_attention
+from models.ops.triton.attention.latent.latent_forms import least_expanded_queries
 from tests.bench.kernels import microseconds
 from tests.support.latent_case import LatentCase, make_latent_case
 

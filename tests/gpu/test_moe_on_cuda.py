@@ -156,7 +156,7 @@ def roundings(monkeypatch):
     The first input is by token. The second product's input is kept in FP8, or rounded where it is
     read.
     """
-    from models.ops.triton.moe import fp8_experts, moe_fp8
+    from models.ops.triton.moe.fp8 import fp8_experts, moe_fp8
 
     noted, quantize, down = [], moe_fp8.quantize, moe_fp8._down_kernel
     multiply = fp8_experts._multiply
@@ -206,7 +206,7 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
 
     Sums in another order would round some values between the products to their other neighbour.
     """
-    from models.ops.triton.moe.fp8_experts import takes_experts
+    from models.ops.triton.moe.fp8.fp8_experts import takes_experts
     from models.ops.triton.moe.moe import apply_experts
 
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)

@@ -19,8 +19,8 @@ from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.configurations import MAX_PARTIALS
-from models.ops.triton.attention.few_configurations import MAX_FEW_ROWS
-from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.ops.triton.attention.decode.few_configurations import MAX_FEW_ROWS
+from models.ops.triton.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from models.number_formats import BLOCK
 from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.ops.triton.communication.exchange import Exchange, RankMissingError
 from models.ops.triton.communication.rank_memory import RankMemory, shape_of
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 
 CUDA = torch.device("cuda")
 EPS = 1e-6

@@ -76,7 +76,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
         if is_batch_invariant():
-            from models.ops.triton.attention import invariant_attention as kernel
+            from models.ops.triton.attention.invariant import invariant_attention as kernel
 
             if transform is not None and not kernel.takes_transform(q, transform):
                 (q, k), transform = transform_heads(q, k, transform), None

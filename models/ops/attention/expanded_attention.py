@@ -7,7 +7,7 @@ from models.kv_cache import LatentCacheData
 from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.latent_forms import keys_at_once
+from models.ops.triton.attention.latent.latent_forms import keys_at_once
 
 
 def gathered_entries(

@@ -21,7 +21,7 @@ from models.ops.kernel_choice import has_kernels
 from models.ops.operands.index_queries import IndexQueries
 from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.latent_forms import least_expanded_queries
+from models.ops.triton.attention.latent.latent_forms import least_expanded_queries
 
 
 def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -47,8 +47,9 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     A head's key is what the projection to keys makes of the C latent elements of an entry, and the
     P rotated elements, which all heads share; its value is what the projection to values makes. The
     absorbed form applies the projections to queries and to attended latent vectors; the expanded
-    form applies them to the cached entries. models.ops.triton.attention.latent_forms chooses, by
-    the number of a request's query tokens; in batch-invariant mode all take the absorbed form.
+    form applies them to the cached entries. In batch-invariant mode all requests take
+    the absorbed form; else models.ops.triton.attention.latent.latent_forms chooses, by the number
+    of a request's query tokens.
     Metadata and cache come from the forward context. Tokens past the end of slot_mapping are
     padding: their output is undefined. With an index each query attends to the top_k tokens of the
     highest score: the sum over the index's heads of weight * relu(query * key); where the cache is
@@ -89,7 +90,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         return
     if has_kernels(latent.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.latent_steps import attend
+        from models.ops.triton.attention.latent.latent_steps import attend
 
         queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
         is_prefill = context.context.is_prefill
@@ -133,7 +134,7 @@ def _attend_invariantly(
         queries = replace(queries, rotated=rotated)
     if has_kernels(output.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.invariant_latents import attend
+        from models.ops.triton.attention.invariant.invariant_latents import attend
 
         attend(queries, entries, cache, metadata, output, scale)
         return

@@ -13,7 +13,7 @@ from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
 from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.operands.weight_scales import is_by_block
-from models.ops.triton.linear.fp8_configurations import (
+from models.ops.triton.linear.fp8.fp8_configurations import (
     NarrowFP8Tiles,
     WideFP8Tiles,
     fp8_tiles,
@@ -80,7 +80,7 @@ def rounded_for(
         [T, K] FP8 and its scales, as empty_token_scales lays them out.
     """
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear import fp8_linear as kernel
+    from models.ops.triton.linear.fp8 import fp8_linear as kernel
 
     group_size = BLOCK if is_by_block(weight, weight_scale) else x.shape[-1]
     return kernel.quantize(x, group_size, is_transposed=True)
@@ -106,11 +106,11 @@ def product_of_rounded(
     tiles = fp8_tiles(len(rounded), *weight.shape, may_split=may_split, device=rounded.device)
     if tiles is not None:
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.linear.rounded_linear import rounded_linear
+        from models.ops.triton.linear.fp8.rounded_linear import rounded_linear
 
         return rounded_linear(rounded, scale, weight, weight_scale, bias, tiles, dtype)
     if is_by_block(weight, weight_scale):
-        from models.ops.triton.linear.fp8_linear import fp8_block_linear
+        from models.ops.triton.linear.fp8.fp8_linear import fp8_block_linear
 
         return fp8_block_linear(rounded, scale, weight, weight_scale, bias, dtype)
     # cuBLAS and CUTLASS write products scaled by row in bfloat16 only.
@@ -137,7 +137,7 @@ def round_in_place(x: torch.Tensor) -> None:
     """Rounds x [T, ...] for products with weights by block, in its memory: see rounded_parts."""
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.linear import fp8_linear as kernel
+        from models.ops.triton.linear.fp8 import fp8_linear as kernel
 
         rounded = kernel.quantize(x.flatten(1), BLOCK)
     else:
@@ -159,7 +159,7 @@ def gated_product_of_rounded(
     if tiles is None:
         return silu_and_mul(product_of_rounded(rounded, scale, weight, weight_scale, bias, dtype))
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear.rounded_linear import gated_rounded_linear
+    from models.ops.triton.linear.fp8.rounded_linear import gated_rounded_linear
 
     return gated_rounded_linear(rounded, scale, weight, weight_scale, tiles, dtype)
 
@@ -182,11 +182,11 @@ def rounded_gated_product(
     tiles = _gated_tiles(rounded, weight, weight_scale, bias, is_rounded=is_blocked)
     # Imported on first use: a CPU installation has no Triton.
     if tiles is not None and is_blocked:
-        from models.ops.triton.linear.rounded_linear import twice_rounded_gated_linear
+        from models.ops.triton.linear.fp8.rounded_linear import twice_rounded_gated_linear
 
         return twice_rounded_gated_linear(*operands, tiles, dtype)
     if tiles is not None:
-        from models.ops.triton.linear.fp8_linear import quantize as quantize_on_gpu
+        from models.ops.triton.linear.fp8.fp8_linear import quantize as quantize_on_gpu
 
         inner = gated_product_of_rounded(*operands, bias, dtype)
         return quantize_on_gpu(inner, inner.shape[1])

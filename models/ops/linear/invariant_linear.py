@@ -9,7 +9,7 @@ from models.ops.kernel_choice import HOPPER, has_kernels
 from models.ops.linear.fp8_linear import plain_product, product_of_rounded, rounded_for
 from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
-from models.ops.triton.linear.fp8_configurations import fp8_tiles
+from models.ops.triton.linear.fp8.fp8_configurations import fp8_tiles
 from models.ops.triton.linear.linear_configurations import (
     MOST_TOKENS,
     invariant_matrix_tiles,
@@ -108,7 +108,7 @@ def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tenso
         return product_of_rounded(*operands, None, x.dtype)
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.fixed_linear import fixed_linear
-    from models.ops.triton.linear.fp8_linear import quantize
+    from models.ops.triton.linear.fp8.fp8_linear import quantize
 
     rounded, scale = quantize(x, BLOCK if is_blocked else x.shape[-1])
     return fixed_linear(

@@ -9,7 +9,7 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.invariant_linear import invariant_gated_linear, invariant_linear
 from models.ops.operands.packed_weights import bits_of, columns_per_scale, packed_values
-from models.ops.triton.linear.packed_configurations import (
+from models.ops.triton.linear.packed.packed_configurations import (
     MOST_PACKED_TOKENS,
     PackedTiles,
     invariant_packed_tiles,
@@ -94,7 +94,7 @@ def _product(
         return silu_and_mul(output) if is_gated else output
     # Imported on first use: a CPU installation has no Triton.
     from models.ops.triton.linear.matrix_linear import matrix_linear
-    from models.ops.triton.linear.packed_wide_linear import packed_wide_linear
+    from models.ops.triton.linear.packed.packed_wide_linear import packed_wide_linear
 
     if isinstance(tiles, PackedTiles):
         return packed_wide_linear(
@@ -152,7 +152,7 @@ def _values(
 ) -> torch.Tensor:
     if not has_kernels(weight.device):
         return packed_values(weight, weight_scale, weight_zero, dtype)
-    from models.ops.triton.linear.unpack import unpack
+    from models.ops.triton.linear.packed.unpack import unpack
 
     return unpack(weight, weight_scale, weight_zero, dtype)
 

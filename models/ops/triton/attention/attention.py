@@ -6,10 +6,10 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.operands.rounded_activations import rounded_parts
-from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
-from models.ops.triton.attention.few_queries import attend_few_queries
-from models.ops.triton.attention.prefill_attention import prefill_attention
-from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
+from models.ops.triton.attention.cache.rotate_and_cache import rotate_and_cache
+from models.ops.triton.attention.decode.decode_attention import NewTokens, decode_attention
+from models.ops.triton.attention.decode.few_queries import attend_few_queries
+from models.ops.triton.attention.prefill.prefill_attention import prefill_attention
 
 
 def attend(

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from models.ops.operands.base_two import LOG2_E
-from models.ops.triton.attention.invariant_configurations import LANES
+from models.ops.triton.attention.invariant.invariant_configurations import LANES
 
 _LOG2_E = tl.constexpr(LOG2_E)
 

@@ -26,12 +26,12 @@ from models.ops.triton.launching.dependent_launch import (
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.gate import gated
 from models.ops.triton.linear.linear_configurations import MatrixTiles
-from models.ops.triton.linear.matrix_weights import (
+from models.ops.triton.linear.packed.matrix_weights import (
     finished,
     multiply,
     tile_scales,
 )
-from models.ops.triton.linear.packed_scales import scale_operand
+from models.ops.triton.linear.packed.packed_scales import scale_operand
 from models.ops.triton.linear.tile_order import first_token_of
 
 _NUM_WARPS = gl.constexpr(4)

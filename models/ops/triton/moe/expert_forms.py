@@ -32,14 +32,14 @@ COMMON = Forms(experts_per_pair=2, heights=tuple((rows, rows // 2) for rows in T
 ON_CORES = Forms(
     experts_per_pair=4, heights=((8, 4), (16, 8), (32, 16), (64, 64), (128, 192), (256, 256))
 )
-"""Of models.ops.triton.moe.packed_experts.
+"""Of models.ops.triton.moe.packed.packed_experts.
 
 Measured with gpt-oss-20b and shorter last tiles (H100, 2026-11): 64 rows of an expert took 379 us
 in tiles of 64 and 389 in tiles of 128, 256 rows took 964 in tiles of 128 and 947 in tiles of 256.
 """
 
 OF_8_BITS = Forms(experts_per_pair=6, heights=((8, 4), (16, 8), (32, 16), (64, 48), (128, 128)))
-"""Of models.ops.triton.moe.fp8_experts.
+"""Of models.ops.triton.moe.fp8.fp8_experts.
 
 Measured with the shapes of Qwen3-30B-A3B, DeepSeek-V3 and GLM-4.5-Air (H200, 2026-11). 2 tokens of
 the first took 25 us with pairs computed alone and 31 sorted, 8 tokens of the last 253 and 228. Of
@@ -49,7 +49,7 @@ DeepSeek-V3, 64 rows of an expert took 3,735 us in tiles of 64 and 3,429 in tile
 
 
 def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether experts of 4 bits run models.ops.triton.moe.packed_experts on a GPU."""
+    """Returns whether experts of 4 bits run moe.packed.packed_experts on a GPU."""
     return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
 
 

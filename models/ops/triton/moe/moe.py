@@ -8,13 +8,13 @@ import torch
 from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.expert_forms import are_few, takes_cores
-from models.ops.triton.moe.fp8_experts import apply_fp8_on_cores, takes_experts
-from models.ops.triton.moe.moe_fp8 import apply_fp8
+from models.ops.triton.moe.fp8.fp8_experts import apply_fp8_on_cores, takes_experts
+from models.ops.triton.moe.fp8.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
-from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.ops.triton.moe.moe_routing import route as route
-from models.ops.triton.moe.packed_experts import apply_packed_on_cores
+from models.ops.triton.moe.packed.moe_mxfp4 import apply_mxfp4
+from models.ops.triton.moe.packed.packed_experts import apply_packed_on_cores
 from models.ops.triton.moe.token_chunks import token_chunks
 
 _apply_alone = partial(apply_grouped, is_alone=True)

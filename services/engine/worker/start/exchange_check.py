@@ -122,7 +122,7 @@ def _is_rounding(
 ) -> bool:
     """Returns whether these are the values and scales of a launch that rounds the norm."""
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear.fp8_linear import quantize
+    from models.ops.triton.linear.fp8.fp8_linear import quantize
 
     expected = quantize(normed, BLOCK if is_blocked else normed.shape[-1])
     pairs = zip(rounded, expected, strict=True)

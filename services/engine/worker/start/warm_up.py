@@ -16,8 +16,8 @@ from models.ops.triton.attention.configurations import (
     MANY_LATENT_TOKENS,
     first_requests_of_each_form,
 )
-from models.ops.triton.attention.latent_forms import steps_of_each_form
-from models.ops.triton.linear.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.ops.triton.attention.latent.latent_forms import steps_of_each_form
+from models.ops.triton.linear.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
 from models.ops.triton.moe.expert_forms import (
     OF_8_BITS,
     ON_CORES,

@@ -13,9 +13,9 @@ from models.ops.triton.attention.configurations import (
     num_dealt,
     num_splits,
 )
-from models.ops.triton.linear.fp8_configurations import BUILT_TOKENS
-from models.ops.triton.linear.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
-from models.ops.triton.linear.packed_configurations import MOST_PACKED_TOKENS
+from models.ops.triton.linear.fp8.fp8_configurations import BUILT_TOKENS
+from models.ops.triton.linear.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.ops.triton.linear.packed.packed_configurations import MOST_PACKED_TOKENS
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
 from models.ops.triton.moe.expert_forms import COMMON, OF_8_BITS, ON_CORES, are_few, tile_rows
 from models.quantization.read import read_quantization

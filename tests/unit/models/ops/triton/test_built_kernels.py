@@ -25,7 +25,7 @@ from models.ops.triton.communication.exchange import launcher
 from models.ops.triton.attention.attention import attend
 from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.linear.packed_linear import packed_linear
-from models.ops.triton.linear.fp8_linear import fp8_block_linear
+from models.ops.triton.linear.fp8.fp8_linear import fp8_block_linear
 from models.ops.triton.moe.moe import apply_experts
 from models.ops.operands.packed_weights import quantize_packed
 from tests.support.attention_case import Heads, make_case

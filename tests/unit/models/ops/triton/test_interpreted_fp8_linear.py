@@ -11,7 +11,7 @@ PROGRAM = """
 import torch
 from models.ops.triton.elementwise import rms_norm as norms
 from models.ops.triton.elementwise import silu_and_mul as gates
-from models.ops.triton.linear.fp8_linear import BLOCK, fp8_block_linear, quantize
+from models.ops.triton.linear.fp8.fp8_linear import BLOCK, fp8_block_linear, quantize
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

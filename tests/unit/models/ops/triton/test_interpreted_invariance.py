@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 from models.ops.batch_invariance import use_batch_invariance
-from models.ops.triton.attention import invariant_parts
-from models.ops.triton.attention.invariant_attention import attend
+from models.ops.triton.attention.invariant import invariant_parts
+from models.ops.triton.attention.invariant.invariant_attention import attend
 from models.ops.triton.elementwise.rms_norm import rms_norm
 from models.ops.triton.elementwise.rotary import rotary
 from models.ops.triton.linear.fixed_linear import fixed_linear
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 from models.ops.triton.linear.sum_parts import sum_parts
 from tests.support.attention_case import Heads, make_case
 from tests.support.tolerances import assert_rows_close

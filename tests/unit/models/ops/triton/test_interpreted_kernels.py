@@ -21,7 +21,7 @@ from models.ops.triton.elementwise import rms_norm as norms
 from models.ops.triton.elementwise import rotary as turning
 from models.ops.triton.elementwise import silu_and_mul as gate
 from models.ops.triton.linear.linear_configurations import VectorTiles
-from models.ops.triton.attention.slot_mapping import slot_mapping
+from models.ops.triton.attention.cache.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
 from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import assert_rows_close
@@ -162,7 +162,7 @@ WIDENED_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from types import SimpleNamespace
-from models.ops.triton.attention import prefill_attention, widened_cache
+from models.ops.triton.attention.prefill import prefill_attention, widened_cache
 from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -220,7 +220,9 @@ for room in (100, 5):
 FEW_QUERIES_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import attention, few_queries, prefill_attention
+from models.ops.triton.attention import attention
+from models.ops.triton.attention.decode import few_queries
+from models.ops.triton.attention.prefill import prefill_attention
 from tests.support.attention_case import Heads, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -271,8 +273,9 @@ import torch
 torch.set_num_threads(1)
 import triton.language as tl
 from models.ops.operands.rounded_activations import rounded_parts
-from models.ops.triton.attention import attention, prefill_attention, tile_parts
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.attention import attention
+from models.ops.triton.attention.prefill import prefill_attention, tile_parts
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 from tests.support.attention_case import Heads, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -321,7 +324,7 @@ import torch
 torch.set_num_threads(1)
 from models.ops.operands.rounded_activations import rounded_parts
 from models.ops.triton.attention import attention
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 from tests.support.attention_case import Heads, make_case
 
 HEADS = Heads(num_heads=3, num_kv_heads=1, head_dim=128)

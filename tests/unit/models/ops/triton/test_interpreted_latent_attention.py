@@ -7,8 +7,8 @@ from tests.support.programs import run_interpreted
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import latent_forms, latent_steps
-from models.ops.triton.attention.latent_steps import attend
+from models.ops.triton.attention.latent import latent_forms, latent_steps
+from models.ops.triton.attention.latent.latent_steps import attend
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
 
@@ -94,8 +94,8 @@ for batch, long in BATCHES:
 FP8_CACHE_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import latent_forms
-from models.ops.triton.attention.latent_steps import attend
+from models.ops.triton.attention.latent import latent_forms
+from models.ops.triton.attention.latent.latent_steps import attend
 from tests.support.interpreter_rounding import round_exactly
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
@@ -140,7 +140,7 @@ INVARIANT_PROGRAM = """
 from dataclasses import replace
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.attention import invariant_latents
+from models.ops.triton.attention.invariant import invariant_latents
 from models.ops.triton.linear.head_linear import head_linear
 from tests.support.interpreter_rounding import round_exactly
 from tests.support.latent_case import make_latent_case

@@ -61,7 +61,7 @@ MXFP4_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
-from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
+from models.ops.triton.moe.packed.moe_mxfp4 import apply_mxfp4
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
 
@@ -88,7 +88,7 @@ FP8_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
-from models.ops.triton.moe import moe_fp8
+from models.ops.triton.moe.fp8 import moe_fp8
 from tests.support.interpreter_rounding import round_exactly
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
@@ -133,9 +133,9 @@ torch.set_num_threads(1)
 from models.ops.moe import moe as reference
 from models.ops.moe.expert_parallel import own_slots
 from models.ops.triton.moe import moe as kernels
-from models.ops.triton.moe.moe_fp8 import apply_fp8
+from models.ops.triton.moe.fp8.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
-from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
+from models.ops.triton.moe.packed.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.parallel.expert_placement import ExpertPlacement
 from tests.support.interpreter_rounding import round_exactly
@@ -233,7 +233,7 @@ import torch
 torch.set_num_threads(1)
 from models.number_formats import BLOCK
 from models.ops.linear.fp8_linear import quantize
-from models.ops.triton.moe.fp8_rows import rounded_rows
+from models.ops.triton.moe.fp8.fp8_rows import rounded_rows
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from tests.support.interpreter_rounding import round_exactly
 

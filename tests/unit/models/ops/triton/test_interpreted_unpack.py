@@ -7,7 +7,7 @@ from tests.support.programs import run_interpreted
 PROGRAM = """
 import torch
 from models.ops.operands.packed_weights import packed_values, quantize_packed
-from models.ops.triton.linear.unpack import unpack
+from models.ops.triton.linear.packed.unpack import unpack
 
 torch.manual_seed(0)
 for rows, columns in ((3, 64), (9, 320)):

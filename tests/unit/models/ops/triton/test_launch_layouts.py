@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.ops.triton.launching.kernel_builds import launches_skipped
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 from models.ops.triton.sampling.penalize_tokens import penalize_tokens
 from models.ops.triton.sampling.step_tokens import last_tokens
 from tests.support.kernel_launches import absent_gpu

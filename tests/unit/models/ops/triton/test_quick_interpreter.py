@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 from triton.runtime.errors import InterpreterError
 from models.ops.triton.attention import attention
 from models.ops.triton.elementwise.rms_norm import rms_norm
-from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.fp8.fp8_linear import quantize
 from tests.support.attention_case import Heads, make_case
 from tests.support.quick_interpreter import interpret_quickly
 from tests.support.sampling_kernels import PARAMS, drawn_by_kernel, mixed_choice, random_logits

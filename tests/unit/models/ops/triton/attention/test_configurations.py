@@ -11,14 +11,14 @@ from models.ops.triton.attention.configurations import (
     num_splits,
     prefill_tiles,
 )
-from models.ops.triton.attention.hopper_configurations import hopper_tiles
-from models.ops.triton.attention.invariant_configurations import (
+from models.ops.triton.attention.invariant.invariant_configurations import (
     LANES,
     MANY_INVARIANT_PAIRS,
     MOST_INVARIANT_PAIRS,
     PART,
     invariant_tiles,
 )
+from models.ops.triton.attention.prefill.hopper_configurations import hopper_tiles
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from models.forward_context import PromptChunk
-from models.ops.triton.attention.few_configurations import few_query_tiles
-from models.ops.triton.attention.few_queries import has_few, most_few_queries
+from models.ops.triton.attention.decode.few_configurations import few_query_tiles
+from models.ops.triton.attention.decode.few_queries import has_few, most_few_queries
 from tests.support.attention_case import Heads, make_case
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.ops.triton.attention.hopper_copies import is_packed, rows_of_token
+from models.ops.triton.attention.prefill.hopper_copies import is_packed, rows_of_token
 from tests.support.programs import run_building
 
 PROGRAM = """

@@ -2,8 +2,8 @@ import pytest
 
 from models.config_sections.mla import IndexConfig, MlaConfig
 from models.ops.operands.latent_queries import LatentSizes
-from models.ops.triton.attention import latent_forms
-from models.ops.triton.attention.latent_forms import (
+from models.ops.triton.attention.latent import latent_forms
+from models.ops.triton.attention.latent.latent_forms import (
     MOST_EXPANDED_BYTES,
     NEVER,
     keys_at_once,

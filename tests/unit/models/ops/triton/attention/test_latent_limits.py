@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.ops.triton.attention.latent_attention import MOST_TOKENS, latent_attention
+from models.ops.triton.attention.latent.latent_attention import MOST_TOKENS, latent_attention
 from tests.support.latent_case import make_latent_case
 
 

@@ -9,7 +9,7 @@ import re
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
-from models.ops.triton.attention.rotate_and_cache import FEW_TOKENS, rotate_and_cache
+from models.ops.triton.attention.cache.rotate_and_cache import FEW_TOKENS, rotate_and_cache
 from models.ops.triton.launching.launch import _launches
 from tests.support.attention_case import Heads, make_case
 from tests.support.kernel_launches import absent_gpu

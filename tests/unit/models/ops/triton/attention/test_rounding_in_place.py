@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
-from models.ops.triton.attention import decode_attention
+from models.ops.triton.attention.decode import decode_attention
 from models.ops.triton.attention.attention import attend
 from models.ops.triton.launching.launch import _launches
 from tests.support.attention_case import Heads, make_case

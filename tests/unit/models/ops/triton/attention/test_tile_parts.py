@@ -3,9 +3,9 @@ import torch
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
 from models.ops.triton.attention.configurations import MAX_SPLITS
-from models.ops.triton.attention.few_configurations import MAX_FEW_ROWS, few_query_tiles
-from models.ops.triton.attention.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
-from models.ops.triton.attention.tile_parts import (
+from models.ops.triton.attention.decode.few_configurations import MAX_FEW_ROWS, few_query_tiles
+from models.ops.triton.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.ops.triton.attention.prefill.tile_parts import (
     LEAST_PART,
     MOST_TOKENS,
     deal_tiles,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from models.number_formats import BLOCK
-from models.ops.triton.linear.fp8_configurations import (
+from models.ops.triton.linear.fp8.fp8_configurations import (
     BUILT_TOKENS,
     FP8_TOKENS,
     NarrowFP8Tiles,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.ops.triton.linear.linear_configurations import MatrixTiles
-from models.ops.triton.linear.packed_configurations import (
+from models.ops.triton.linear.packed.packed_configurations import (
     BUILT_TOKENS,
     PACKED_COLUMNS,
     PackedTiles,

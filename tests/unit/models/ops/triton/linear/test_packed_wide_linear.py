@@ -10,8 +10,11 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.operands.packed_weights import quantize_packed
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.linear.packed_configurations import _GATED_TILES, _WIDE_COST
-from models.ops.triton.linear.packed_wide_linear import _packed_wide_kernel, packed_wide_linear
+from models.ops.triton.linear.packed.packed_configurations import _GATED_TILES, _WIDE_COST
+from models.ops.triton.linear.packed.packed_wide_linear import (
+    _packed_wide_kernel,
+    packed_wide_linear,
+)
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 

@@ -13,8 +13,8 @@ from models.number_formats import BLOCK, FP8
 from models.ops.operands.token_scales import empty_token_scales
 from models.ops.triton.elementwise.rms_norm import add_rms_norm, add_rounded_rms_norm
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.linear.fp8_configurations import NarrowFP8Tiles, fp8_tiles
-from models.ops.triton.linear.rounded_linear import rounded_linear
+from models.ops.triton.linear.fp8.fp8_configurations import NarrowFP8Tiles, fp8_tiles
+from models.ops.triton.linear.fp8.rounded_linear import rounded_linear
 from models.ops.triton.linear.wide_configurations import wide_tiles
 from models.ops.triton.linear.wide_linear import wide_linear
 from tests.support.kernel_launches import absent_gpu

@@ -10,9 +10,9 @@ from models.ops.triton.moe.expert_forms import (
     first_tokens_of_each_form,
     tile_rows,
 )
-from models.ops.triton.moe.expert_product import ProductShape
-from models.ops.triton.moe.few_token_experts import FEW_TOKEN_TILES
-from models.ops.triton.moe.matrix_experts import SORTED_TILES, sorted_tiles
+from models.ops.triton.moe.packed.expert_product import ProductShape
+from models.ops.triton.moe.packed.few_token_experts import FEW_TOKEN_TILES
+from models.ops.triton.moe.packed.matrix_experts import SORTED_TILES, sorted_tiles
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])

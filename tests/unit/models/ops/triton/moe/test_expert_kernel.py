@@ -10,9 +10,9 @@ import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.moe.expert_kernel import expert_kernel
-from models.ops.triton.moe.expert_product import both_products
-from models.ops.triton.moe.matrix_experts import ALONE_TILES, SORTED_TILES, expert_product
+from models.ops.triton.moe.packed.expert_kernel import expert_kernel
+from models.ops.triton.moe.packed.expert_product import both_products
+from models.ops.triton.moe.packed.matrix_experts import ALONE_TILES, SORTED_TILES, expert_product
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts

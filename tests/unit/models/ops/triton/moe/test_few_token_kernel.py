@@ -11,8 +11,8 @@ import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.moe.expert_product import both_products
-from models.ops.triton.moe.few_token_experts import (
+from models.ops.triton.moe.packed.expert_product import both_products
+from models.ops.triton.moe.packed.few_token_experts import (
     FEW_TOKEN_TILES, few_token_product, few_token_tiles,
 )
 from tests.support.kernel_launches import absent_gpu

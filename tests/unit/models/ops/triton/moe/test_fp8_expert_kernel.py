@@ -10,7 +10,7 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
 from models.ops.triton.moe.expert_forms import OF_8_BITS
-from models.ops.triton.moe.fp8_experts import apply_fp8_on_cores
+from models.ops.triton.moe.fp8.fp8_experts import apply_fp8_on_cores
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts

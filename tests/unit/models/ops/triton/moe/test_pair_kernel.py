@@ -9,9 +9,9 @@ import torch
 from tests.support.absent_hopper import pretend
 pretend()
 from models.ops.triton.launching.launch import _launches
-from models.ops.triton.moe.expert_product import both_products
-from models.ops.triton.moe.pair_experts import pair_product
-from models.ops.triton.moe.pair_kernel import pair_kernel
+from models.ops.triton.moe.packed.expert_product import both_products
+from models.ops.triton.moe.packed.pair_experts import pair_product
+from models.ops.triton.moe.packed.pair_kernel import pair_kernel
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import machine_code
 from tests.support.moe_case import make_quantized_experts

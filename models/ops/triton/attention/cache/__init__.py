@@ -1,0 +1,1 @@
+"""Writes to the paged cache, and the slots that they go to."""

@@ -1,0 +1,1 @@
+"""Attention of batch-invariant mode."""

@@ -1,0 +1,1 @@
+"""Attention to latent vectors, and the indexer that chooses among them."""

@@ -1,0 +1,1 @@
+"""Products with FP8 weights and rounded activations."""

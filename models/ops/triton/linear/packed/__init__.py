@@ -1,0 +1,1 @@
+"""Products with weights of 4 and 8 bits that are unpacked where they are multiplied."""

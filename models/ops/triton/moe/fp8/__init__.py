@@ -1,0 +1,1 @@
+"""Experts in FP8, with activations rounded to FP8."""

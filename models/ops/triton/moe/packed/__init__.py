@@ -1,0 +1,1 @@
+"""Experts whose weights stay in 4 bits."""
