@@ -47,9 +47,10 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     A head's key is what the projection to keys makes of the C latent elements of an entry, and the
     P rotated elements, which all heads share; its value is what the projection to values makes. The
     absorbed form applies the projections to queries and to attended latent vectors; the expanded
-    form applies them to the cached entries. In batch-invariant mode all requests take
-    the absorbed form; else models.ops.triton.attention.latent.latent_forms chooses, by the number
-    of a request's query tokens.
+    form applies them to the cached entries. In batch-invariant mode all requests take the absorbed
+    form; else models.ops.triton.attention.latent.latent_forms chooses, by the number of a request's
+    query tokens.
+
     Metadata and cache come from the forward context. Tokens past the end of slot_mapping are
     padding: their output is undefined. With an index each query attends to the top_k tokens of the
     highest score: the sum over the index's heads of weight * relu(query * key); where the cache is
