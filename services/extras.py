@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 MODULES = {
     "frontend": ("httptools", "jinja2", "starlette", "tokenizers", "uvicorn"),
-    "engine": ("huggingface_hub", "llguidance", "safetensors", "torch"),
+    "engine": ("huggingface_hub", "llguidance", "regex", "safetensors", "torch"),
     "tracing": ("opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.sdk"),
     "transformers": ("transformers",),
     "gateway": ("smg_grpc_proto",),

@@ -1,10 +1,11 @@
 """The formats of a checkpoint's weights, and which module has which."""
 
-import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from models.config_sections.fields import shown
+from models.quantization.expressions import Patterns
 
 MAX_BLOCK = 2**16
 """Most rows or columns of weights that share a scale."""
@@ -50,7 +51,7 @@ class WeightScheme:
     activations: Activations = "model"
     """The format to which the checkpoint's tool rounds activations; "model": none."""
     targets: tuple[str, ...] = ()
-    """Names or ends of names of modules, regular expressions after `re:`, or classes of modules.
+    """Names of modules or their ends, names with `*`, regular expressions after `re:`, or classes.
     Empty: all modules."""
 
     def describe(self) -> str:
@@ -65,16 +66,20 @@ class WeightScheme:
         return f"{self.kind} {groups}{zeros}{', ordered' if self.has_order else ''}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """The formats of quantised weights."""
+    """The formats of quantised weights.
+
+    Methods that take a module raise ConfigError if expressions take too long to match.
+    """
 
     method: str
     """The tool's name, or ROUNDING."""
     schemes: tuple[WeightScheme, ...]
     """At least one."""
     ignored: tuple[str, ...] = ()
-    """Modules that are not quantised: parts of their names, or regular expressions after `re:`."""
+    """Modules that are not quantised: parts of their names, names with `*`, or regular expressions
+    after `re:`."""
 
     @classmethod
     def rounding_to_fp8(cls) -> "QuantizationConfig":
@@ -92,21 +97,34 @@ class QuantizationConfig:
         made_for = {scheme.activations for scheme in self.schemes}
         return tuple(sorted(made_for - {"model", "fp8"}))
 
+    @cached_property
+    def _patterns(self) -> Patterns:
+        return Patterns()
+
+    @cached_property
+    def _known(self) -> dict[str, WeightScheme | None]:
+        return {}
+
     def ignores(self, module: str) -> bool:
         """Returns whether a module, by its name in the checkpoint, is not quantised."""
         names = _names_of(module)
-        return any(_matches_part(pattern, name) for pattern in self.ignored for name in names)
+        match = self._patterns.match_part
+        return any(match(pattern, name) for pattern in self.ignored for name in names)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
         """Returns how a module, by its name in the checkpoint, stores its weight.
 
         A target that is a module's name wins over its class. None: it is not quantised.
         """
-        if self.ignores(module):
-            return None
+        if module not in self._known:
+            self._known[module] = None if self.ignores(module) else self._first_scheme(module)
+        return self._known[module]
+
+    def _first_scheme(self, module: str) -> WeightScheme | None:
         names = _names_of(module)
+        match = self._patterns.match_end
         for scheme in self.schemes:
-            if any(_matches_end(target, name) for target in scheme.targets for name in names):
+            if any(match(target, name) for target in scheme.targets for name in names):
                 return scheme
         for scheme in self.schemes:
             if not scheme.targets or "Linear" in scheme.targets:
@@ -129,16 +147,3 @@ def _names_of(module: str) -> list[str]:
     parent, dot, own_name = module.rpartition(".")
     fused = FUSED.get(own_name)
     return [module] if fused is None else [module, f"{parent}{dot}{fused}"]
-
-
-def _matches_part(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    # Some lists end names in a dot, so that a search for text does not find longer ones.
-    return f".{pattern.strip('.')}." in f".{module}."
-
-
-def _matches_end(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    return f".{module}".endswith(f".{pattern}")

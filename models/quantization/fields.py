@@ -1,17 +1,16 @@
 """Reads single fields of a quantization_config, with their types checked."""
 
-import fnmatch
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from models.quantization.config import MAX_BLOCK, QuantizationError
+from models.quantization.expressions import EXPRESSION, find_fault
 
 MAX_NAMES = 2**16
 
 
 def read_names(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> tuple[str, ...]:
-    """Reads a list of names and of regular expressions after `re:`; absent: none.
+    """Reads a list of names, some with `*`, and regular expressions after `re:`; absent: none.
 
     Raises:
         QuantizationError: it is no such list.
@@ -25,31 +24,21 @@ def read_names(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> tup
     if len(names) > MAX_NAMES:
         raise QuantizationError(path, names, f"at most {MAX_NAMES} names")
     for entry in names:
-        if entry.startswith("re:"):
-            check_expression(path, entry.removeprefix("re:"))
+        require_pattern(path, entry)
     return tuple(names)
 
 
-def check_expression(name: str, expression: str) -> None:
+def require_pattern(name: str, pattern: str) -> None:
+    """Raises QuantizationError if `pattern` has a text after `re:` that is no expression."""
+    if pattern.startswith(EXPRESSION):
+        require_expression(name, pattern.removeprefix(EXPRESSION))
+
+
+def require_expression(name: str, expression: str) -> None:
     """Raises QuantizationError unless `expression` is a regular expression."""
-    try:
-        re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:  # two are of numbers and nesting
-        raise QuantizationError(name, expression, f"a regular expression: {error}") from error
-
-
-def with_wildcards(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns names with `*` as regular expressions after `re:`; such a name covers its parts.
-
-    Regular expressions stay.
-    """
-    patterns: list[str] = []
-    for name in names:
-        if "*" in name and not name.startswith("re:"):
-            patterns += (f"re:{fnmatch.translate(each)}" for each in (name, f"{name}.*"))
-        else:
-            patterns.append(name)
-    return tuple(patterns)
+    reason = find_fault(expression)
+    if reason is not None:
+        raise QuantizationError(name, expression, f"a regular expression: {reason}")
 
 
 def read_pair(fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:

@@ -1,13 +1,12 @@
 """Reads the quantization_config of tools for 8-bit and 4-bit floats: FP8, ModelOpt and Quark."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
-from models.quantization.fields import read_names, read_pair, section, with_wildcards
+from models.quantization.fields import read_names, read_pair, require_pattern, section
 
 MODELOPT_SCHEMES = {
     "FP8": WeightScheme(kind="fp8", activations="fp8"),
@@ -74,16 +73,17 @@ def read_modelopt(fields: Mapping[str, Any]) -> QuantizationConfig:
     return QuantizationConfig(
         method="modelopt",
         schemes=schemes,
-        ignored=with_wildcards(read_names(fields, excluded)),
+        ignored=read_names(fields, excluded),
     )
 
 
 def _modelopt_layer(name: str, layer: object) -> WeightScheme:
     if not isinstance(layer, dict):
         raise QuantizationError(f"quantized_layers.{name}", layer, "an object")
+    require_pattern("quantized_layers", name)
     path = f"quantized_layers.{name}.quant_algo"
     # All experts of a layer have one entry, under the name of the module that holds them.
-    targets = name, f"re:{re.escape(name)}\\..*"
+    targets = name, f"{name}.*"
     return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=targets)
 
 
@@ -105,15 +105,15 @@ def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
     _refuse_rotated_inputs(fields.get("algo_config"))
-    ignored = with_wildcards(read_names(fields, "exclude"))
+    ignored = read_names(fields, "exclude")
     schemes = []
     for name, layer in (section(fields, "layer_quant_config") or {}).items():
-        targets = with_wildcards((name,))
+        require_pattern("layer_quant_config", name)
         if _quark_weight(layer) is None:
-            ignored += targets
+            ignored += (name,)
             continue
         scheme = _quark_scheme(f"layer_quant_config.{name}.", layer)
-        schemes.append(replace(scheme, targets=targets))
+        schemes.append(replace(scheme, targets=(name,)))
     others = fields.get("global_quant_config")
     if _quark_weight(others) is not None or not schemes:
         schemes.append(_quark_scheme("global_quant_config.", others))

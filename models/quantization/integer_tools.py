@@ -7,11 +7,11 @@ from typing import Any
 
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
 from models.quantization.fields import (
-    check_expression,
     read_bits,
     read_flag,
     read_group_size,
     read_names,
+    require_expression,
     section,
 )
 
@@ -74,7 +74,7 @@ def read_gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
     schemes = []
     for pattern, changes in (section(fields, "dynamic") or {}).items():
         expression = re.sub(r"^[+-]:", "", pattern)
-        check_expression("dynamic", expression)
+        require_expression("dynamic", expression)
         if pattern.startswith("-:"):
             ignored.append(f"re:{expression}")
             continue
@@ -105,7 +105,7 @@ def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
             raise QuantizationError(path, changes, "an object")
         target = name
         if _SPECIAL & set(name):
-            check_expression(path, name)
+            require_expression(path, name)
             target = f"re:.*(?:{name})"
         if changes.get("bits") in _PLAIN_BITS:
             ignored.append(target)
