@@ -12,6 +12,7 @@ from torch import Tensor
 FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+ONES = {4: 0x11111111, 8: 0x01010101}
 """The column that AWQ keeps at each place of a word."""
 
 Parts = dict[str, Tensor]
@@ -119,7 +120,7 @@ def gptq(group_size: int, *, bits: int = 4, symmetric: bool = True, ordered: boo
         made = round_to_integers(weight, bits, group_size, symmetric=symmetric, ordered=ordered)
         return {
             "qweight": pack(made.q, bits).t(),
-            "qzeros": pack((made.zero.t() - zero_offset) % 2**bits, bits),
+            "qzeros": pack(made.zero.t(), bits) - zero_offset * ONES[bits],
             "scales": made.scale.t(),
             "g_idx": made.group,
             "bias": torch.zeros(len(weight), dtype=torch.float16),

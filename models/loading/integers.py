@@ -2,7 +2,8 @@
 
 A value is (q - zero) * scale. Scales and zeros belong to groups of columns of a row.
 Sources: github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py; github.com/AutoGPTQ/AutoGPTQ,
-auto_gptq/nn_modules/qlinear; github.com/vllm-project/compressed-tensors, compressors.
+auto_gptq/nn_modules/qlinear; github.com/ModelCloud/GPTQModel, gptqmodel/utils/model.py;
+github.com/vllm-project/compressed-tensors, compressors.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ STRIP_ROWS = 1024
 """Rows that are multiplied out at a time, in float32."""
 AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of its packing AWQ keeps each of eight columns."""
+ONES = {4: 0x11111111, 8: 0x01010101}
+"""Bits of an integer -> the 32-bit word that holds nothing but ones of them."""
 
 Layout = Literal["compressed-tensors", "int8", "awq", "gptq"]
 
@@ -113,9 +116,8 @@ def stored_zero(zero: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
     if stored.layout == "awq":
         zero = _unpack_awq(zero).t()
     elif stored.layout == "gptq":
-        # The old convention stores zeros less one, so that none wraps to the largest.
-        zero = unpack_words(zero, bits).t() + stored.zero_offset & 2**bits - 1
-        zero = zero[: stored.shape[0]]
+        # Tools take the offset from whole words: a zero point of 0 borrows from the next one.
+        zero = unpack_words(zero + stored.zero_offset * ONES[bits], bits).t()[: stored.shape[0]]
     elif stored.layout == "compressed-tensors":
         zero = unpack_words(zero.t(), bits).t()[: stored.shape[0]]
     else:

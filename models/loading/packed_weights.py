@@ -142,7 +142,9 @@ class _Reader:
         parts = {"q": packed, "scale": self._scale("scales", (groups, num_rows))}
         if not scheme.is_symmetric or self._has("qzeros"):
             zeros = self._int32("qzeros", (groups, -(-num_rows // per_word)))
-            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits):
+            assert self._quantization is not None, "read checked it"
+            may_be_neutral = scheme.is_symmetric or self._quantization.assumes_zero_points
+            if not (may_be_neutral and _are_in_the_middle(zeros, bits)):
                 parts["zero"] = zeros
         if scheme.has_order or self._has("g_idx"):
             parts["order"] = self._order("g_idx", num_columns, scheme)

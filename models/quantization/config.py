@@ -80,6 +80,8 @@ class QuantizationConfig:
     ignored: tuple[str, ...] = ()
     """Modules that are not quantised: parts of their names, names with `*`, or regular expressions
     after `re:`."""
+    assumes_zero_points: bool = False
+    """Whether nothing says in which convention zero points are stored."""
 
     @classmethod
     def rounding_to_fp8(cls) -> "QuantizationConfig":

@@ -68,7 +68,9 @@ def read_gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    scheme = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS[_gptq_format(fields)])
+    stored_format = _gptq_format(fields)
+    # Tools write and read the old convention where they do not name one.
+    scheme = WeightScheme(kind="int4", zero_offset=GPTQ_FORMATS[stored_format or "gptq"])
     scheme = _override(scheme, {"desc_act": False, "sym": True, **fields}, "")
     ignored = list(read_names(fields, "modules_in_block_to_not_quantize"))
     schemes = []
@@ -82,7 +84,14 @@ def read_gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
             raise QuantizationError(f"dynamic[{pattern!r}]", changes, "an object")
         changed = _override(scheme, {**fields, **changes}, f"dynamic[{pattern!r}].")
         schemes.append(replace(changed, targets=(f"re:{expression}",)))
-    return QuantizationConfig(method="gptq", schemes=(*schemes, scheme), ignored=tuple(ignored))
+    schemes.append(scheme)
+    return QuantizationConfig(
+        method="gptq",
+        schemes=tuple(schemes),
+        ignored=tuple(ignored),
+        assumes_zero_points=stored_format is None
+        and not all(each.is_symmetric for each in schemes),
+    )
 
 
 def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
@@ -133,15 +142,15 @@ def _round_packing(fields: Mapping[str, Any]) -> tuple[str, int]:
     return _ROUND_PACKINGS[packing]
 
 
-def _gptq_format(fields: Mapping[str, Any]) -> str:
-    """Returns the convention of zero points; tools name it in one of two fields, or in both."""
+def _gptq_format(fields: Mapping[str, Any]) -> str | None:
+    """Returns the convention of zero points, from either of two fields; None without both."""
     if fields.get("is_marlin_format"):
         raise QuantizationError("is_marlin_format", fields["is_marlin_format"], "absent or false")
     names = [fields[name] for name in ("checkpoint_format", "format") if fields.get(name)]
     for stored in names:
         if stored not in GPTQ_FORMATS or stored != names[0]:
             raise QuantizationError("checkpoint_format", stored, "gptq or gptq_v2, as is format")
-    return names[0] if names else "gptq"
+    return names[0] if names else None
 
 
 def _override(scheme: WeightScheme, fields: Mapping[str, Any], prefix: str) -> WeightScheme:

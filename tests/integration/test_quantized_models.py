@@ -63,6 +63,7 @@ async def test_tokens_are_those_of_the_dequantised_model(form, tmp_path):
     # ModelOpt's NVFP4 and Quark's MXFP4 are made for activations of 4 bits, one for integers.
     is_unrounded = "fp4" in form or form == "compressed-int8"
     assert ("activations_not_rounded" in log) == is_unrounded
+    assert ("zero_points_assumed" in log) == (form in ("gptq-zeros", "gptq-act-order"))
 
 
 async def test_a_plain_checkpoint_is_rounded_while_it_loads(tmp_path):

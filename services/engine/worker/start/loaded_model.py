@@ -172,11 +172,7 @@ class LoadedModel:
             limits = limits.of_layers(model.stage.layers_of(model_config.num_hidden_layers))
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-        for each in model.weight_formats:
-            log.info("weights_kept", **asdict(each))
-        quantization = model.config.quantization
-        for made_for in () if quantization is None else quantization.unrounded_activations:
-            log.info("activations_not_rounded", made_for=made_for, used="weights only")
+        _log_weights(model)
         loaded = cls(
             config=config,
             ranks=ranks,
@@ -341,6 +337,19 @@ class LoadedModel:
             run_small_steps(runner, self.limits, (first,))
         with torch.compiler.set_stance("fail_on_recompile"), without_other_ranks():
             run_small_steps(runner, self.limits, others)
+
+
+def _log_weights(model: CausalLM) -> None:
+    """Logs how weights are kept, and what products and the reader make of the checkpoint."""
+    for each in model.weight_formats:
+        log.info("weights_kept", **asdict(each))
+    quantization = model.config.quantization
+    if quantization is None:
+        return
+    for made_for in quantization.unrounded_activations:
+        log.info("activations_not_rounded", made_for=made_for, used="weights only")
+    if quantization.assumes_zero_points:
+        log.warning("zero_points_assumed", checkpoint_format="gptq", alternative="gptq_v2")
 
 
 def _implementation(model: ModelConfig) -> str:

@@ -315,3 +315,20 @@ def test_ignored_modules_are_found_by_name_and_by_expression(pattern, module, is
         method="fp8", schemes=(WeightScheme(kind="fp8"),), ignored=(pattern,)
     )
     assert config.ignores(module) is is_ignored
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_assumed"),
+    [
+        ({}, False),
+        ({"sym": False}, True),
+        ({"dynamic": {"+:a": {"sym": False}}}, True),
+        ({"sym": False, "meta": {"quantizer": ["gptqmodel:2.0.0"]}}, True),
+        ({"sym": False, "checkpoint_format": "gptq"}, False),
+        ({"sym": False, "format": "gptq_v2"}, False),
+    ],
+)
+def test_zero_points_of_gptq_are_assumed_where_no_field_has_their_convention(fields, is_assumed):
+    config = read_quantization(GPTQ | fields)
+    assert config.assumes_zero_points is is_assumed
+    assert {scheme.zero_offset for scheme in config.schemes} == {int("format" not in fields)}
