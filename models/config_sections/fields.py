@@ -101,13 +101,15 @@ class Fields:
             raise self.error(name, f"at most {largest}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """Reads a positive number."""
+    def number(self, name: str, default: float | None = None, *, or_zero: bool = False) -> float:
+        """Reads a positive number; `or_zero` also allows 0."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
+        if or_zero and type(value) in (int, float) and value == 0:
+            return 0.0
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise self.error(name, "a positive number")
+            raise self.error(name, "0 or a positive number" if or_zero else "a positive number")
         if not SMALLEST_NUMBER <= value <= LARGEST_NUMBER:
             raise self.error(name, f"from {SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g}")
         return float(value)
@@ -151,7 +153,7 @@ class Fields:
         """Reads one token id or a list of them; absent means none."""
         value = self.values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+        if not all(_is_index(token_id) for token_id in ids):
             raise self.error(name, "a token id or a list of token ids")
         return tuple(ids)
 

@@ -6,6 +6,9 @@ from models.config_sections.fields import Fields
 
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
+TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
+"""DeepSeek's names of ways to choose experts; scoring_func decides how groups are compared."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
@@ -45,6 +48,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
     num_experts_per_tok = fields.count("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
         raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts there are")
+    fields.choice("topk_method", TOPK_METHODS, TOPK_METHODS[0])
     is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") != "sigmoid"
     if is_v2 and fields.flag("norm_topk_prob"):
         # Implementations differ: the paper's then skips the scaling factor, others the norm.

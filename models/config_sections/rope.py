@@ -60,7 +60,7 @@ def read_ropes(
     Raises:
         ConfigError: a field is ill-typed, or the kind of scaling is not supported.
     """
-    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    name = "rope_scaling" if fields.section("rope_scaling").values else "rope_parameters"
     scaling = fields.section(name)
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
     both = fields.section("rope_parameters")
@@ -142,8 +142,7 @@ def _read_yarn(
     """
     factor = scaling.number("factor", max_position_embeddings / original)
     mscale, mscale_all_dim = (
-        scaling.number(name) if scaling.values.get(name) else 0.0
-        for name in ("mscale", "mscale_all_dim")
+        scaling.number(name, 0.0, or_zero=True) for name in ("mscale", "mscale_all_dim")
     )
     if mscale and mscale_all_dim:
         table_scale = _sharpening(factor, mscale) / _sharpening(factor, mscale_all_dim)

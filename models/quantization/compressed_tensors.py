@@ -11,6 +11,7 @@ from models.quantization.config import (
     WeightScheme,
 )
 from models.quantization.fields import (
+    read_choice,
     read_flag,
     read_group_size,
     read_names,
@@ -34,7 +35,8 @@ _ACTIVATIONS: dict[tuple[object, object], Activations] = {
 }  # fmt: skip
 """Type and bits of input_activations."""
 _Value = TypeVar("_Value")
-_ORDERS_WITH_INDEX = (True, "group", "dynamic")
+_ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}
+"""Name of an actorder -> whether each column names its group."""
 
 
 def read_compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
@@ -65,9 +67,7 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     """Raises QuantizationError where ignoring a field would give wrong output."""
-    stored = fields.get("format")
-    if stored is not None and stored not in FORMATS:
-        raise QuantizationError("format", stored, f"one of {', '.join(FORMATS)}")
+    read_choice(fields, "format", FORMATS)
     sparsity = section(fields, "sparsity_config")
     if sparsity is not None and sparsity.get("format", "dense") != "dense":
         raise QuantizationError("sparsity_config", dict(sparsity), "absent or dense")
@@ -102,10 +102,21 @@ def _scheme(prefix: str, group: object) -> WeightScheme:
         kind=kind,
         group_size=read_group_size(weights, "group_size", prefix=prefix) if is_grouped else None,
         is_symmetric=read_flag(weights, "symmetric", default=True, prefix=prefix),
-        has_order=weights.get("actorder") in _ORDERS_WITH_INDEX,
+        has_order=_has_order(prefix, weights.get("actorder")),
         activations=activations,
         targets=targets,
     )
+
+
+def _has_order(prefix: str, order: object) -> bool:
+    """Returns whether columns name their groups; absent: they do not."""
+    if order is None or isinstance(order, bool):
+        return bool(order)
+    # Older releases write names in capitals.
+    name = order.lower() if isinstance(order, str) else None
+    if name not in _ORDERS:
+        raise QuantizationError(f"{prefix}actorder", order, f"one of {', '.join(_ORDERS)}")
+    return _ORDERS[name]
 
 
 def _kind(prefix: str, weights: Mapping[str, Any]) -> WeightKind:
@@ -118,7 +129,7 @@ def _kind(prefix: str, weights: Mapping[str, Any]) -> WeightKind:
         return kind
     if stored == ("float", 4):
         size = weights.get("group_size")
-        if size not in (NVFP4_GROUP, MXFP4_GROUP):
+        if type(size) is not int or size not in (NVFP4_GROUP, MXFP4_GROUP):
             wanted = f"{NVFP4_GROUP} (NVFP4) or {MXFP4_GROUP} (MXFP4)"
             raise QuantizationError(f"{prefix}group_size", size, wanted)
         return "nvfp4" if size == NVFP4_GROUP else "mxfp4"
@@ -158,6 +169,9 @@ def _activations(prefix: str, scheme: object) -> Activations:
     return activations
 
 
-def _value_of(choices: Mapping[tuple[object, object], _Value], key: object) -> _Value | None:
-    """Returns the value of a key, which may hold JSON that has no hash; None if absent."""
-    return next((value for each, value in choices.items() if each == key), None)
+def _value_of(
+    choices: Mapping[tuple[object, object], _Value], key: tuple[object, object]
+) -> _Value | None:
+    """Returns the value of a type and bits, which may be any JSON; None if absent."""
+    is_counted = type(key[1]) is int  # not 8.0
+    return next((value for each, value in choices.items() if is_counted and each == key), None)

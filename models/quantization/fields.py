@@ -94,6 +94,22 @@ def read_bits(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> int:
     return bits
 
 
+def read_choice(
+    fields: Mapping[str, Any], name: str, choices: tuple[str, ...], *, prefix: str = ""
+) -> str | None:
+    """Reads a string out of a closed set; absent, null or empty: None.
+
+    Raises:
+        QuantizationError: it is something else.
+    """
+    value = fields.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or value not in choices:
+        raise QuantizationError(prefix + name, value, f"one of {', '.join(choices)}")
+    return value
+
+
 def section(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> Mapping[str, Any] | None:
     """Reads an object; None if it is absent, null or empty.
 

@@ -6,7 +6,13 @@ from typing import Any
 
 from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
-from models.quantization.fields import read_names, read_pair, require_pattern, section
+from models.quantization.fields import (
+    read_choice,
+    read_names,
+    read_pair,
+    require_pattern,
+    section,
+)
 
 MODELOPT_SCHEMES = {
     "FP8": WeightScheme(kind="fp8", activations="fp8"),
@@ -27,12 +33,9 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
-    if fields.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
-        raise QuantizationError("fmt", fields["fmt"], "e4m3")
+    read_choice(fields, "fmt", ("e4m3", "float8_e4m3fn"))
     block_size = read_pair(fields, "weight_block_size")
-    activations = fields.get("activation_scheme") or "dynamic"
-    if activations not in ("dynamic", "static"):
-        raise QuantizationError("activation_scheme", activations, "dynamic or static")
+    activations = read_choice(fields, "activation_scheme", ("dynamic", "static"))
     if activations == "static" and block_size is not None:
         raise QuantizationError("activation_scheme", activations, "dynamic with weight_block_size")
     is_old = fields.get("modules_to_not_convert") is None
@@ -93,7 +96,8 @@ def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) ->
         wanted = f"one of {', '.join(MODELOPT_SCHEMES)} or {MIXED}"
         raise QuantizationError(path, algorithm, wanted)
     size = fields.get("group_size")
-    if scheme.group_size is not None and size not in (None, scheme.group_size):
+    is_given = size is not None and scheme.group_size is not None
+    if is_given and (type(size) is not int or size != scheme.group_size):
         raise QuantizationError("group_size", size, f"{scheme.group_size} for {algorithm}")
     return scheme
 
@@ -140,7 +144,7 @@ def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
     stored = weight.get("dtype"), weight.get("qscheme")
     if stored == ("fp4", "per_group"):
         size = weight.get("group_size")
-        if size != MXFP4_GROUP:
+        if type(size) is not int or size != MXFP4_GROUP:
             raise QuantizationError(f"{prefix}weight.group_size", size, str(MXFP4_GROUP))
         return WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP, activations="fp4")
     if stored in (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel")):

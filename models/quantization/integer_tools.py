@@ -8,6 +8,7 @@ from typing import Any
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
 from models.quantization.fields import (
     read_bits,
+    read_choice,
     read_flag,
     read_group_size,
     read_names,
@@ -45,8 +46,9 @@ def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     """
     # GPTQModel writes the latter two.
     for name in ("version", "checkpoint_format", "format"):
-        version = fields.get(name) or "gemm"
-        if not isinstance(version, str) or version.lower() != "gemm":
+        version = fields.get(name, "gemm")
+        is_gemm = isinstance(version, str) and version.lower() in ("gemm", "")
+        if version is not None and not is_gemm:
             raise QuantizationError(name, version, "gemm")
     if read_bits(fields, "w_bit" if "w_bit" in fields else "bits") != 4:
         raise QuantizationError("bits", fields.get("bits"), "4")
@@ -101,8 +103,7 @@ def read_auto_round(fields: Mapping[str, Any]) -> QuantizationConfig:
         QuantizationError: a field is ill-typed or names an unsupported format.
     """
     method, zero_offset = _round_packing(fields)
-    if fields.get("data_type", "int") != "int":
-        raise QuantizationError("data_type", fields["data_type"], "int")
+    read_choice(fields, "data_type", ("int",))
     if fields.get("act_bits") not in (None, *_PLAIN_BITS):
         raise QuantizationError("act_bits", fields["act_bits"], "16: activations are not rounded")
     scheme = _override(WeightScheme(kind="int4", zero_offset=zero_offset), fields, "")
@@ -132,8 +133,9 @@ def _round_packing(fields: Mapping[str, Any]) -> tuple[str, int]:
 
     Releases before 0.5 name it in `backend`.
     """
-    name = "packing_format" if fields.get("packing_format") else "backend"
-    stored = fields.get(name) or "auto"
+    name = "packing_format" if fields.get("packing_format") not in (None, "") else "backend"
+    stored = fields.get(name)
+    stored = "auto" if stored is None or stored == "" else stored
     words = stored.split(":") if isinstance(stored, str) else []
     words[:1] = ["auto_round" if word == "autoround" else word for word in words[:1]]
     packing = ":".join(word for word in words if word not in _ROUND_KERNELS)
@@ -144,13 +146,14 @@ def _round_packing(fields: Mapping[str, Any]) -> tuple[str, int]:
 
 def _gptq_format(fields: Mapping[str, Any]) -> str | None:
     """Returns the convention of zero points, from either of two fields; None without both."""
-    if fields.get("is_marlin_format"):
+    if read_flag(fields, "is_marlin_format", default=False):
         raise QuantizationError("is_marlin_format", fields["is_marlin_format"], "absent or false")
-    names = [fields[name] for name in ("checkpoint_format", "format") if fields.get(name)]
-    for stored in names:
-        if stored not in GPTQ_FORMATS or stored != names[0]:
-            raise QuantizationError("checkpoint_format", stored, "gptq or gptq_v2, as is format")
-    return names[0] if names else None
+    first, other = (
+        read_choice(fields, name, tuple(GPTQ_FORMATS)) for name in ("checkpoint_format", "format")
+    )
+    if first is not None and other not in (None, first):
+        raise QuantizationError("format", other, f"{first}, as checkpoint_format is")
+    return first or other
 
 
 def _override(scheme: WeightScheme, fields: Mapping[str, Any], prefix: str) -> WeightScheme:

@@ -220,7 +220,7 @@ class NetworkSource:
                 raise ConfigError(f"{self.fields.file}: {name} is {value}; the limit is {largest}")
         for name in ("vocab_size", "num_hidden_layers", "max_position_embeddings"):
             value = getattr(self.config, name, None)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise self._refusal(f"has no {name}")
 
     def _check_kind(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ConfigError, ModelConfig, ModelImpl
-from models.config_sections.fields import MAX_FILE_BYTES, shown
+from models.config_sections.fields import MAX_FILE_BYTES, Fields, shown
 from services.engine.checkpoint.model_config import read_model_config
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
 from services.engine.checkpoint.tokenizer_files import (
@@ -17,8 +17,6 @@ from services.engine.checkpoint.tokenizer_files import (
 )
 from services.engine.errors import InvalidRequestError
 from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
-
-_LARGEST_NUMBER = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +88,7 @@ class ModelFolder:
             raise ModelFolderError(str(error)) from error
         generation_path = folder / "generation_config.json"
         generation = _read_json(generation_path) if generation_path.is_file() else {}
+        fields = Fields(generation_path, generation)
         try:
             tokenizer = TokenizerFiles.from_folder(folder)
         except OSError as error:
@@ -97,15 +96,19 @@ class ModelFolder:
         if "tokenizer.json" not in {file.name for file in tokenizer.files}:
             raise ModelFolderError(f"{folder} has no tokenizer.json")
         check_token_ids(tokenizer, folder, config.vocab_size)
-        fields = _Fields(generation, generation_path)
+        try:
+            default_sampling = _default_sampling(fields)
+            eos_token_ids = _eos_token_ids(fields, config, tokenizer)
+        except ConfigError as error:
+            raise ModelFolderError(str(error)) from error
         return cls(
             name=name,
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             max_model_len=_max_model_len(config.max_position_embeddings, max_model_len),
             sliding_windows=config.sliding_windows,
-            eos_token_ids=_eos_token_ids(fields, config, tokenizer),
-            default_sampling=_default_sampling(fields),
+            eos_token_ids=eos_token_ids,
+            default_sampling=default_sampling,
             tokenizer=tokenizer,
             config_sha256=config_sha256(folder),
             config=config,
@@ -115,35 +118,6 @@ class ModelFolder:
 def config_sha256(folder: Path) -> str:
     """Returns the SHA-256 of a checkpoint's config.json, in hexadecimal."""
     return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Fields of one JSON object; errors name the file, the field and the value."""
-
-    values: dict[str, Any]
-    path: Path
-
-    def number(self, name: str, default: float) -> float:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not -_LARGEST_NUMBER <= value <= _LARGEST_NUMBER:
-            raise ModelFolderError(f"{self.path}: {name} is {shown(value)}; it must be a number")
-        number: float = value
-        return number
-
-    def token_ids(self, name: str, default: tuple[int, ...]) -> frozenset[int]:
-        value = self.values.get(name)
-        if value is None:
-            return frozenset(default)
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
-            raise ModelFolderError(
-                f"{self.path}: {name} is {shown(value)}; it must be a token id or a list of them"
-            )
-        return frozenset(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -163,14 +137,16 @@ def _max_model_len(own: int, wanted: int | None) -> int:
 
 
 def _eos_token_ids(
-    generation: _Fields, config: ModelConfig, tokenizer: TokenizerFiles
+    generation: Fields, config: ModelConfig, tokenizer: TokenizerFiles
 ) -> frozenset[int]:
     """Returns the ids that end a sequence.
 
     generation_config.json overrides config.json. The tokenizer's own end counts too: fine-tuned
     models may have changed it there alone.
     """
-    ids = generation.token_ids("eos_token_id", config.eos_token_ids)
+    name = "eos_token_id"
+    own_ids = generation.token_ids(name) if generation.has(name) else config.eos_token_ids
+    ids = frozenset(own_ids)
     own = end_token_id(tokenizer)
     if own is not None and own < config.vocab_size and len(ids) < MAX_EOS_TOKEN_IDS:
         ids |= {own}
@@ -183,20 +159,19 @@ def _eos_token_ids(
     return ids
 
 
-def _default_sampling(generation: _Fields) -> DefaultSampling:
+def _default_sampling(generation: Fields) -> DefaultSampling:
     """Returns generation_config.json's sampling; greedy if do_sample is false."""
-    temperature = generation.number("temperature", 1.0)
-    if generation.values.get("do_sample") is False:
-        temperature = 0.0
+    temperature = generation.number("temperature", 1.0, or_zero=True)
     defaults = DefaultSampling(
-        temperature=temperature,
-        top_k=int(generation.number("top_k", 0)),
+        temperature=temperature if generation.flag("do_sample", default=True) else 0.0,
+        # Some write -1 for all tokens, as vLLM does.
+        top_k=max(generation.count("top_k", 0, minimum=-1), 0),
         top_p=generation.number("top_p", 1.0),
-        min_p=generation.number("min_p", 0.0),
+        min_p=generation.number("min_p", 0.0, or_zero=True),
         repetition_penalty=generation.number("repetition_penalty", 1.0),
     )
     try:
         SamplingParams(**asdict(defaults), seed=0, max_tokens=1)
     except InvalidRequestError as error:
-        raise ModelFolderError(f"{generation.path}: {error}") from error
+        raise ModelFolderError(f"{generation.file}: {error}") from error
     return defaults

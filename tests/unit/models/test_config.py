@@ -125,11 +125,15 @@ def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
         ("architectures", "LlamaForCausalLM"),
         ("dtype", "float8"),
         ("eos_token_id", "</s>"),
+        ("eos_token_id", True),
+        ("eos_token_id", [2, False]),
+        ("eos_token_id", 2.0),
         ("hidden_act", "gelu"),
         ("layer_types", ["full_attention"]),
         ("layer_types", ["full_attention", "chunked_attention"]),
         ("quantization_config", "fp8"),
         ("rope_scaling", "linear"),
+        ("rope_scaling", False),
         ("partial_rotary_factor", 1.5),
     ],
 )
@@ -172,6 +176,11 @@ def test_yarn_stretches_by_the_ratio_of_lengths_when_no_factor_is_given(tmp_path
     assert rope.factor == 256 / 64
     assert rope.table_scale == pytest.approx(0.1 * math.log(4) + 1)
     assert rope.score_scale == 1.0
+
+
+def test_an_mscale_that_is_no_number_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="mscale is False; it must be 0 or a positive number"):
+        read(tmp_path, rope_parameters={**YARN, "mscale": False})
 
 
 def test_mscales_of_yarn_are_shared_out_between_table_and_scores(tmp_path):
@@ -307,6 +316,7 @@ def test_families_fill_in_what_their_files_leave_unsaid(tmp_path):
         ({"n_group": 8, "scoring_func": "sigmoid", "num_experts_per_tok": 1}, "n_group"),
         ({"scoring_func": "relu"}, "scoring_func"),
         ({"topk_method": "greedy", "norm_topk_prob": True}, "norm_topk_prob"),
+        ({"topk_method": True}, "topk_method"),
         ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
         ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
         ({"moe_layer_freq": 2}, "moe_layer_freq"),

@@ -129,8 +129,12 @@ def test_tokenizer_files_come_in_the_order_of_their_names_with_one_hash(folder):
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x'"),
         ("generation_config.json", '{"eos_token_id": [2, 1024]}', r"eos_token_id is \[2, 1024\]"),
         ("generation_config.json", json.dumps({"eos_token_id": [*range(65)]}), "may have 64 ids"),
+        ("generation_config.json", '{"eos_token_id": true}', "eos_token_id is True"),
+        ("generation_config.json", '{"eos_token_id": [2, false]}', r"eos_token_id is \[2, False\]"),
+        ("generation_config.json", '{"do_sample": 0}', "do_sample is 0"),
+        ("generation_config.json", '{"top_k": 2.5}', "top_k is 2.5"),
         ("generation_config.json", '{"top_p": "high"}', "top_p is 'high'"),
-        ("generation_config.json", '{"temperature": 200}', "temperature is 200; it must be in"),
+        ("generation_config.json", '{"temperature": 200}', "temperature is 200.0; it must be in"),
         ("tokenizer.json", None, "has no tokenizer.json"),
     ],
 )
