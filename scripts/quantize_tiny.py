@@ -24,6 +24,7 @@ from scripts.quantizers import (
     gptq,
     int8,
     mxfp4,
+    mxfp8,
     nvfp4,
     nvfp4_packed,
     packed,
@@ -182,6 +183,25 @@ FORMATS: dict[str, Format] = {
     "compressed-mxfp4": Format(
         mxfp4("weight_packed"), compressed("mxfp4-pack-quantized", _FP4 | {"group_size": 32})
     ),
+    "compressed-mxfp8": Format(
+        mxfp8(), compressed("mxfp8-quantized", _float8("group", group_size=32), _TOKEN)
+    ),
+    "modelopt-mxfp8": Format(
+        mxfp8(),
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32,
+         "ignore": ["lm_head"]},
+    ),
+    "minimax-mxfp8": Format(
+        mxfp8("weight_scale_inv"),
+        {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32],
+         "ignored_layers": ["lm_head"]},
+    ),
+    "quark-mxfp8": Format(
+        mxfp8(),
+        {"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {"weight": {
+            "dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"
+        }}},
+    ),
     "quark-mxfp4": Format(
         mxfp4("weight"),
         {"quant_method": "quark", "global_quant_config": _QUARK, "exclude": ["lm_head", "*gate"]},
@@ -214,6 +234,22 @@ FORMATS: dict[str, Format] = {
                           "model.layers.0.self_attn.q_proj": {"bits": 16, "data_type": "fp"}}},
         others={"down_proj": gptq(32, bits=8),
                 "layers.0.self_attn.q_proj": lambda weight: ({"weight": weight}, weight)},
+    ),
+    "auto-round-fp8": Format(
+        fp8(1, 0),
+        {"quant_method": "auto-round", "packing_format": "auto_round:fp8_static", "bits": 8,
+         "group_size": -1, "sym": True, "data_type": "fp", "act_bits": 8, "fmt": "e4m3",
+         "act_data_type": "fp", "activation_scheme": "static"},
+    ),
+    "auto-round-fp8-block": Format(
+        fp8(128, 128, "weight_scale_inv"),
+        {"quant_method": "auto-round", "bits": 8, "group_size": [128, 128], "sym": True,
+         "data_type": "fp", "act_bits": 8, "fmt": "e4m3"},
+    ),
+    "auto-round-mxfp8": Format(
+        mxfp8(),
+        {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "bits": 8,
+         "group_size": 32, "sym": True, "data_type": "mx_fp", "act_bits": 8},
     ),
     "compressed-int4-32": Format(packed(32), compressed("pack-quantized", _int(4, 32))),
     "compressed-int4-zeros": Format(

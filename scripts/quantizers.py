@@ -175,6 +175,20 @@ def mxfp4(name: str) -> Quantizer:
     return quantize
 
 
+def mxfp8(scale_name: str = "weight_scale") -> Quantizer:
+    """Rounds to MXFP8."""
+
+    def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
+        runs = weight.unflatten(1, (-1, 32))
+        exponent = (runs.abs().amax(-1).clamp(min=1e-20) / FP8_MAX).log2().ceil().clamp(-127, 127)
+        scale = exponent.exp2().repeat_interleave(32, 1)
+        stored = (weight / scale).to(FP8)
+        parts = {"weight": stored, scale_name: (exponent + 127).to(torch.uint8)}
+        return parts, stored.float() * scale
+
+    return quantize
+
+
 def nvfp4(weight: Tensor) -> tuple[Parts, Tensor]:
     """Rounds to NVFP4, as ModelOpt names it."""
     outer = weight.abs().max() / (6 * FP8_MAX)

@@ -302,6 +302,8 @@ class _Plan:
         return self._normalized(name.removesuffix(SCALE), scale, weight.values)
 
     def _normalized(self, name: str, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if scale.dtype == torch.uint8:
+            scale = scale.view(E8M0)  # MXFP8; safetensors long had no such dtype
         if scale.dtype not in (*PLAIN_DTYPES, E8M0):
             raise ValueError(f"its scale's dtype is {_name(scale)}")
         if weight.dim() != 2:

@@ -27,9 +27,12 @@ FORMATS = (
     "pack-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "mixed-precision",
 )
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
+MXFP8_BLOCK = 1, 32
+"""Rows and columns of an FP8 weight that share an exponent."""
 _ACTIVATIONS: dict[tuple[object, object], Activations] = {
     ("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8"
 }  # fmt: skip

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP
+from models.quantization.compressed_tensors import MXFP4_GROUP, MXFP8_BLOCK, NVFP4_GROUP
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
 from models.quantization.fields import (
     read_choice,
+    read_group_size,
     read_names,
     read_pair,
     require_pattern,
@@ -21,6 +22,9 @@ MODELOPT_SCHEMES = {
     "NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP, activations="fp4"),
     "W4A16_NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP),
     "MXFP4": WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP),
+    "MXFP8": WeightScheme(
+        kind="fp8", block_size=MXFP8_BLOCK, group_size=MXFP8_BLOCK[1], activations="fp8"
+    ),
 }
 """ModelOpt's quant_algo -> how weights are stored."""
 MIXED = "MIXED_PRECISION"
@@ -44,6 +48,18 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
         schemes=(WeightScheme(kind="fp8", block_size=block_size, activations="fp8"),),
         ignored=read_names(fields, "ignored_layers" if is_old else "modules_to_not_convert"),
     )
+
+
+def read_mxfp8(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads the form of MiniMax: FP8 in runs of 32 that share an exponent.
+
+    Raises:
+        QuantizationError: a field is ill-typed, or the weights have another form.
+    """
+    size = read_pair(fields, "weight_block_size")
+    if size not in (None, MXFP8_BLOCK):
+        raise QuantizationError("weight_block_size", list(size), str(list(MXFP8_BLOCK)))
+    return replace(read_fp8({**fields, "weight_block_size": list(MXFP8_BLOCK)}), method="mxfp8")
 
 
 def read_stacked_mxfp4(fields: Mapping[str, Any]) -> QuantizationConfig:
@@ -103,7 +119,7 @@ def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) ->
 
 
 def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """Reads AMD Quark: MXFP4, and FP8 by row or tensor.
+    """Reads AMD Quark: MXFP4, and FP8 by tensor, row or group.
 
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
@@ -149,5 +165,9 @@ def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
         return WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP, activations="fp4")
     if stored in (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel")):
         return WeightScheme(kind="fp8", activations="fp8")
-    wanted = "('fp4', 'per_group'), ('fp8_e4m3', 'per_tensor') or ('fp8_e4m3', 'per_channel')"
+    if stored == ("fp8_e4m3", "per_group"):
+        columns = read_group_size(weight, "group_size", prefix=f"{prefix}weight.")
+        block = None if columns is None else (1, columns)
+        return WeightScheme(kind="fp8", block_size=block, activations="fp8")
+    wanted = "('fp4', 'per_group'), or 'fp8_e4m3' with 'per_tensor', 'per_channel' or 'per_group'"
     raise QuantizationError(f"{prefix}weight.dtype and qscheme", stored, wanted)

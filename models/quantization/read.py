@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from models.quantization.auto_round import read_auto_round
 from models.quantization.compressed_tensors import read_compressed_tensors
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import (
     read_fp8,
     read_modelopt,
+    read_mxfp8,
     read_quark,
     read_stacked_mxfp4,
 )
-from models.quantization.integer_tools import read_auto_round, read_awq, read_gptq
+from models.quantization.integer_tools import read_awq, read_gptq
 
 READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "fp8": read_fp8,
@@ -24,6 +26,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "gptq": read_gptq,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
+    "mxfp8": read_mxfp8,
     "mxfp4": read_stacked_mxfp4,
     "quark": read_quark,
 }

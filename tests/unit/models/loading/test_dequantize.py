@@ -149,3 +149,11 @@ def test_mxfp4_scale_255_is_not_a_number():
 def test_mxfp4_of_the_wrong_form_is_refused(blocks, scales):
     with pytest.raises(ValueError, match="uint8"):
         check_mxfp4(blocks, scales)
+
+
+@pytest.mark.parametrize("exponent", [-110, -1, 0, 7, 118])
+def test_fp8_with_exponents_is_exact_in_bfloat16(exponent):
+    weight = all_fp8()
+    scale = torch.full((4, 4), 127 + exponent, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    values = dequantize_fp8(weight, scale, (1, 32), torch.bfloat16)
+    assert torch.equal(values.double(), weight.double() * 2.0**exponent)

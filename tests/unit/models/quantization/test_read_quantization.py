@@ -16,6 +16,7 @@ ROUND = {
     "group_size": 128,
     "sym": True,
 }
+ROUND_FP8 = {"quant_method": "auto-round", "data_type": "fp", "bits": 8, "group_size": -1}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 QUARK = {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}
@@ -74,6 +75,13 @@ def compressed(weights, activations=None, **fields):
         (MODELOPT, "fp8 rows", ()),
         (MODELOPT | {"quant_algo": "NVFP4", "group_size": 16}, "nvfp4", ()),
         ({"quant_method": "quark", "global_quant_config": QUARK}, "mxfp4", ()),
+        ({"quant_method": "mxfp8", "ignored_layers": ["a"]}, "fp8 blocks of 1 x 32", ("a",)),
+        (MODELOPT | {"quant_algo": "MXFP8", "group_size": 32}, "fp8 blocks of 1 x 32", ()),
+        (ROUND_FP8, "fp8 rows", ()),
+        (ROUND_FP8 | {"group_size": [128, 128]}, "fp8 blocks of 128 x 128", ()),
+        (ROUND_FP8 | {"data_type": "mx_fp", "group_size": 32}, "fp8 blocks of 1 x 32", ()),
+        (ROUND_FP8 | {"data_type": "mx_fp", "group_size": 32, "bits": 4}, "mxfp4", ()),
+        (ROUND_FP8 | {"data_type": "nv_fp", "group_size": 16, "bits": 4}, "nvfp4", ()),
     ],
 )
 def test_every_supported_form_is_read(fields, described, ignored):
@@ -146,7 +154,16 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (ROUND | {"packing_format": 4}, "packing_format is 4; it must be one of auto, auto_round:"),
         (ROUND | {"packing_format": None, "backend": "auto_round:marlin"}, "backend is 'auto"),
         (ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format is"),
-        (ROUND | {"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
+        (ROUND | {"data_type": "mx_int"}, "data_type is 'mx_int'"),
+        (ROUND | {"data_type": "mx_fp"}, "group_size is 128; it must be 32 for mx_fp"),
+        (ROUND | {"data_type": "fp"}, "bits is 4; it must be another for fp"),
+        (ROUND | {"data_type": "fp", "bits": 8, "fmt": "e5m2"}, "fmt is 'e5m2'"),
+        (ROUND | {"extra_config": {"a": {"data_type": "mxfp"}}}, r"\['a'\].data_type is 'mxfp'"),
+        (
+            ROUND_FP8 | {"extra_config": {"a": {"data_type": "int", "bits": 4}}},
+            r"\['a'\].data_type is 'int'; it must be that of floats",
+        ),
+        ({"quant_method": "mxfp8", "weight_block_size": [128, 128]}, "weight_block_size is"),
         (ROUND | {"act_bits": 8}, "act_bits is 8"),
         (ROUND | {"bits": 2}, "bits is 2"),
         (ROUND | {"extra_config": {"(": {"bits": 8}}}, r"extra_config\['\('\]"),
