@@ -28,6 +28,7 @@ from scripts.quantizers import (
     nvfp4,
     nvfp4_packed,
     packed,
+    quark,
 )
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "checkpoints" / "tiny"
@@ -124,6 +125,19 @@ _TOKEN = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
 _CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 _FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group"}
 _QUARK = {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}
+
+
+def _quark_int4(dtype: str, pack_method: str, **fields: Any) -> dict[str, Any]:
+    weight = {"dtype": dtype, "qscheme": "per_group", "group_size": 32, "ch_axis": -1, **fields}
+    return {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": weight, "input_tensors": None},
+        "exclude": ["lm_head"],
+        "algo_config": [{"name": "awq"}],
+        "export": {"pack_method": pack_method, "weight_format": "real_quantized"},
+    }
+
+
 _MIXED = {
     "config_groups": {
         "attention": {"targets": ["re:.*self_attn.*"], "weights": _int(4, 64)},
@@ -195,6 +209,16 @@ FORMATS: dict[str, Format] = {
         mxfp8("weight_scale_inv"),
         {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32],
          "ignored_layers": ["lm_head"]},
+    ),
+    "quark-int4": Format(
+        quark(32, is_signed=True), _quark_int4("int4", "reorder", symmetric=True)
+    ),
+    "quark-uint4": Format(
+        quark(32, is_signed=False), _quark_int4("uint4", "reorder", symmetric=False)
+    ),
+    "quark-uint4-order": Format(
+        quark(32, is_signed=False, is_shuffled=False),
+        _quark_int4("uint4", "order", symmetric=False),
     ),
     "quark-mxfp8": Format(
         mxfp8(),

@@ -112,6 +112,25 @@ def awq(group_size: int, *, zero_point: bool = True) -> Quantizer:
     return quantize
 
 
+def quark(group_size: int, *, is_signed: bool, is_shuffled: bool = True) -> Quantizer:
+    """Rounds to 4 bits in Quark's packing; signed integers have zero points of 0."""
+
+    def words(values: Tensor) -> Tensor:
+        values = (values - 8) % 16 if is_signed else values
+        octets = values.unflatten(-1, (-1, 8))
+        return pack((octets[..., list(AWQ_COLUMNS)] if is_shuffled else octets).flatten(-2), 4)
+
+    def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
+        made = round_to_integers(weight, 4, group_size, symmetric=is_signed)
+        return {
+            "weight": words(made.q.t()),
+            "weight_scale": made.scale.t(),
+            "weight_zero_point": words(made.zero.t()),
+        }, made.values
+
+    return quantize
+
+
 def gptq(group_size: int, *, bits: int = 4, symmetric: bool = True, ordered: bool = False,
          zero_offset: int = 1) -> Quantizer:  # fmt: skip
     """Rounds in GPTQ's packing; zero_offset is what the convention takes from zero points."""

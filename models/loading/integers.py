@@ -3,7 +3,7 @@
 A value is (q - zero) * scale. Scales and zeros belong to groups of columns of a row.
 Sources: github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py; github.com/AutoGPTQ/AutoGPTQ,
 auto_gptq/nn_modules/qlinear; github.com/ModelCloud/GPTQModel, gptqmodel/utils/model.py;
-github.com/vllm-project/compressed-tensors, compressors.
+github.com/vllm-project/compressed-tensors, compressors; amd-quark, quark/torch/utils/pack.py.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,11 @@ AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 ONES = {4: 0x11111111, 8: 0x01010101}
 """Bits of an integer -> the 32-bit word that holds nothing but ones of them."""
 
-Layout = Literal["compressed-tensors", "int8", "awq", "gptq"]
+SIGNS = 0x88888888 - 2**32
+"""The 32-bit word whose bits are the signs of eight integers of 4 bits."""
+
+Layout = Literal["compressed-tensors", "int8", "awq", "quark", "gptq"]
+"""Of stored tensors; that of Quark is AWQ's with the columns of a word in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class IntegerFormat:
     parts: tuple[str, ...]
     """The meanings of the stored tensors, in order: q, scale, and maybe zero and order."""
     zero_offset: int = 0
+    is_signed: bool = False
+    """Whether words of AWQ's layout hold signed integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,8 @@ def read_integers(*tensors: torch.Tensor, stored: IntegerFormat) -> IntegerWeigh
 
 def stored_q(q: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
     """Returns the integers of a matrix, [N, K] uint8."""
-    if stored.layout == "awq":
-        return _unpack_awq(q).t()
+    if stored.layout in ("awq", "quark"):
+        return _unpack_columns(q, stored).t()
     if stored.layout == "gptq":
         return unpack_words(q.t(), stored.num_bits)
     if stored.layout == "compressed-tensors":
@@ -107,14 +113,14 @@ def stored_q(q: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
 
 def stored_scale(scale: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
     """Returns the scales of a matrix, [N, G] or [1, 1]."""
-    return _as_groups(scale.t() if stored.layout in ("awq", "gptq") else scale)
+    return _as_groups(scale.t() if stored.layout in ("awq", "quark", "gptq") else scale)
 
 
 def stored_zero(zero: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
     """Returns the zero points of a matrix, [N, G] or [1, 1] uint8."""
     bits = stored.num_bits
-    if stored.layout == "awq":
-        zero = _unpack_awq(zero).t()
+    if stored.layout in ("awq", "quark"):
+        zero = _unpack_columns(zero, stored).t()
     elif stored.layout == "gptq":
         # Tools take the offset from whole words: a zero point of 0 borrows from the next one.
         zero = unpack_words(zero + stored.zero_offset * ONES[bits], bits).t()[: stored.shape[0]]
@@ -132,12 +138,19 @@ def dequantize_integers(
     return read_integers(*tensors, stored=stored).values(dtype)
 
 
-def _unpack_awq(packed: torch.Tensor) -> torch.Tensor:
-    """Returns the integers of AWQ's words, [..., M] to [..., 8 * M] uint8."""
+def _unpack_columns(packed: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
+    """Returns the integers of words with 8 columns, [..., M] to [..., 8 * M] uint8.
+
+    Signed ones become unsigned by half of the range, as do their zero points.
+    """
+    if stored.is_signed:
+        packed = packed ^ SIGNS
+    in_order = unpack_words(packed, 4)
+    if stored.layout == "quark":
+        return in_order
     words = *packed.shape, len(AWQ_POSITIONS)
-    shuffled = unpack_words(packed, 4).reshape(words)
     positions = torch.tensor(AWQ_POSITIONS, device=packed.device)
-    return shuffled.index_select(-1, positions).flatten(-2)
+    return in_order.reshape(words).index_select(-1, positions).flatten(-2)
 
 
 def _unsigned(values: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,8 @@ def find_packed(
     found = {}
     for name, tensor in stored.items():
         part = packed_module(name)[1]
-        if part not in FIRST_PARTS or (part == "weight" and not _is_packed(tensor.values)):
+        is_first = part in FIRST_PARTS
+        if not is_first or (part == "weight" and not _is_packed(tensor.values, quantization)):
             continue
         try:
             found[name] = _Reader(stored, quantization, name, dtype).read()
@@ -67,8 +68,10 @@ def find_packed(
     return found
 
 
-def _is_packed(values: torch.Tensor) -> bool:
-    return values.dtype in (torch.uint8, torch.int8) and values.dim() == 2
+def _is_packed(values: torch.Tensor, quantization: QuantizationConfig | None) -> bool:
+    is_quark = quantization is not None and quantization.method == "quark"
+    dtypes = (torch.uint8, torch.int8, torch.int32) if is_quark else (torch.uint8, torch.int8)
+    return values.dtype in dtypes and values.dim() == 2
 
 
 class _Reader:
@@ -103,6 +106,8 @@ class _Reader:
                 raise ValueError(f"it is of AWQ or GPTQ; quant_method is {method}")
             scheme = self._scheme("int4", "int8")
             return self._awq(packed, scheme) if method == "awq" else self._gptq(packed, scheme)
+        if packed.dtype == torch.int32 and method == "quark":
+            return self._quark(packed, self._scheme("int4"))
         if packed.dtype == torch.int32:
             return self._packed_integers(packed, self._scheme("int4", "int8"))
         if packed.dtype == torch.int8:
@@ -127,6 +132,20 @@ class _Reader:
         if not scheme.is_symmetric or self._has("qzeros"):
             parts["zero"] = self._int32("qzeros", (groups, num_rows // 8))
         return self._integers("awq", parts, 4, (num_rows, num_columns), scheme)
+
+    def _quark(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
+        """Reads Quark: as AWQ, maybe signed: weight, weight_scale, weight_zero_point."""
+        num_columns, num_rows = _matrix(packed, torch.int32, "weight", (1, 8))
+        groups = _num_groups(num_columns, scheme)
+        parts = {"q": packed, "scale": self._scale("weight_scale", (groups, num_rows))}
+        part = "weight_zero_point"
+        if not scheme.is_symmetric or self._has(part):
+            zeros = self._int32(part, (groups, num_rows // 8))
+            # Zero points of signed integers are neutral if they are 0.
+            if not (scheme.is_symmetric and scheme.is_signed and not zeros.any()):
+                parts["zero"] = zeros
+        layout: Layout = "awq" if scheme.is_shuffled else "quark"
+        return self._integers(layout, parts, 4, (num_rows, num_columns), scheme)
 
     def _gptq(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
         """Reads GPTQ of 4 or 8 bits.
@@ -200,6 +219,7 @@ class _Reader:
             shape=shape,
             parts=tuple(parts),
             zero_offset=scheme.zero_offset,
+            is_signed=scheme.is_signed,
         )
         decode = partial(dequantize_integers, stored=stored, dtype=self._dtype)
         is_even = not shape[1] % (scheme.group_size or shape[1])

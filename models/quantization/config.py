@@ -48,6 +48,10 @@ class WeightScheme:
     """Whether each column names its group."""
     zero_offset: int = 0
     """Added to stored zero points."""
+    is_signed: bool = False
+    """Whether integers and zero points of Quark are stored with a sign."""
+    is_shuffled: bool = True
+    """Whether Quark's words hold columns in the order of AWQ."""
     activations: Activations = "model"
     """The format to which the checkpoint's tool rounds activations; "model": none."""
     targets: tuple[str, ...] = ()

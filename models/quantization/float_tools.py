@@ -1,4 +1,4 @@
-"""Reads the quantization_config of tools for 8-bit and 4-bit floats: FP8, ModelOpt and Quark."""
+"""Reads the quantization_config of tools for floats of 8 and 4 bits: FP8, MXFP8, ModelOpt."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,7 +8,6 @@ from models.quantization.compressed_tensors import MXFP4_GROUP, MXFP8_BLOCK, NVF
 from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
 from models.quantization.fields import (
     read_choice,
-    read_group_size,
     read_names,
     read_pair,
     require_pattern,
@@ -116,58 +115,3 @@ def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) ->
     if is_given and (type(size) is not int or size != scheme.group_size):
         raise QuantizationError("group_size", size, f"{scheme.group_size} for {algorithm}")
     return scheme
-
-
-def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """Reads AMD Quark: MXFP4, and FP8 by tensor, row or group.
-
-    Raises:
-        QuantizationError: a field is ill-typed or names an unsupported format.
-    """
-    _refuse_rotated_inputs(fields.get("algo_config"))
-    ignored = read_names(fields, "exclude")
-    schemes = []
-    for name, layer in (section(fields, "layer_quant_config") or {}).items():
-        require_pattern("layer_quant_config", name)
-        if _quark_weight(layer) is None:
-            ignored += (name,)
-            continue
-        scheme = _quark_scheme(f"layer_quant_config.{name}.", layer)
-        schemes.append(replace(scheme, targets=(name,)))
-    others = fields.get("global_quant_config")
-    if _quark_weight(others) is not None or not schemes:
-        schemes.append(_quark_scheme("global_quant_config.", others))
-    return QuantizationConfig(method="quark", schemes=tuple(schemes), ignored=ignored)
-
-
-def _refuse_rotated_inputs(algorithms: object) -> None:
-    """Raises QuantizationError if layers take inputs that are rotated while the model runs."""
-    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
-        for name in ("r4", "online_r1_rotation"):
-            if isinstance(each, dict) and each.get(name):
-                wanted = "absent or false: inputs of layers are not rotated"
-                raise QuantizationError(f"algo_config.{name}", each[name], wanted)
-
-
-def _quark_weight(layer: object) -> object:
-    return layer.get("weight") if isinstance(layer, dict) else None
-
-
-def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
-    weight = _quark_weight(layer)
-    if not isinstance(weight, dict):
-        raise QuantizationError(f"{prefix}weight", weight, "an object")
-    stored = weight.get("dtype"), weight.get("qscheme")
-    if stored == ("fp4", "per_group"):
-        size = weight.get("group_size")
-        if type(size) is not int or size != MXFP4_GROUP:
-            raise QuantizationError(f"{prefix}weight.group_size", size, str(MXFP4_GROUP))
-        return WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP, activations="fp4")
-    if stored in (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel")):
-        return WeightScheme(kind="fp8", activations="fp8")
-    if stored == ("fp8_e4m3", "per_group"):
-        columns = read_group_size(weight, "group_size", prefix=f"{prefix}weight.")
-        block = None if columns is None else (1, columns)
-        return WeightScheme(kind="fp8", block_size=block, activations="fp8")
-    wanted = "('fp4', 'per_group'), or 'fp8_e4m3' with 'per_tensor', 'per_channel' or 'per_group'"
-    raise QuantizationError(f"{prefix}weight.dtype and qscheme", stored, wanted)

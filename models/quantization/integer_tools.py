@@ -34,12 +34,17 @@ def read_awq(fields: Mapping[str, Any]) -> QuantizationConfig:
             raise QuantizationError(name, version, "gemm")
     if read_bits(fields, "w_bit" if "w_bit" in fields else "bits") != 4:
         raise QuantizationError("bits", fields.get("bits"), "4")
+    has_zeros = read_flag(fields, "zero_point", default=True)
+    # Quark writes it, and without zero points its integers have a sign.
+    is_quark = read_choice(fields, "pack_method", ("reorder",)) is not None
+    if is_quark and not has_zeros:
+        raise QuantizationError("zero_point", has_zeros, "true with pack_method")
     scheme = WeightScheme(
         kind="int4",
         group_size=read_group_size(
             fields, "q_group_size" if "q_group_size" in fields else "group_size"
         ),
-        is_symmetric=not read_flag(fields, "zero_point", default=True),
+        is_symmetric=not has_zeros,
     )
     return QuantizationConfig(
         method="awq", schemes=(scheme,), ignored=read_names(fields, "modules_to_not_convert")

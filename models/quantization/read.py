@@ -10,10 +10,10 @@ from models.quantization.float_tools import (
     read_fp8,
     read_modelopt,
     read_mxfp8,
-    read_quark,
     read_stacked_mxfp4,
 )
 from models.quantization.integer_tools import read_awq, read_gptq
+from models.quantization.quark import read_quark
 
 READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "fp8": read_fp8,

@@ -42,6 +42,8 @@ PACKED = {
     "compressed-nvfp4": "nvfp4",
     "compressed-mxfp4": "mxfp4",
     "quark-mxfp4": "mxfp4",
+    "quark-int4": "int4 groups of 32",
+    "quark-uint4-order": "int4 groups of 32, zero points",
     "awq": "int4 groups of 64, zero points",
     "awq-no-zeros": "int4 groups of 32",
     "gptq": "int4 groups of 64",

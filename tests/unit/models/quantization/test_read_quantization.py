@@ -28,6 +28,13 @@ def compressed(weights, activations=None, **fields):
     return {"quant_method": "compressed-tensors", "config_groups": groups, **fields}
 
 
+def quark_int4(pack_method="reorder", inputs=None, **fields):
+    weight = {"dtype": "int4", "qscheme": "per_group", "group_size": 128} | fields
+    layers = {"weight": weight, "input_tensors": inputs}
+    export = {"pack_method": pack_method}
+    return {"quant_method": "quark", "global_quant_config": layers, "export": export}
+
+
 @pytest.mark.parametrize(
     ("fields", "described", "ignored"),
     [
@@ -75,6 +82,9 @@ def compressed(weights, activations=None, **fields):
         (MODELOPT, "fp8 rows", ()),
         (MODELOPT | {"quant_algo": "NVFP4", "group_size": 16}, "nvfp4", ()),
         ({"quant_method": "quark", "global_quant_config": QUARK}, "mxfp4", ()),
+        (quark_int4(dtype="uint4", symmetric=False), "int4 groups of 128, zero points", ()),
+        (quark_int4(), "int4 groups of 128", ()),
+        (AWQ | {"pack_method": "reorder"}, "int4 groups of 128, zero points", ()),
         ({"quant_method": "mxfp8", "ignored_layers": ["a"]}, "fp8 blocks of 1 x 32", ("a",)),
         (MODELOPT | {"quant_algo": "MXFP8", "group_size": 32}, "fp8 blocks of 1 x 32", ()),
         (ROUND_FP8, "fp8 rows", ()),
@@ -176,6 +186,14 @@ def test_every_supported_form_is_read(fields, described, ignored):
         (GPTQ | {"dynamic": {"+:a": {"bits": 2}}}, r"dynamic\['\+:a'\].bits is 2"),
         (MODELOPT | {"quant_algo": "NVFP4", "group_size": 16.0}, "group_size is 16.0"),
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
+        (quark_int4(None), r"export.pack_method is None; it must be one of reorder, order"),
+        (quark_int4("other"), "export.pack_method is 'other'"),
+        (quark_int4(qscheme="per_channel"), r"dtype and qscheme is \('int4', 'per_channel'\)"),
+        (quark_int4(ch_axis=0), "weight.ch_axis is 0"),
+        (quark_int4(zero_point_type="float32"), "weight.zero_point_type is 'float32'"),
+        (quark_int4(inputs={"dtype": "int4"}), "input_tensors.dtype is 'int4'"),
+        (AWQ | {"pack_method": "order"}, "pack_method is 'order'; it must be one of reorder"),
+        (AWQ | {"pack_method": "reorder", "zero_point": False}, "true with pack_method"),
         ({"quant_method": "quark", "global_quant_config": {}}, "global_quant_config.weight"),
         *(
             (
