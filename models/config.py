@@ -10,6 +10,7 @@ from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
 from models.config_sections.rope import RopeConfig, read_ropes
+from models.config_sections.text_part import is_wrapper, text_part
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
 from models.quantization.read import read_quantization
@@ -41,7 +42,6 @@ OWN_ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "GraniteForCausalLM",
@@ -82,7 +82,6 @@ _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_windo
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
     "Gemma3ForCausalLM": _GEMMA_3,
-    "Gemma3ForConditionalGeneration": _GEMMA_3,
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
     "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},
     "Qwen3ForCausalLM": _QWEN_WINDOWS,
@@ -180,6 +179,8 @@ class ModelConfig:
     """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
+    is_text_part: bool = False
+    """Whether the checkpoint has other parts, too, which are passed over."""
 
     transformers: TransformersConfig | None = None
     """Set if transformers' modules run; their own configuration then has what is neutral here."""
@@ -192,7 +193,8 @@ class ModelConfig:
             ConfigError: the file is missing or not JSON, a field is missing or ill-typed, or the
                 model needs an unsupported feature. Names the file, field and value.
         """
-        stored = _text_fields(Fields.read(folder / CONFIG_FILE))
+        whole = Fields.read(folder / CONFIG_FILE)
+        stored = text_part(whole)
         fields = stored.with_defaults(FAMILY_DEFAULTS.get(stored.architecture(), {}))
         _refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")
@@ -235,6 +237,7 @@ class ModelConfig:
             mla=mla,
             quantization=quantization_of(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
+            is_text_part=is_wrapper(whole),
         )
 
     def with_longest(self, num_tokens: int) -> "ModelConfig":
@@ -268,17 +271,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false")
-
-
-def _text_fields(fields: Fields) -> Fields:
-    """Returns the fields of a model's text part, where config.json describes several parts."""
-    if not fields.architecture().endswith("ForConditionalGeneration"):
-        return fields
-    text = fields.section("text_config").values
-    given = {name: value for name, value in text.items() if value is not None}
-    return Fields(
-        fields.file, {**fields.values, **given, "architectures": fields.values["architectures"]}
-    )
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
@@ -318,6 +310,15 @@ def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
         is_sliding = [fields.has("sliding_window")] * num_layers
     window = fields.count("sliding_window") if any(is_sliding) else None
     return tuple(window if slides else None for slides in is_sliding)
+
+
+def decoder_class(folder: Path) -> str:
+    """Reads the name of the class that runs a model, or its text part, from config.json.
+
+    Raises:
+        ConfigError: the file is missing or wrong, or no class runs the text part.
+    """
+    return text_part(Fields.read(folder / CONFIG_FILE)).architecture()
 
 
 def runs_own_modules(architecture: str, model_impl: ModelImpl) -> bool:

@@ -8,7 +8,6 @@ section 2.
 """
 
 from collections.abc import Collection
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -66,16 +65,7 @@ class Gemma2ForCausalLM(CausalLM):
 
 
 class Gemma3ForCausalLM(CausalLM):
-    """Gemma 3 with its language-model head, without the part that sees images."""
-
-    weights_mapping: ClassVar[dict[str, str]] = {
-        "language_model.lm_head.": "lm_head.",
-        "language_model.model.": "model.",
-        "model.language_model.": "model.",
-        "model.vision_tower.": "vision_tower.",
-        "model.multi_modal_projector.": "multi_modal_projector.",
-    }
-    ignored_prefixes: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+    """Gemma 3 with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__(

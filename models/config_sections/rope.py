@@ -103,6 +103,8 @@ def _read_rope(
     type_name = "type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type"
     if scaling.values.get(type_name) == "su":  # its name in Phi-3's first files
         rope_type = "longrope"
+    elif scaling.values.get(type_name) == "mrope":  # plain for text; see text_part
+        rope_type = "default"
     else:
         rope_type = scaling.choice(type_name, ROPE_TYPES, "default")
     section = scaling if scaling.has("partial_rotary_factor") else fields

@@ -253,9 +253,6 @@ class CausalLM(nn.Module):
     weights_mapping: ClassVar[dict[str, str]] = {}
     """Replacements of parts of the checkpoint's tensor names, done first."""
 
-    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Starts of the names, after `weights_mapping`, of tensors that the model does without."""
-
     stage: PipelineStage = WHOLE_MODEL
     """The layers that this process holds."""
 

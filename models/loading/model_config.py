@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from models.config import CONFIG_FILE, ModelConfig, ModelImpl, runs_own_modules
-from models.config_sections.fields import Fields
+from models.config import ModelConfig, ModelImpl, decoder_class, runs_own_modules
 
 
 def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
@@ -16,7 +15,7 @@ def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
     Raises:
         ConfigError: the file is missing or wrong, or these modules do not serve the model.
     """
-    architecture = Fields.read(folder / CONFIG_FILE).architecture()
+    architecture = decoder_class(folder)
     if runs_own_modules(architecture, model_impl):
         return ModelConfig.from_folder(folder)
     # Takes seconds to import, and most models do not need it.

@@ -13,6 +13,14 @@ from models.layers.weight import LoadsWeights, Replicated, ShardId, StackedExper
 COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
 """DeepSeek calls the factor of weights an inverse scale."""
 
+TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+"""Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it."""
+_TEXT = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
 """Tensors that checkpoints store again with every draft layer."""
 
@@ -60,7 +68,15 @@ def renamed(name: str, model: CausalLM) -> str:
     """Returns a stored tensor's name as the model family writes it."""
     for stored, ours in COMMON_RENAMES.items():
         name = name.replace(stored, ours)
+    for stored, ours in TEXT_PREFIXES.items() if model.config.is_text_part else ():
+        if name.startswith(stored):
+            name = ours + name.removeprefix(stored)
     return model.renamed(name)
+
+
+def is_of_text(name: str) -> bool:
+    """Returns whether a tensor, by its name after `renamed`, belongs to a text part."""
+    return name.startswith(_TEXT)
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:

@@ -26,6 +26,7 @@ from models.loading.names import (
     Destination,
     find_destinations,
     is_of_another_stage,
+    is_of_text,
     is_past_the_last_layer,
     renamed,
 )
@@ -105,7 +106,7 @@ def by_model_name(
     named: dict[str, CheckpointTensor] = {}
     for tensor in tensors:
         name = renamed(tensor.name, model)
-        if name.startswith(model.ignored_prefixes):
+        if model.config.is_text_part and not is_of_text(name):
             continue
         if name in named:
             raise CheckpointError(

@@ -24,6 +24,7 @@ from models.config import (
     read_dtype,
 )
 from models.config_sections.fields import LARGEST, Fields
+from models.config_sections.text_part import WRAPPERS
 from models.quantization.config import QuantizationConfig
 from models.transformers_backend.attention_calls import (
     RECORDING,
@@ -92,14 +93,14 @@ class NetworkSource:
         fields = Fields.read(folder / CONFIG_FILE)
         architecture = fields.architecture()
         if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-            code = (
-                ", and code in a checkpoint (auto_map) is never run"
-                if "auto_map" in (fields.values)
-                else ""
-            )
+            hint = ""
+            if fields.has("text_config"):
+                hint = f"; the text part is served of {', '.join(WRAPPERS)}"
+            elif "auto_map" in fields.values:
+                hint = ", and code in a checkpoint (auto_map) is never run"
             raise ConfigError(
                 f"{fields.file}: architecture {architecture!r} is no decoder that transformers "
-                f"{transformers.__version__} knows{code}"
+                f"{transformers.__version__} knows{hint}"
             )
         network = getattr(transformers, architecture)
         values = {name: each for name, each in fields.values.items() if name not in _OWN_FIELDS}

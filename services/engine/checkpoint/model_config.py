@@ -6,8 +6,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from models.config import CONFIG_FILE, ConfigError, ModelConfig, ModelImpl, runs_own_modules
-from models.config_sections.fields import Fields
+from models.config import (
+    CONFIG_FILE,
+    ConfigError,
+    ModelConfig,
+    ModelImpl,
+    decoder_class,
+    runs_own_modules,
+)
 from services.engine.config.checkpoint import REPOSITORY
 from services.extras import MissingExtraError, require_extra
 from services.processes.child import python_command
@@ -29,7 +35,7 @@ def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
     Raises:
         ConfigError: the file is missing or wrong, or these modules do not serve the model.
     """
-    architecture = Fields.read(folder / CONFIG_FILE).architecture()
+    architecture = decoder_class(folder)
     if runs_own_modules(architecture, model_impl):
         return ModelConfig.from_folder(folder)
     try:

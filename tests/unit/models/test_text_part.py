@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from models.config import ConfigError, ModelConfig
 from models.loading.loader import load_model
+from models.loading.model_config import read_model_config
 from tests.support.paged_runner import PagedRunner
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 
@@ -40,3 +43,139 @@ def test_text_is_served_and_images_are_passed_over(tmp_path, text, vision, proje
     expected = transformers_logits(reference, TOKENS)
     logits = runner.run(runner.add(TOKENS), 4)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+M_ROPE = SHAPE | {"rope_parameters": SECTIONS}
+VISION = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+QWEN_VISION = {"depth": 1, "num_heads": 2, "patch_size": 14, "hidden_size": 16,
+               "intermediate_size": 24, "out_hidden_size": 32}  # fmt: skip
+CLIP = VISION | {"model_type": "clip_vision_model"}
+SIGLIP = VISION | {"model_type": "siglip_vision_model"}
+WHOLE = {
+    "Mistral3": (SHAPE | {"model_type": "mistral"}, VISION | {"model_type": "pixtral"}, {}),
+    "Llava": (SHAPE | {"model_type": "llama"}, CLIP, {}),
+    "LlavaNext": (SHAPE | {"model_type": "mistral"}, CLIP, {}),
+    "LlavaOnevision": (SHAPE | {"model_type": "qwen2"}, SIGLIP, {}),
+    "InternVL": (SHAPE | {"model_type": "qwen2"}, VISION, {}),
+    "Qwen2VL": (M_ROPE, {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32}, {}),
+    "Qwen2_5_VL": (M_ROPE, QWEN_VISION, {}),
+    "Qwen3VL": (
+        M_ROPE | {"rope_parameters": SECTIONS | {"mrope_interleaved": True}},
+        QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        {"tie_word_embeddings": True},
+    ),
+    "Gemma3": (SHAPE | {"layer_types": ["sliding_attention", "full_attention"]}, SIGLIP, {}),
+}
+"""Model -> fields of its text part, of its part for images, and of the whole."""
+
+
+def write_whole(folder, name):
+    """Writes a random model of several parts, and returns transformers' model of it."""
+    text, vision, fields = WHOLE[name]
+    config_class = getattr(transformers, f"{name}Config")
+    config = config_class(
+        text_config=dict(text), vision_config=dict(vision), **fields, attn_implementation="eager"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+        for each in model.parameters():
+            with torch.no_grad():
+                each.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def assert_serves(folder, reference):
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    runner = PagedRunner(model)
+    expected = transformers_logits(reference, TOKENS)
+    logits = runner.run(runner.add(TOKENS), 4)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_text_of_whole_models_has_the_logits_of_transformers(tmp_path, name):
+    assert_serves(tmp_path, write_whole(tmp_path, name))
+
+
+OLD, NEW = "language_model.model.", "model.language_model."
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("Mistral3", NEW), ("Qwen3VL", NEW), ("Llava", OLD)])
+def test_names_of_both_layouts_are_read(tmp_path, name, prefix):
+    reference = write_whole(tmp_path, name)
+    weights = load_file(tmp_path / "model.safetensors")
+    other = OLD if prefix == NEW else NEW
+    named = {key.replace(other, prefix): values for key, values in weights.items()}
+    if prefix == NEW:
+        named = {key.replace("language_model.lm_head.", "lm_head."): x for key, x in named.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    assert any(key.startswith(prefix) for key in named)
+    assert_serves(tmp_path, reference)
+
+
+@pytest.mark.parametrize("name", ["Qwen2VL", "Qwen2_5_VL"])
+def test_first_files_of_qwen_have_no_section_for_text(tmp_path, name):
+    reference = write_whole(tmp_path, name)
+    weights = load_file(tmp_path / "model.safetensors")
+    named = {
+        key.replace("model.language_model.", "model.").replace("model.visual.", "visual."): values
+        for key, values in weights.items()
+    }
+    save_file(named, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    for field in ("model_type", "rope_parameters", "architectures"):
+        text.pop(field, None)
+    scaling = {"type": "mrope", "mrope_section": [2, 1, 1]}
+    config |= text | {"rope_theta": 1e6, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_serves(tmp_path, reference)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": None}, "text_config is None; it must be an object"),
+        ({"text_config": [1]}, r"text_config is \[1\]; it must be an object"),
+        ({"text_config": SHAPE | {"model_type": "gemma3n_text"}}, "model_type is 'gemma3n_text'"),
+        ({"text_config": SHAPE | {"model_type": True}}, "text_config.model_type is True"),
+        (
+            {"architectures": ["Llama4ForConditionalGeneration"]},
+            "'Llama4ForConditionalGeneration' is no decoder .* served of .* Mistral3For",
+        ),
+    ],
+)
+def test_a_part_that_no_class_runs_is_refused_by_name(tmp_path, changes, message):
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": SHAPE}
+    (tmp_path / "config.json").write_text(json.dumps(whole | changes))
+    with pytest.raises(ConfigError, match=message):
+        read_model_config(tmp_path, "auto")
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "tied"),
+    [(True, False, True), (False, True, False), (None, True, True), (None, None, False)],
+)
+def test_the_whole_model_says_whether_its_head_is_tied(tmp_path, whole, part, tied):
+    text = SHAPE | {"rms_norm_eps": 1e-6, "tie_word_embeddings": part}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": whole}))
+    config = ModelConfig.from_folder(tmp_path)
+    assert config.tie_word_embeddings is tied
+    assert config.architecture == "MistralForCausalLM"

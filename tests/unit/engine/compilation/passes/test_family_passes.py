@@ -45,7 +45,7 @@ MATCHES = {
 
 def test_every_architecture_is_here(tmp_path):
     tested = {VARIANTS[variant][0].__name__ for variant in MATCHES if variant in VARIANTS}
-    tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM", "Gemma3ForConditionalGeneration"}
+    tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM"}
     assert tested >= ARCHITECTURES.keys()
 
 

@@ -1,0 +1,62 @@
+"""The text part of a model that also has parts for images or videos.
+
+Text alone has the same position in time, height and width, so rotations with a section for each
+(M-RoPE) are plain ones.
+"""
+
+from models.config_sections.fields import Fields
+
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "InternVLForConditionalGeneration": "qwen2",
+    "LlavaForConditionalGeneration": "llama",
+    "LlavaNextForConditionalGeneration": "llama",
+    "LlavaOnevisionForConditionalGeneration": "qwen2",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+}
+"""Class of a whole model -> the model_type of its text part, if config.json names none."""
+
+TEXT_CLASSES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+}
+"""model_type of a text part -> the class that computes the same."""
+
+_FLAT = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+"""Classes whose first files have the fields of the text part beside those of the whole."""
+
+
+def is_wrapper(fields: Fields) -> bool:
+    """Returns whether config.json describes a model whose text part is served."""
+    return fields.architecture() in WRAPPERS
+
+
+def text_part(fields: Fields) -> Fields:
+    """Returns the fields of a model's text part, with the class that runs it; others as they are.
+
+    Raises:
+        ConfigError: a field is missing or ill-typed, or no class runs the text part.
+    """
+    if not is_wrapper(fields):
+        return fields
+    wrapper = fields.architecture()
+    section = fields.section("text_config")
+    if not section.values and wrapper not in _FLAT:
+        raise fields.error("text_config", "an object with the fields of the text part")
+    types = tuple(TEXT_CLASSES)
+    text_type = section.choice("model_type", types, WRAPPERS[wrapper])
+    given = {name: value for name, value in section.values.items() if value is not None}
+    if fields.has("tie_word_embeddings"):
+        # The whole model's decides in transformers; the part's may be a default.
+        given.pop("tie_word_embeddings", None)
+    values = {**fields.values, **given, "architectures": [TEXT_CLASSES[text_type]]}
+    return Fields(fields.file, values)
