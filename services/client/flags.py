@@ -10,16 +10,22 @@ import typer
 
 from services.client.requests import Options
 from services.client.structured_output import Structure
+from services.dial_address import checked_address
 
 DEFAULT_FRONTEND = "127.0.0.1:50050"
 DEFAULT_ENGINE = "127.0.0.1:50051"
 
 
-def _checked_address(address: str) -> str:
-    """Returns an address of gRPC; refuses URLs, which are those of HTTP."""
-    if address.startswith(("http://", "https://", "grpc://")):
-        raise typer.BadParameter(f"{address[:64]!r} is a URL; gRPC's address is host:port")
-    return address
+def checked(address: str | None) -> str | None:
+    """Returns the value of a flag or argument that is an address of gRPC.
+
+    Raises:
+        typer.BadParameter: it cannot be dialled.
+    """
+    try:
+        return address and checked_address(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 FrontendAddress = Annotated[
@@ -27,7 +33,7 @@ FrontendAddress = Annotated[
     typer.Option(
         "--frontend",
         envvar="OCTAVO_FRONTEND",
-        callback=_checked_address,
+        callback=checked,
         help="The frontend, as host:port.",
     ),
 ]
@@ -36,7 +42,7 @@ EngineAddress = Annotated[
     typer.Option(
         "--engine",
         envvar="OCTAVO_ENGINE",
-        callback=_checked_address,
+        callback=checked,
         help="The engine, as host:port.",
     ),
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.dial_address import checked_address
 from services.flag_bounds import MAX_INT32, MAX_WAIT_S
 from services.listen_address import bracketed, check_ports
 from services.telemetry.tracing import OtlpEndpoint
@@ -18,6 +19,20 @@ MIN_REQUEST_BYTES = 4 * 2**20
 
 CORS_ORIGINS = r"^(\*|https?://[^/,\s*]+(,https?://[^/,\s*]+)*)$"
 """An origin is a scheme, a host and maybe a port, without a path (RFC 6454, section 6.2)."""
+
+
+def _parted(addresses: str) -> list[str]:
+    return [text for text in map(str.strip, addresses.split(",")) if text]
+
+
+def _checked_addresses(addresses: str) -> str:
+    """Refuses a list without an address, and one with an address that gRPC cannot dial."""
+    parts = _parted(addresses)
+    if not parts:
+        raise ValueError("it must have an engine's host:port")
+    for address in parts:
+        checked_address(address)
+    return addresses
 
 
 class FrontendConfig(BaseSettings):
@@ -49,7 +64,7 @@ class FrontendConfig(BaseSettings):
     """Processes that share the ports, each with an event loop, so up to a core, of its own."""
     cors_origins: str | None = Field(default=None, pattern=CORS_ORIGINS)
     """Origins of web pages that may use HTTP, with commas between, or * for all; none if absent."""
-    engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
+    engine_address: Annotated[str, AfterValidator(_checked_addresses)] = "127.0.0.1:50051"
     """The engines, as host:port with commas between; a host name may stand for several engines."""
     engine_resolve_interval_s: float = Field(default=5.0, gt=0, le=MAX_WAIT_S)
     """Time after which the engines' names are resolved again; engines may join and leave so."""
@@ -137,4 +152,4 @@ class FrontendConfig(BaseSettings):
     @property
     def engine_addresses(self) -> list[str]:
         """The engines' addresses, one by one."""
-        return [text for text in map(str.strip, self.engine_address.split(",")) if text]
+        return _parted(self.engine_address)

@@ -21,7 +21,7 @@ from services.client.bench.runner import run
 from services.client.bench.target import EngineTarget, FrontendTarget
 from services.client.bench.workload import Load
 from services.client.channel import Access
-from services.client.flags import DEFAULT_FRONTEND, FrontendAddress
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, checked
 
 
 def bench_serving(
@@ -32,7 +32,9 @@ def bench_serving(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="Send token ids to the engine at host:port, past the frontend."),
+        typer.Option(
+            callback=checked, help="Send token ids to the engine at host:port, past the frontend."
+        ),
     ] = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
     access: Access,

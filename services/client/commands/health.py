@@ -10,6 +10,7 @@ from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.channel import Access, open_channel
 from services.client.commands.stats import Engine
 from services.client.errors import OctavoError
+from services.client.flags import checked
 from services.client.health import READINESS, is_serving
 
 TIMEOUT_S = 2.0
@@ -18,7 +19,9 @@ TIMEOUT_S = 2.0
 
 def health(
     *,
-    address: Annotated[str, typer.Argument(help="The engine or the frontend, as host:port.")],
+    address: Annotated[
+        str, typer.Argument(callback=checked, help="The engine or the frontend, as host:port.")
+    ],
     service: Annotated[
         str, typer.Option(help="Health service; empty means readiness, `liveness` liveness.")
     ] = "",

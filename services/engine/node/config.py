@@ -7,8 +7,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.dial_address import checked_address
 from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.config.serving import is_loopback
+from services.listen_address import bracketed
 
 VARIABLE_PREFIX = "OCTAVO_NODE_"
 """Of environment variables that are settings."""
@@ -61,19 +63,19 @@ class NodeConfig(BaseSettings):
         numbers = [os.environ[name] for name in _NUMBER_VARIABLES if name in os.environ]
         found: dict[str, Any] = {"node_rank": numbers[0]} if numbers else {}
         if host and port:
-            found["head"] = f"{host}:{port}"
+            found["head"] = f"{bracketed(host)}:{port}"
         return found | values
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
         """Refuses a head without an address, or one that this host could not know."""
-        host, _, port = self.head.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(
-                f"--head is {self.head!r}: it must be the engine's host:port, or MASTER_ADDR and "
-                "MASTER_PORT must be set"
-            )
-        if is_loopback(host):
+        if not self.head:
+            raise ValueError("--head is absent: it is needed, or MASTER_ADDR and MASTER_PORT")
+        try:
+            checked_address(self.head)
+        except ValueError as error:
+            raise ValueError(f"--head: {error}") from None
+        if is_loopback(self.head.rpartition(":")[0]):
             return self
         if self.secret_file is None and self.tls_ca is None:
             raise ValueError(

@@ -22,8 +22,8 @@ def test_the_head_and_the_number_come_from_the_environment_of_torchrun(monkeypat
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({}, "it must be the engine's host:port"),
-        ({"head": "engine"}, "it must be the engine's host:port"),
+        ({}, "--head is absent"),
+        ({"head": "engine"}, "--head: 'engine' is no host:port"),
         ({"head": "engine:1"}, "needs --secret-file or --tls-ca"),
         ({"head": "192.0.2.1:1", "secret_file": "s"}, "needs --interface"),
         ({"head": "localhost:1", "node_rank": 0}, "greater than or equal to 1"),
@@ -37,7 +37,7 @@ def test_flags_that_do_not_fit_are_refused(flags, reason):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "--head is '': it must be the engine's host:port"),
+        ([], "--head is absent: it is needed, or MASTER_ADDR"),
         (["--head", "localhost:1", "--interface", "nothing0"], "interface nothing0 has no"),
         (["--head", "localhost:1", "--secret-file", "/absent"], "/absent cannot be read"),
         (["--head", "localhost:1", "--tls-ca", "/absent"], "/absent cannot be read"),
