@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from torch._inductor.codecache import PyCodeCache
 from torch.fx import GraphModule
 
@@ -11,6 +12,8 @@ from services.engine.compilation.compile_range import CompileRange
 from services.engine.compilation.split_graph import SplitItem
 
 _T = TypeVar("_T")
+
+log = structlog.get_logger()
 
 
 class DebugDump:
@@ -21,7 +24,6 @@ class DebugDump:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
 
     def of_range(self, compile_range: CompileRange) -> "DebugDump":
         """Returns where a range's graphs go: this folder for the first one, else one inside it."""
@@ -31,7 +33,7 @@ class DebugDump:
 
     def graph(self, name: str, graph: GraphModule) -> None:
         """Writes a graph as Python with the kind of every value."""
-        (self.folder / f"{name}.py").write_text(graph.print_readable(print_output=False))
+        self.write(f"{name}.py", graph.print_readable(print_output=False))
 
     def piece(self, item: SplitItem, compile_piece: Callable[[], _T]) -> _T:
         """Writes a piece, compiles it, and writes the generated code."""
@@ -41,6 +43,13 @@ class DebugDump:
         for index, module in enumerate(PyCodeCache.modules[num_before:]):
             if module.__file__ is not None:
                 code = Path(module.__file__).read_text()
-                name = f"{item.submod_name}_generated_{index}.py"
-                (self.folder / name).write_text(code)
+                self.write(f"{item.submod_name}_generated_{index}.py", code)
         return compiled
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file; on a full disk, for example, the file is absent and the log says why."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
+        except OSError as error:
+            log.warning("debug_dump_not_written", name=name, error=str(error))

@@ -84,7 +84,7 @@ def _may_repeat(model: nn.Module) -> TypeGuard[CausalLM]:
 
 
 def _trace(model: nn.Module, inputs: Sequence[Tensor], dump: DebugDump | None) -> Trace:
-    with dumping_transformed_code(None if dump is None else dump.folder):
+    with dumping_transformed_code(dump):
         trace = trace_model(model, inputs)
     if dump is not None:
         dump.graph("traced_graph", trace.graph)

@@ -4,11 +4,12 @@ import dis
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import CodeType
 
 import structlog
 from torch._dynamo.convert_frame import register_bytecode_hook
+
+from services.engine.compilation.debug_dump import DebugDump
 
 log = structlog.get_logger()
 
@@ -17,13 +18,13 @@ BYTECODE_NAME = "transformed_bytecode.txt"
 
 
 @contextmanager
-def dumping_transformed_code(folder: Path | None) -> Iterator[None]:
+def dumping_transformed_code(dump: DebugDump | None) -> Iterator[None]:
     """Writes what Dynamo makes of the functions that it transforms during the block.
 
     Args:
-        folder: gets FILE_NAME and BYTECODE_NAME, as it is made; None writes nothing.
+        dump: gets FILE_NAME and BYTECODE_NAME; None writes nothing.
     """
-    if folder is None:
+    if dump is None:
         yield
         return
     sources: list[str] = []
@@ -39,9 +40,8 @@ def dumping_transformed_code(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE_NAME).write_text("\n\n".join(sources))
-        (folder / BYTECODE_NAME).write_text("\n\n".join(listings))
+        dump.write(FILE_NAME, "\n\n".join(sources))
+        dump.write(BYTECODE_NAME, "\n\n".join(listings))
 
 
 def _decompiled(original: CodeType, transformed: CodeType) -> str:

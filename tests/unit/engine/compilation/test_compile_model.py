@@ -3,6 +3,7 @@ import sys
 import pytest
 import torch
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 from torch import nn
 
 from models.forward_context import Context, ForwardContext, forward_context
@@ -155,6 +156,16 @@ def test_a_dump_without_a_decompiler_has_the_instructions(folder, tmp_path, monk
         in (tmp_path / "rank_0" / "transformed_code.py").read_text()
     )
     assert "__compiled_fn" in (tmp_path / "rank_0" / "transformed_bytecode.txt").read_text()
+
+
+def test_a_dump_that_cannot_be_written_costs_its_files_alone(folder, tmp_path, eager):
+    taken = tmp_path / "file"
+    taken.touch()
+    with capture_logs() as logs:
+        tokens, _ = outputs(folder, prepare=compile_at(3, debug_dump_path=taken))
+    assert tokens == eager[0]
+    unwritten = {line["name"] for line in logs if line["event"] == "debug_dump_not_written"}
+    assert {"traced_graph.py", "transformed_code.py", "submod_0.py"} <= unwritten
 
 
 def test_a_splitting_operator_that_the_model_lacks_is_an_error(folder):
