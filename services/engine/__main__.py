@@ -26,8 +26,10 @@ from services.engine.model_fit import check_model_fit
 from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
+from services.processes.descriptors import raise_descriptor_limit
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
+from services.processes.stop_signals import end_quietly_on_interrupt
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
 
@@ -185,6 +187,8 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 if __name__ == "__main__":
+    end_quietly_on_interrupt()
+    raise_descriptor_limit()
     share_arenas()
     replace_standard_error()
     sys.exit(main())

@@ -13,7 +13,9 @@ from services.extras import MissingExtraError, require_extra
 from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
+from services.processes.descriptors import raise_descriptor_limit
 from services.processes.standard_error import replace_standard_error
+from services.processes.stop_signals import end_quietly_on_interrupt
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
 from services.validation_reason import reason_of
@@ -69,6 +71,8 @@ def _serve(config: FrontendConfig, share: Share | None) -> int:
 
 
 if __name__ == "__main__":
+    end_quietly_on_interrupt()
+    raise_descriptor_limit()
     share_arenas()
     replace_standard_error()
     sys.exit(main())

@@ -50,6 +50,7 @@ class HelperLink:
                 stdout=PIPE,
                 stderr=DEVNULL,  # what it would write there may hold prompts
                 env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the service alone
             )
         )
 

@@ -20,7 +20,7 @@ class Refusal(Exception):  # noqa: N818  an answer, not an error of the helper
 def run_helper(open_helper: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
     """Answers questions until standard input ends.
 
-    Signals that reach a whole process group do not end a helper: its service still drains.
+    Signals that end its service do not end a helper: the service still drains.
 
     Args:
         open_helper: takes the opening message and returns the function that answers questions.

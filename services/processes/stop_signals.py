@@ -3,6 +3,12 @@
 import signal
 
 
+def end_quietly_on_interrupt() -> None:
+    """Lets SIGINT end the process as SIGTERM does, without a traceback, until it is handled."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Returns the signals to stop on: SIGTERM, SIGINT, and SIGHUP of a terminal that is closed.
 

@@ -72,8 +72,11 @@ def workers_forked(server: socket.socket | None = None) -> Iterator[None]:
         asyncio.create_subprocess_exec = start
 
 
-async def _fork(server, command, *, stdin, stderr, pass_fds, env) -> ForkedProcess:
+async def _fork(
+    server, command, *, stdin, stderr, pass_fds, env, start_new_session
+) -> ForkedProcess:
     assert stdin == asyncio.subprocess.DEVNULL
+    assert start_new_session  # a forked one stays in our group, whose end tests order
     with Path(os.devnull).open("rb") as nothing:  # noqa: ASYNC230  never waits
         descriptors = {
             0: nothing.fileno(),

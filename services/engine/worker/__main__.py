@@ -24,8 +24,7 @@ _DRIVER = "libcuda.so.1"
 
 def main() -> int:
     """Runs the worker and returns its exit code."""
-    # Ctrl-C and the end of a terminal reach the whole process group; the service drains first and
-    # ends its worker itself.
+    # The service drains first and ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     show_stacks_on_signal()

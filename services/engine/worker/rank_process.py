@@ -101,6 +101,9 @@ class RankProcess:
                     stderr=stderr,
                     pass_fds=(theirs.fileno(), *fds),
                     env=environment,
+                    # Ctrl-C in the terminal reaches the service alone, also before Python has
+                    # started here.
+                    start_new_session=True,
                 )
             except BaseException:
                 ours.close()

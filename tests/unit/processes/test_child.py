@@ -1,7 +1,6 @@
 """Children end with their parent and import nothing from the current folder."""
 
 import os
-import signal
 import subprocess
 import sys
 from textwrap import dedent
@@ -9,7 +8,6 @@ from textwrap import dedent
 import pytest
 
 from services.processes.child import child_command, python_command
-from services.processes.stop_signals import stop_signals
 
 HOSTILE = "print('imported from the current folder', flush=True)"
 SHADOWED = ("models", "protos", "runpy", "services", "structlog", "uvloop")
@@ -90,12 +88,3 @@ def test_a_child_ends_when_its_parent_is_killed(is_child_ready):
         parent.kill()
         # Its input stays open, so only its parent's death ends the child, and with it the output.
         assert parent.stdout.read() == b""
-
-
-def test_sighup_stops_a_service_unless_nohup_started_it():
-    assert signal.SIGHUP in stop_signals()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert signal.SIGHUP not in stop_signals()
-    finally:
-        signal.signal(signal.SIGHUP, before)

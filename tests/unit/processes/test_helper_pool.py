@@ -81,9 +81,10 @@ async def test_a_process_that_dies_between_questions_costs_none(number):
             assert await ask(pool, b"echo on") == b"on"
 
 
-async def test_signals_to_the_whole_group_do_not_end_it():
+async def test_signals_that_end_its_service_do_not_end_it():
     async with running() as pool:
         pid = int(await ask(pool, b"pid"))
+        assert os.getsid(pid) == pid  # the terminal's do not reach it, even while it starts
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
         assert int(await ask(pool, b"pid")) == pid
