@@ -77,13 +77,15 @@ class Node:
         Raises:
             RefusedNodeError: the engine does not take this node.
         """
-        backoff_s = MIN_BACKOFF_S
+        backoff_s, reason = MIN_BACKOFF_S, ""
         while True:
             self._has_joined = False
             try:
                 await self.join()
             except LostHeadError as error:
-                log.warning("head_was_lost", head=self._config.head, reason=str(error))
+                if self._has_joined or str(error) != reason:
+                    log.warning("head_was_lost", head=self._config.head, reason=str(error))
+                reason = str(error)
             if self._has_joined:
                 backoff_s = MIN_BACKOFF_S
             await asyncio.sleep(backoff_s)

@@ -138,9 +138,8 @@ class EngineClient:
     async def _connect(
         self, stub: EngineServiceStub, check: AdmissionCheck, on_model: ModelHandler
     ) -> EngineSession:
-        info = await stub.GetModelInfo(
-            GetModelInfoRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True
-        )
+        # A call that waits for a connection ends at its deadline, and hides why there was none.
+        info = await stub.GetModelInfo(GetModelInfoRequest(), timeout=CALL_TIMEOUT_S)
         check(self, info)
         # From here on, other engines must serve the same model.
         self.info, self.identity = info, ModelIdentity.of(info)
@@ -194,4 +193,6 @@ class EngineClient:
 def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError | TlsFilesError) -> str:
     if not isinstance(error, grpc.aio.AioRpcError):
         return str(error)
-    return f"{error.code().name}: {error.details()}"
+    reason = f"{error.code().name}: {error.details()}"
+    is_foreign = error.code() == grpc.StatusCode.UNIMPLEMENTED
+    return f"it is no engine of this version: {reason}" if is_foreign else reason

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from protos.engine.v1.node_pb2 import Beat, NodeHello, NodeMessage, NodeProof, RankEvent
 from protos.engine.v1.node_pb2_grpc import NodeServiceStub
@@ -128,6 +129,18 @@ class TestARealNode:
                 link.close()
                 with pytest.raises(LostHeadError, match="it has ended the ranks"):
                     await joining
+
+    async def test_says_a_reason_for_which_it_cannot_join_once(self, monkeypatch):
+        monkeypatch.setattr("services.engine.node.node.MIN_BACKOFF_S", 0)
+        reasons = iter(["refused", "refused", "reset"])
+
+        class Unlucky(Node):
+            async def join(self):
+                raise LostHeadError(next(reasons))
+
+        with capture_logs() as logs, pytest.raises(RuntimeError):  # there are no more reasons
+            await Unlucky(NodeConfig(head="127.0.0.1:1"), NodeSecret(), None).run()
+        assert [line["reason"] for line in logs] == ["refused", "reset"]
 
     async def test_waits_for_an_engine_that_is_not_there_yet(self):
         nodes = JoinedNodes(2)

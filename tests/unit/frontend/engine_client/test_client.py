@@ -70,6 +70,22 @@ async def test_callers_with_keys_do_not_receive_the_addresses_of_engines(tmp_pat
         assert (engine.address in caught.value.details()) != has_keys
 
 
+async def test_the_reason_for_no_connection_is_known():
+    engine = FakeEngine()
+    await engine.start()
+    await engine.die()
+    async with frontend_stack(engine, wait_ready=False) as stack:
+        await until(lambda: "Connection refused" in str(stack.server.engine.unavailable))
+
+
+async def test_another_service_at_an_engines_address_is_named():
+    async with FakeEngine() as engine, frontend_stack(engine) as other:
+        config = {"engine_address": other.address}
+        async with frontend_stack(engine, wait_ready=False, **config) as stack:
+            pool = stack.server.engine
+            await until(lambda: "it is no engine of this version" in str(pool.unavailable))
+
+
 async def test_callers_receive_the_engines_reason_for_refusing_a_session(monkeypatch):
     async with FakeEngine() as engine:
         monkeypatch.setattr(engine, "talk", end_sessions)
