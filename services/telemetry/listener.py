@@ -14,6 +14,9 @@ ACCEPT_PAUSE_S = 1.0
 """How long no connection is accepted after the process ran out of descriptors or memory."""
 MAX_ACCEPTS = 16
 """Connections accepted in one turn of the event loop."""
+MAX_UNSENT_BYTES = 2**18
+"""Output that the kernel takes before the peer has room for it; the rest waits in the process.
+Linux takes 2 to 4 MiB by default, in memory that no limit of ours counts."""
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 log = structlog.get_logger()
@@ -87,6 +90,7 @@ class Listener:
                 connection.close()
                 continue
             connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
             task = loop.create_task(self._connect(connection, place))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)

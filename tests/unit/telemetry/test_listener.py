@@ -15,24 +15,28 @@ from tests.support.waiting import until
 
 
 class Greeter(asyncio.Protocol):
-    """Says hello."""
+    """Says what it has to say."""
+
+    greeting = b"hello\n"
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._place.work()
-        transport.write(b"hello\n")
+        transport.write(self.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._place.leave()
 
 
 @contextlib.asynccontextmanager
-async def listening(counts: LocalCounts, tls: ssl.SSLContext | None, *, timeout_s: float = 60):
+async def listening(
+    counts: LocalCounts, tls: ssl.SSLContext | None, *, timeout_s: float = 60, protocol=Greeter
+):
     listening = socket.create_server((LOOPBACK, 0))
     connections = Connections(counts, "c", limit=1, limit_per_address=1)
-    listener = Listener(listening, connections, Greeter, tls=tls, handshake_timeout_s=timeout_s)
+    listener = Listener(listening, connections, protocol, tls=tls, handshake_timeout_s=timeout_s)
     listener.start()
     try:
         yield listening.getsockname()[1]
@@ -70,6 +74,25 @@ async def test_a_lost_connection_frees_its_slot():
         await until(lambda: not counts.held("c"))
         async with connected(port) as reader:
             assert await reader.readline() == b"hello\n"
+
+
+async def test_the_kernel_takes_little_of_what_a_peer_does_not_read():
+    talking = []
+
+    class Talker(Greeter):
+        greeting = bytes(4 * 2**20)
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            talking.append(transport)
+
+    async with listening(LocalCounts(), None, protocol=Talker) as port:
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            peer.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(peer, (LOOPBACK, port))
+            await until(lambda: talking)
+            assert talking[0].get_write_buffer_size() > 3 * 2**20
 
 
 async def test_a_handshake_that_stalls_gives_way(tmp_path):
