@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+StopReason = str | int | None
+"""The stop string, or the stop token of the request itself, that ended an output."""
+
 
 class PromptTokensDetails(BaseModel):
     """Parts of a prompt's tokens."""
@@ -35,6 +38,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
@@ -83,6 +87,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: StopReason = None
 
 
 class ChatCompletion(BaseModel):
@@ -104,6 +109,7 @@ class ChatChunkChoice(BaseModel):
     delta: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: StopReason = None
 
 
 class ChatCompletionChunk(BaseModel):

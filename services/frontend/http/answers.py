@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from services.frontend.engine_client.messages import STOP, Usage
@@ -46,6 +46,7 @@ class CompletionAnswer:
         streams_usage: bool,
         num_samples: int,
         show_special_tokens: bool,
+        stop_token_ids: Collection[int],
     ) -> None:
         """Starts a response; `streams_usage` adds a usage field to each chunk."""
         self._envelope = _envelope(answer_id, "text_completion", model)
@@ -56,6 +57,7 @@ class CompletionAnswer:
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._tokenizer = model.tokenizer
         self._num_samples = num_samples
+        self._stop_token_ids = stop_token_ids
         self._echoes: list[str] = []
         self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
@@ -100,6 +102,7 @@ class CompletionAnswer:
             else output.text,
             "logprobs": self._logprobs[output.index].push(output) if self._has_logprobs else None,
             "finish_reason": _finish_reason(output),
+            **_stop_reason(output, self._stop_token_ids),
         }
 
 
@@ -116,6 +119,7 @@ class ChatAnswer:
         streams_usage: bool,
         num_samples: int,
         show_special_tokens: bool,
+        stop_token_ids: Collection[int],
     ) -> None:
         """Starts a response; `streams_usage` adds a usage field to each chunk."""
         del show_special_tokens  # tokens have no offsets into the text
@@ -124,6 +128,7 @@ class ChatAnswer:
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._num_samples = num_samples
+        self._stop_token_ids = stop_token_ids
         self._echo = ""
         self._calling: set[int] = set()
         """Samples with tool calls."""
@@ -178,6 +183,7 @@ class ChatAnswer:
         return {
             "logprobs": None if self._logprobs is None else self._logprobs.push(output),
             "finish_reason": self._finish_reason(output),
+            **_stop_reason(output, self._stop_token_ids),
         }
 
     def _finish_reason(self, output: Output) -> str | None:
@@ -257,3 +263,11 @@ def _finish_reason(output: Output) -> str | None:
     if output.finish_reason is None:
         return None
     return "stop" if output.finish_reason == STOP else "length"
+
+
+def _stop_reason(output: Output, stop_token_ids: Collection[int]) -> Body:
+    """Returns the field of an ended output with the stop string or the request's own stop token."""
+    if output.finish_reason is None:
+        return {}
+    is_own = output.stop_token_id in stop_token_ids
+    return {"stop_reason": output.stop_token_id if is_own else output.stop_string}

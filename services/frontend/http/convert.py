@@ -17,6 +17,7 @@ from services.frontend.http.schema import (
     Tool,
 )
 from services.frontend.http.structured_output import structured_output_of
+from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.request import Conversation, Options, Prompt, PromptBatch
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
@@ -27,6 +28,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of a completion, as in OpenAI's API."""
 NO_SEED = -1
 """The same as no seed, as at other servers."""
+ALL_THAT_FIT = -1
+"""truncate_prompt_tokens that keeps as many tokens as the model takes, as at other servers."""
 ALL_TOKENS = -1
 """top_k that keeps all tokens, as at other servers."""
 
@@ -150,6 +153,7 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
         max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
         response_format=request.response_format,
     )
 
@@ -175,6 +179,7 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
         response_format=request.response_format,
     )
 
@@ -187,6 +192,7 @@ def options_of(
     logprobs: int | None,
     num_samples: int | None = None,
     prompt_logprobs: int | None = None,
+    truncate_prompt_tokens: int | None = None,
     response_format: ResponseFormat | None = None,
 ) -> Options:
     """Returns the options of a request; None counts as absent.
@@ -220,6 +226,9 @@ def options_of(
         num_samples=1 if num_samples is None else num_samples,
         has_output=max_tokens != 0,
         parse_special_tokens=request.parse_special_tokens,
+        truncate_prompt_tokens=(
+            MAX_PROMPT_TOKENS if truncate_prompt_tokens == ALL_THAT_FIT else truncate_prompt_tokens
+        ),
     )
 
 

@@ -161,6 +161,7 @@ class AnswerResponse:
             streams_usage=call.includes_usage,
             num_samples=call.options.num_samples,
             show_special_tokens=call.options.show_special_tokens,
+            stop_token_ids=frozenset(() if sampling is None else sampling.stop_token_ids),
         )
         self._num_prompt_tokens = sum(map(len, generation.prompts))
         if call.has_echo:
@@ -207,8 +208,11 @@ class AnswerResponse:
         await self._writer.write_event(body)
 
     async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
-        """Returns a prompt as given, the text of its token ids, or a conversation's open text."""
-        if isinstance(prompt, str):
+        """Returns a prompt as given, the text of its token ids, or a conversation's open text.
+
+        A text that may have been cut is that of its token ids, too.
+        """
+        if isinstance(prompt, str) and self._call.options.truncate_prompt_tokens is None:
             return prompt
         if isinstance(prompt, Conversation):
             return prompt.open_text

@@ -160,6 +160,8 @@ class SharedFields(InertFields, GenerationFields):
     max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
+    """Most tokens of the prompt, which keeps its last ones; -1: as many as fit."""
     response_format: ResponseFormat | None = None
 
     @property

@@ -181,10 +181,7 @@ class Pipeline:
     ) -> Generation | Samples:
         prompts = prompts_of(prompt)
         # All prompts are checked before the engine gets one.
-        encoded = [
-            await self._prompts.tokens(model, single, options.parse_special_tokens)
-            for single in prompts
-        ]
+        encoded = [await self._prompts.tokens(model, single, options) for single in prompts]
         record.note_tokenized()
         lease.charge_prompt(sum(map(len, encoded)))
         submission = Submission(

@@ -65,6 +65,14 @@ def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
         )
 
 
+def output_room(max_tokens: int, max_model_len: int) -> int:
+    """Returns the tokens that a shortened prompt leaves free for `max_tokens` of output.
+
+    That is at most half of the context.
+    """
+    return max(1, min(max_tokens, max_model_len // 2))
+
+
 def _num_bytes(value: Any) -> Generator[None, None, int]:
     """Returns a value's approximate JSON size in bytes; yields between its steps.
 

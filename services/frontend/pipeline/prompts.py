@@ -6,8 +6,12 @@ from functools import partial
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.parts import in_parts
-from services.frontend.pipeline.prompt_size import check_num_tokens, check_text_size
-from services.frontend.pipeline.request import Conversation, check_vocabulary
+from services.frontend.pipeline.prompt_size import (
+    check_num_tokens,
+    check_text_size,
+    output_room,
+)
+from services.frontend.pipeline.request import Conversation, Options, check_vocabulary
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.template_variables import check_template_variables
 from services.frontend.pipeline.tools import check_tools
@@ -31,20 +35,22 @@ class Prompts:
         self._threads.close()
 
     async def tokens(
-        self,
-        model: ServedModel,
-        prompt: str | list[int] | Conversation,
-        parse_special_tokens: bool | None,
+        self, model: ServedModel, prompt: str | list[int] | Conversation, options: Options
     ) -> list[int]:
-        """Returns a prompt's token ids, checked against the model's limits."""
+        """Returns a prompt's token ids, cut where the options say, within the model's limits."""
         limit = model.info.max_model_len
+        most = _most_tokens(options, limit)
         if isinstance(prompt, list):
             token_ids = prompt
         else:
-            token_ids = await self.encode(model, prompt, parse_special_tokens, limit)
+            token_ids = await self.encode(
+                model, prompt, options.parse_special_tokens, limit if most is None else None
+            )
         if not token_ids:
             raise InvalidRequestError("the prompt is empty")
-        check_num_tokens(len(token_ids), model.info.max_model_len)
+        if most is not None:
+            token_ids = token_ids[-most:]
+        check_num_tokens(len(token_ids), limit)
         async for part in in_parts(token_ids):
             check_vocabulary(part, model.info.vocab_size)
         return token_ids
@@ -134,6 +140,15 @@ class Prompts:
             marks_content=marks_content,
         )
         return MarkedText.read(rendered) if marks_content else rendered
+
+
+def _most_tokens(options: Options, max_model_len: int) -> int | None:
+    """Returns the number of last tokens that a prompt keeps; None if it must fit as it is."""
+    if options.truncate_prompt_tokens is None:
+        return None
+    max_tokens = 1 if options.sampling is None else options.sampling.max_tokens
+    room = max_model_len - output_room(max_tokens, max_model_len)
+    return max(1, min(options.truncate_prompt_tokens, room))
 
 
 def _check_continued(message: Message) -> None:

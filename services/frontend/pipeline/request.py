@@ -88,6 +88,8 @@ class Options:
     has_output: bool = True
     """Whether the request wants output, not only facts about its prompt."""
     parse_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    """Most tokens of the prompt, which keeps its last ones; None refuses one that is too long."""
     traceparent: str = ""
     """The parent span; empty for none."""
 
@@ -131,6 +133,11 @@ def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -
                 f"a stop string has {len(stop.encode())} bytes;"
                 f" it must have 1 to {MAX_STOP_STRING_BYTES}"
             )
+    if options.truncate_prompt_tokens == 0:
+        raise InvalidRequestError(
+            "truncate_prompt_tokens is 0, which leaves no prompt; it must be at least 1",
+            field="truncate_prompt_tokens",
+        )
     _check_length("model", len(options.model), MAX_MODEL_CHARACTERS, "characters")
     if options.sampling is not None:
         _check_sampling(options.sampling)

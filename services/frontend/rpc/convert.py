@@ -62,6 +62,9 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         show_stop=options.show_stop,
         num_samples=options.n if options.HasField("n") else 1,
         parse_special_tokens=parse_special_tokens_of(options),
+        truncate_prompt_tokens=(
+            options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None
+        ),
         traceparent=checked_traceparent(options.traceparent),
     )
 
@@ -76,12 +79,17 @@ def parse_special_tokens_of(
 def prompt_of(request: frontend_pb2.GenerateRequest, *, max_tokens: int) -> Prompt:
     """Reads a prompt. An absent one is empty, which the pipeline refuses.
 
+    One that is to be cut keeps its last `max_tokens`.
+
     Raises:
         InvalidRequestError: it has `max_tokens` token ids or more.
     """
     if request.WhichOneof("prompt") == "tokens":
-        check_num_tokens(len(request.tokens.ids), max_tokens)
-        return list(request.tokens.ids)
+        ids = request.tokens.ids
+        if request.options.HasField("truncate_prompt_tokens"):
+            return list(ids[-max_tokens:])
+        check_num_tokens(len(ids), max_tokens)
+        return list(ids)
     return request.text
 
 

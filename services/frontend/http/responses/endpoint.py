@@ -26,6 +26,7 @@ from services.frontend.http.responses.writer import ResponsesWriter
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.prompt_size import output_room
 from services.frontend.pipeline.request import Conversation, Output
 from services.frontend.pipeline.samples import Samples
 from services.frontend.text.chat_template import Message
@@ -86,7 +87,7 @@ class ResponsesEndpoint(GenerationEndpoint):
             _prompt_of(call, messages),
             parse_special_tokens=options.parse_special_tokens,
         )
-        room = max(1, min(call.max_output_tokens or 1, max_model_len // 2))
+        room = output_room(call.max_output_tokens or 1, max_model_len)
         return len(token_ids) + room <= max_model_len
 
 

@@ -23,7 +23,7 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function
 WISHES = {
     "/v1/chat/completions": [
         CHAT | CHAT_TOOLS,
-        CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2},
+        CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2, "stop": "add"},
     ],
     "/v1/completions": [{"model": "fake", "prompt": "1?", "logprobs": 1, "echo": True}],
     "/v1/messages": [

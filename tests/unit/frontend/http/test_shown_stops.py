@@ -1,5 +1,7 @@
 """The text of an output ends with the stop string or token where the caller asks for it."""
 
+import json
+
 import pytest
 
 from protos.frontend.v1 import frontend_pb2
@@ -80,6 +82,33 @@ async def test_a_stop_token_ends_the_text_if_it_is_visible(path):
             told = choice["logprobs"]
             tokens = told.get("tokens") or [entry["token"] for entry in told["content"]]
             assert "".join(tokens) == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_stop_reason_is_the_stop_string_or_the_requests_own_stop_token(path, stream):
+    body = COMPLETION if "chat" not in path else CHAT
+    [stop_id] = reference_tokenizer().encode("!").ids
+    cases = [
+        ([stop_id], {"stop_token_ids": [7, stop_id]}, stop_id),
+        ([stop_id], {"stop_token_ids": [stop_id], "stop": ["three"]}, "three"),
+        ([EOS_TOKEN_ID], {"stop_token_ids": [EOS_TOKEN_ID]}, EOS_TOKEN_ID),
+        ([EOS_TOKEN_ID], {"stop_token_ids": [stop_id], "stop": ["never"]}, None),
+        ([EOS_TOKEN_ID], {"max_tokens": 2}, None),
+    ]
+    for ends_with, changes, reason in cases:
+        async with http_stack(engine(ends_with=ends_with)) as (_, client):
+            answer = await client.post(path, json=body | changes | {"n": 2, "stream": stream})
+        if stream:
+            lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+            choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+            assert {"stop_reason" in each for each in choices if not each["finish_reason"]} == {
+                False
+            }
+            choices = [each for each in choices if each["finish_reason"]]
+        else:
+            choices = answer.json()["choices"]
+        assert [each["stop_reason"] for each in choices] == [reason] * 2
 
 
 async def test_the_stop_string_is_shown_over_grpc_and_the_stop_token_with_special_tokens():
