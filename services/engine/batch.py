@@ -237,9 +237,9 @@ def row_assignment(
         min_tokens=sampling.min_tokens,
         num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
     )
-    if sampling.logit_bias:
-        message.bias_token_ids = pack_int32([token_id for token_id, _ in sampling.logit_bias])
-        message.bias_values = pack_float32([bias for _, bias in sampling.logit_bias])
+    if biases := sampling.biases:
+        message.bias_token_ids = pack_int32([token_id for token_id, _ in biases])
+        message.bias_values = pack_float32([bias for _, bias in biases])
     if sampling.min_tokens:
         message.end_token_ids = pack_int32(sorted(sampling.end_token_ids))
     return RowAssignment(

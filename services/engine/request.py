@@ -13,6 +13,9 @@ MAX_LOGIT_BIAS = 1024
 MIN_REPETITION_PENALTY = 0.0625
 """Logits are divided by it; a divisor of 1e-37 makes them infinite."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_FORBIDDEN_TOKENS = 2048
+"""Tokens of all forbidden sequences of a request."""
 MAX_EOS_TOKEN_IDS = 64
 MAX_PRIORITY = 100
 UNBOUNDED = 2**62
@@ -47,6 +50,12 @@ class SamplingParams:
     presence_penalty: float = 0.0
     seed: int
     logit_bias: tuple[tuple[int, float], ...] = ()
+    banned_token_ids: frozenset[int] = frozenset()
+    """Forbidden sequences of one token."""
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
+    """Those of several tokens, without the ones that have a banned token."""
+    allowed_tokens: bytes | None = None
+    """A bit for each token that may be chosen, as in a `Constraint`'s mask; None allows all."""
     end_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     max_tokens: int
@@ -67,9 +76,11 @@ class SamplingParams:
             _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+        num_biases = len(self.logit_bias) + len(self.banned_token_ids)
+        if num_biases > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
-                f"logit_bias has {len(self.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
+                f"logit_bias has {num_biases} entries, forbidden sequences of one token included;"
+                f" the limit is {MAX_LOGIT_BIAS}"
             )
         for token_id, bias in self.logit_bias:
             _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
@@ -80,6 +91,12 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Additions to logits, by token id; minus infinity for banned tokens."""
+        banned = dict.fromkeys(self.banned_token_ids, -math.inf)
+        return tuple(sorted((dict(self.logit_bias) | banned).items()))
+
+    @property
     def has_logit_edits(self) -> bool:
         """Whether penalties, bias or min_tokens change the logits."""
         return bool(
@@ -87,6 +104,7 @@ class SamplingParams:
             or self.frequency_penalty
             or self.presence_penalty
             or self.logit_bias
+            or self.banned_token_ids
             or (self.min_tokens and self.end_token_ids)
         )
 
@@ -135,7 +153,8 @@ class Constraint(Protocol):
     def mask(self) -> bytes | None:
         """A bit for each token that may come next, in the form of grammar_masks of batch.proto.
 
-        None until it is computed, and after the end of the request.
+        Rules that leave no token have no bits, which ends the request. None until it is computed,
+        and after the end of the request.
         """
 
     @property
@@ -210,7 +229,8 @@ class Request:
     """Parent of the request's spans; empty without a trace."""
     structured_output: StructuredOutput | None = None
     constraint: Constraint | None = None
-    """Enforces `structured_output`; set before the request is submitted."""
+    """Enforces `structured_output`, and then the token rules of `sampling`; set before the request
+    is queued."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)

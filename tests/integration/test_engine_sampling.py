@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 
+import grpc
 import pytest
 import torch
 
@@ -69,6 +70,54 @@ async def test_greedy_output_is_that_of_transformers(stub, reference, prompts, s
     replies = await generate_all(stub, prompts, max_tokens=MAX_TOKENS, **sampling)
     expected = [reference.generate(prompt, MAX_TOKENS, **options) for prompt in prompts]
     assert [reply.token_ids for reply in replies] == expected
+
+
+async def test_only_allowed_tokens_are_chosen(stub, prompts):
+    allowed = [5, 6, 40, 41]
+    for prompt in prompts[:4]:
+        reply = await generate(stub, prompt, max_tokens=9, allowed_token_ids=allowed, temperature=1)
+        assert set(reply.token_ids) <= set(allowed)
+        assert len(reply.token_ids) == 9
+        ended = await generate(stub, prompt, max_tokens=9, allowed_token_ids=[EOS_TOKEN_IDS[0]])
+        assert (ended.token_ids, ended.stop_token_id) == (EOS_TOKEN_IDS[:1], EOS_TOKEN_IDS[0])
+
+
+async def test_forbidden_sequences_are_never_completed(stub, prompts):
+    ordinary = await generate_all(stub, prompts, max_tokens=MAX_TOKENS, ignore_eos=True)
+    for size in (1, 2, 3):
+        runs = [reply.token_ids[4 : 4 + size] for reply in ordinary]
+        replies = await asyncio.gather(
+            *(
+                generate(
+                    stub,
+                    prompt,
+                    max_tokens=MAX_TOKENS,
+                    ignore_eos=True,
+                    forbidden_sequences=[{"token_ids": run}],
+                )
+                for prompt, run in zip(prompts, runs, strict=True)
+            )
+        )
+        for reply, before, run in zip(replies, ordinary, runs, strict=True):
+            at = next(i for i in range(MAX_TOKENS) if before.token_ids[i : i + size] == run)
+            kept = at + size - 1
+            assert reply.token_ids[:kept] == before.token_ids[:kept]
+            assert reply.token_ids[kept] != before.token_ids[kept]
+            spans = [reply.token_ids[i : i + size] for i in range(MAX_TOKENS)]
+            assert run not in spans
+
+
+async def test_rules_that_leave_no_token_end_the_request_alone(stub, prompts):
+    with pytest.raises(grpc.aio.AioRpcError, match="after 2 tokens of output") as refused:
+        await generate(
+            stub,
+            prompts[0],
+            max_tokens=9,
+            allowed_token_ids=[5],
+            forbidden_sequences=[{"token_ids": [5, 5, 5]}],
+        )
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await generate(stub, prompts[0], max_tokens=3)).token_ids
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])

@@ -28,7 +28,7 @@ PROMPT_END_MESSAGES: PromptEnd
 PROMPT_END_LAST_MESSAGE: PromptEnd
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens", "traceparent", "n", "parse_special_tokens", "show_stop", "truncate_prompt_tokens")
+    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens", "traceparent", "n", "parse_special_tokens", "show_stop", "truncate_prompt_tokens", "bad_words")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class GenerationOptions(_message.Message):
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHOW_STOP_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     sampling: _sampling_pb2.SamplingParams
@@ -53,7 +54,8 @@ class GenerationOptions(_message.Message):
     parse_special_tokens: bool
     show_stop: bool
     truncate_prompt_tokens: int
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., traceparent: _Optional[str] = ..., n: _Optional[int] = ..., parse_special_tokens: _Optional[bool] = ..., show_stop: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., traceparent: _Optional[str] = ..., n: _Optional[int] = ..., parse_special_tokens: _Optional[bool] = ..., show_stop: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

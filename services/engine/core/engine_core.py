@@ -33,6 +33,7 @@ from services.engine.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
+from services.engine.grammar.token_rules import with_token_rules
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestOutput
@@ -329,6 +330,12 @@ class EngineCore:
             raise DeadlineExpiredError("the request's time limit had passed when it arrived")
         self._live.check_is_new(request.request_id)
         self._survivors.check(request)
+        request.constraint = with_token_rules(
+            request.sampling,
+            request.constraint,
+            request.resumed_token_ids,
+            vocab_size=self._limits.vocab_size,
+        )
         self._steps.scheduler.add(request)
         self._live.add(request)
         if request.constraint is not None:

@@ -14,6 +14,7 @@ from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.edge.structured_output import structured_output_of
+from services.engine.edge.token_rules import check_token_id, read_token_rules
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
     MAX_LOGIT_BIAS,
@@ -185,10 +186,7 @@ class RequestReader:
         self._check_token_id(what, max(token_ids, default=0))
 
     def _check_token_id(self, what: str, largest: int) -> None:
-        if largest >= self.model.vocab_size:
-            raise InvalidRequestError(
-                f"{what} has the token id {largest}; ids are below {self.model.vocab_size}"
-            )
+        check_token_id(what, largest, self.model.vocab_size)
 
     def _sampling(self, given: sampling_pb2.SamplingParams, num_prompt: int) -> SamplingParams:
         """Fills in all defaults; the context length bounds max_tokens."""
@@ -222,6 +220,7 @@ class RequestReader:
             presence_penalty=given.presence_penalty,
             seed=given.seed if has("seed") else random.getrandbits(MAX_SEED_BITS),
             logit_bias=tuple(sorted(given.logit_bias.items())),
+            **read_token_rules(given, self.model.vocab_size),
             end_token_ids=self._end_token_ids(given),
             min_tokens=given.min_tokens,
             max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,

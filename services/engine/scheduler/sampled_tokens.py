@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from services.engine.batch import StepResult, read_tokens
 from services.engine.errors import EngineError, InvalidRequestError, RequestFaultError
+from services.engine.grammar.token_rules import without
 from services.engine.request import (
     FinishReason,
     Request,
@@ -62,10 +63,16 @@ def append_tokens(
 def _without_a_token(request: Request) -> EngineError:
     """Returns why no token could be chosen for a request."""
     num_output, min_tokens = request.num_output_tokens, request.sampling.min_tokens
+    mask = None if request.constraint is None else request.constraint.mask
+    if mask is not None and not any(without(mask, request.sampling.banned_token_ids)):
+        return InvalidRequestError(
+            f"after {num_output} tokens of output, allowed_token_ids, forbidden_sequences and"
+            " structured_output together allow none"
+        )
     if request.constraint is not None and num_output < min_tokens:
         return InvalidRequestError(
-            f"min_tokens is {min_tokens}, but after {num_output} tokens structured_output allows "
-            "none that does not end the output"
+            f"min_tokens is {min_tokens}, but after {num_output} tokens structured_output or "
+            "allowed_token_ids allows none that does not end the output"
         )
     return RequestFaultError("the largest of its logits was NaN or infinite")
 

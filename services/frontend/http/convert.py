@@ -46,6 +46,7 @@ _PASSED_ON = (
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",
+    "allowed_token_ids",
     "num_speculative_tokens",
 )
 """Fields with the same name and meaning in SamplingParams."""
@@ -220,6 +221,7 @@ def options_of(
             **{name: value for name, value in named.items() if value is not None}
         ),
         stop=tuple(stop),
+        bad_words=tuple(request.bad_words or ()),
         show_stop=bool(request.include_stop_str_in_output),
         show_special_tokens=request.skip_special_tokens is False,
         cache_salt=request.cache_salt or "",

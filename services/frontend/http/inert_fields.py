@@ -44,7 +44,6 @@ class NeutralFields(Body):
     return_tokens_as_token_ids: Literal[False] | None = None
     priority: Literal[0] | None = None
     length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
 
 
 class NeutralCompletionFields(NeutralFields):

@@ -19,6 +19,8 @@ from services.frontend.http.inert_fields import (
 from services.frontend.http.refusals import refusal_of
 from services.frontend.http.request_body import Body
 from services.frontend.pipeline.request import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_CACHE_SALT_CHARACTERS,
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
@@ -96,6 +98,21 @@ class GenerationFields(Body):
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
+    allowed_token_ids: (
+        Annotated[
+            list[TokenId],
+            Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    """Texts that the output may not have."""
 
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARACTERS)] | None = None

@@ -13,6 +13,7 @@ from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import EngineUnavailableError, UnknownModelError
+from services.frontend.pipeline.bad_words import with_forbidden_words
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import Prompts
@@ -183,6 +184,7 @@ class Pipeline:
         # All prompts are checked before the engine gets one.
         encoded = [await self._prompts.tokens(model, single, options) for single in prompts]
         record.note_tokenized()
+        options = await with_forbidden_words(options, model)
         lease.charge_prompt(sum(map(len, encoded)))
         submission = Submission(
             engine=self.engine,

@@ -19,8 +19,12 @@ MAX_MESSAGES = 4096
 MAX_MODEL_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_FORBIDDEN_TOKENS = 2048
 MAX_CHOICES = 1024
 """Limits that the engine also has, checked here to keep messages small."""
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_BYTES = 256
 MAX_GRAMMAR_BYTES = 2**20
 """Limit of a structured output's text. Engines accept less; see --max-grammar-bytes."""
 
@@ -79,6 +83,8 @@ class Options:
     request_id: str
     sampling: SamplingParams | None = None
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts that the output may not have."""
     show_stop: bool = False
     """Whether the text has what ended it: the stop string, or the stop token's visible text."""
     priority: int = 0
@@ -133,6 +139,14 @@ def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -
                 f"a stop string has {len(stop.encode())} bytes;"
                 f" it must have 1 to {MAX_STOP_STRING_BYTES}"
             )
+    _check_length("bad_words", len(options.bad_words), MAX_BAD_WORDS, "texts")
+    for word in options.bad_words:
+        if not 0 < len(word.encode()) <= MAX_BAD_WORD_BYTES:
+            raise InvalidRequestError(
+                f"a text of bad_words has {len(word.encode())} bytes; it must have 1 to"
+                f" {MAX_BAD_WORD_BYTES}",
+                field="bad_words",
+            )
     if options.truncate_prompt_tokens == 0:
         raise InvalidRequestError(
             "truncate_prompt_tokens is 0, which leaves no prompt; it must be at least 1",
@@ -146,6 +160,10 @@ def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -
 def _check_sampling(sampling: SamplingParams) -> None:
     _check_length("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
     _check_length("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES, "entries")
+    num_allowed = len(sampling.allowed_token_ids)
+    _check_length("allowed_token_ids", num_allowed, MAX_ALLOWED_TOKEN_IDS, "entries")
+    num_forbidden = sum(len(each.token_ids) for each in sampling.forbidden_sequences)
+    _check_length("forbidden_sequences", num_forbidden, MAX_FORBIDDEN_TOKENS, "tokens")
     wanted = sampling.structured_output
     num_choices = len(wanted.choice.texts)
     if num_choices > MAX_CHOICES:

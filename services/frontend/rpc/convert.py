@@ -56,6 +56,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         request_id=options.request_id or uuid.uuid4().hex,
         sampling=options.sampling if options.HasField("sampling") else None,
         stop=tuple(options.stop),
+        bad_words=tuple(options.bad_words),
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,

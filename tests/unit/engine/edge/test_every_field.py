@@ -39,6 +39,8 @@ VALUES = {
     "sampling.logprobs": 0,
     "sampling.prompt_logprobs": 0,
     "sampling.num_speculative_tokens": 1,
+    "sampling.allowed_token_ids": [5],
+    "sampling.forbidden_sequences.token_ids": [5, 6],
     "sampling.structured_output.json_schema": "{}",
     "sampling.structured_output.json_object": True,
     "sampling.structured_output.regex": "a",
@@ -70,6 +72,8 @@ WORKER_HEARS_NOT = {
     "max_tokens": "the scheduler orders no step past it",
     "prompt_logprobs": "each step names the requests that want them",
     "num_speculative_tokens": "each step names its drafts",
+    "forbidden_sequences": "the scheduler sends masks",
+    "allowed_tokens": "the scheduler sends masks",
 }
 
 
@@ -118,6 +122,8 @@ def test_every_field_changes_the_request_or_is_refused(message_class, path):
 def test_every_sampling_parameter_reaches_the_worker_or_is_the_schedulers(name):
     neutral = SamplingParams(seed=1, max_tokens=30)
     values = {"end_token_ids": frozenset({6}), "max_tokens": 3, "logit_bias": ((5, 1.5),)}
+    values |= {"banned_token_ids": frozenset({5}), "forbidden_sequences": ((5, 6),)}
+    values["allowed_tokens"] = b"\1"
     value = values.get(name, VALUES.get(f"sampling.{name}"))
 
     def told(sampling):

@@ -1,5 +1,7 @@
 """From protobuf to requests: every default and every refusal."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from services.engine.checkpoint.model_folder import DefaultSampling
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from tests.support.engine_harness import MAX_MODEL_LEN, RecordingSink, model_folder
+from tests.support.token_masks import mask_of
 
 UNKNOWN_FIELD = b"\xf8\x06\x01"  # number 111, varint 1
 
@@ -22,6 +25,10 @@ def read(sampling=None, *, prompt=(1, 2, 3), model=None, **fields):
     if sampling is not None:
         submit.sampling.CopyFrom(SamplingParams(**sampling))
     return RequestReader(model or model_folder()).from_submit(submit, RecordingSink())
+
+
+def runs(*sequences):
+    return [{"token_ids": sequence} for sequence in sequences]
 
 
 def test_a_submission_becomes_a_request():
@@ -81,6 +88,20 @@ def test_max_tokens_is_bounded_by_the_context():
     assert read({"max_tokens": 10_000}).sampling.max_tokens == MAX_MODEL_LEN - 3
 
 
+def test_allowed_tokens_are_bits():
+    allowed = read({"allowed_token_ids": [0, 9, 9, 999]}).sampling.allowed_tokens
+    assert allowed == mask_of([0, 9, 999], 1000)
+    assert read().sampling.allowed_tokens is None
+
+
+def test_a_forbidden_sequence_of_one_token_is_a_bias_and_makes_longer_ones_needless():
+    forbidden = runs([5], [7, 8], [7, 5, 8], [7, 8])
+    sampling = read({"forbidden_sequences": forbidden, "logit_bias": {5: 2.0, 6: 1.0}}).sampling
+    assert sampling.forbidden_sequences == ((7, 8),)
+    assert sampling.biases == ((5, -math.inf), (6, 1.0))
+    assert sampling.has_logit_edits
+
+
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
@@ -97,6 +118,20 @@ def test_max_tokens_is_bounded_by_the_context():
         ({"stop_token_ids": range(65)}, "stop_token_ids has 65 entries; the limit is 64"),
         ({"logit_bias": {1000: 1.0}}, "logit_bias has the token id 1000"),
         ({"logit_bias": {1: 101.0}}, "101.0"),
+        ({"allowed_token_ids": [5, 1000]}, "allowed_token_ids has the token id 1000"),
+        ({"allowed_token_ids": [5] * 65_537}, "allowed_token_ids has 65537 entries; the limit is"),
+        ({"forbidden_sequences": [{}]}, "forbidden_sequences has an empty sequence"),
+        ({"forbidden_sequences": runs([1, 1000])}, "forbidden_sequences has the token id 1000"),
+        ({"forbidden_sequences": runs([1] * 2049)}, "forbidden_sequences has over 2048 tokens"),
+        ({"forbidden_sequences": runs([1], [2]), "allowed_token_ids": [2, 1]}, "has each of the"),
+        ({"forbidden_sequences": runs(*([i] for i in range(1000)))}, "has every token"),
+        (
+            {
+                "forbidden_sequences": runs(*([i] for i in range(500))),
+                "logit_bias": dict.fromkeys(range(400, 1000), 1.0),
+            },
+            "logit_bias has 1100 entries, forbidden sequences of one token included",
+        ),
     ],
 )
 def test_sampling_out_of_range_is_refused_with_value_and_limit(sampling, message):
