@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/common/v1/sampling.proto\x12\x10octavo.common.v1\"\x87\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.octavo.common.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\r \x01(\rH\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12=\n\x11structured_output\x18( \x01(\x0b\x32\".octavo.common.v1.StructuredOutput\x12\x1c\n\x0fprompt_logprobs\x18) \x01(\rH\x0c\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18* \x01(\rH\r\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18+ \x03(\r\x12<\n\x13\x66orbidden_sequences\x18, \x03(\x0b\x32\x1f.octavo.common.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokens\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xfa\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.octavo.common.v1.TextChoiceH\x00\x12.\n\x06tagged\x18\x06 \x01(\x0b\x32\x1c.octavo.common.v1.TaggedTextH\x00\x12,\n\x08preamble\x18\x07 \x01(\x0b\x32\x1a.octavo.common.v1.PreambleB\t\n\x07grammar\"\xa6\x01\n\nTaggedText\x12#\n\x04tags\x18\x01 \x03(\x0b\x32\x15.octavo.common.v1.Tag\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\t\x12\x11\n\tseparator\x18\x03 \x01(\t\x12\x0b\n\x03\x65nd\x18\x04 \x01(\t\x12\x10\n\x08triggers\x18\x05 \x03(\t\x12\x18\n\x10stop_after_first\x18\x06 \x01(\x08\x12\x18\n\x10has_text_between\x18\x07 \x01(\x08\"f\n\x03Tag\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x13\n\x0bjson_schema\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12.\n\x05pairs\x18\x04 \x01(\x0b\x32\x1f.octavo.common.v1.ArgumentPairs\"z\n\rArgumentPairs\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x0e\n\x06\x61ssign\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\x11\n\tseparator\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x61re_strings\x18\x05 \x01(\x08\x12\x14\n\x0cpython_names\x18\x06 \x01(\x08\"N\n\x08Preamble\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x0b\n\x03\x65nd\x18\x02 \x01(\t\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_max_tokens\"\x1b\n\nTextChoice\x12\r\n\x05texts\x18\x01 \x03(\t\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"o\n\x10PositionLogprobs\x12.\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1e.octavo.common.v1.TokenLogprob\x12+\n\x03top\x18\x02 \x03(\x0b\x32\x1e.octavo.common.v1.TokenLogprob*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/common/v1/sampling.proto\x12\x10octavo.common.v1\"\x87\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.octavo.common.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\r \x01(\rH\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12=\n\x11structured_output\x18( \x01(\x0b\x32\".octavo.common.v1.StructuredOutput\x12\x1c\n\x0fprompt_logprobs\x18) \x01(\rH\x0c\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18* \x01(\rH\r\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18+ \x03(\r\x12<\n\x13\x66orbidden_sequences\x18, \x03(\x0b\x32\x1f.octavo.common.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokens\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x89\x02\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.octavo.common.v1.TextChoiceH\x00\x12.\n\x06tagged\x18\x06 \x01(\x0b\x32\x1c.octavo.common.v1.TaggedTextH\x00\x12,\n\x08preamble\x18\x07 \x01(\x0b\x32\x1a.octavo.common.v1.Preamble\x12\r\n\x05\x62\x65gun\x18\x08 \x01(\tB\t\n\x07grammar\"\xa6\x01\n\nTaggedText\x12#\n\x04tags\x18\x01 \x03(\x0b\x32\x15.octavo.common.v1.Tag\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\t\x12\x11\n\tseparator\x18\x03 \x01(\t\x12\x0b\n\x03\x65nd\x18\x04 \x01(\t\x12\x10\n\x08triggers\x18\x05 \x03(\t\x12\x18\n\x10stop_after_first\x18\x06 \x01(\x08\x12\x18\n\x10has_text_between\x18\x07 \x01(\x08\"f\n\x03Tag\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x13\n\x0bjson_schema\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12.\n\x05pairs\x18\x04 \x01(\x0b\x32\x1f.octavo.common.v1.ArgumentPairs\"z\n\rArgumentPairs\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x0e\n\x06\x61ssign\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\x11\n\tseparator\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x61re_strings\x18\x05 \x01(\x08\x12\x14\n\x0cpython_names\x18\x06 \x01(\x08\"N\n\x08Preamble\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x0b\n\x03\x65nd\x18\x02 \x01(\t\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_max_tokens\"\x1b\n\nTextChoice\x12\r\n\x05texts\x18\x01 \x03(\t\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"o\n\x10PositionLogprobs\x12.\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1e.octavo.common.v1.TokenLogprob\x12+\n\x03top\x18\x02 \x03(\x0b\x32\x1e.octavo.common.v1.TokenLogprob*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2022
-  _globals['_FINISHREASON']._serialized_end=2144
+  _globals['_FINISHREASON']._serialized_start=2037
+  _globals['_FINISHREASON']._serialized_end=2159
   _globals['_SAMPLINGPARAMS']._serialized_start=54
   _globals['_SAMPLINGPARAMS']._serialized_end=957
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=683
@@ -42,21 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENSEQUENCE']._serialized_start=959
   _globals['_TOKENSEQUENCE']._serialized_end=993
   _globals['_STRUCTUREDOUTPUT']._serialized_start=996
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=1246
-  _globals['_TAGGEDTEXT']._serialized_start=1249
-  _globals['_TAGGEDTEXT']._serialized_end=1415
-  _globals['_TAG']._serialized_start=1417
-  _globals['_TAG']._serialized_end=1519
-  _globals['_ARGUMENTPAIRS']._serialized_start=1521
-  _globals['_ARGUMENTPAIRS']._serialized_end=1643
-  _globals['_PREAMBLE']._serialized_start=1645
-  _globals['_PREAMBLE']._serialized_end=1723
-  _globals['_TEXTCHOICE']._serialized_start=1725
-  _globals['_TEXTCHOICE']._serialized_end=1752
-  _globals['_USAGE']._serialized_start=1754
-  _globals['_USAGE']._serialized_end=1856
-  _globals['_TOKENLOGPROB']._serialized_start=1858
-  _globals['_TOKENLOGPROB']._serialized_end=1907
-  _globals['_POSITIONLOGPROBS']._serialized_start=1909
-  _globals['_POSITIONLOGPROBS']._serialized_end=2020
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1261
+  _globals['_TAGGEDTEXT']._serialized_start=1264
+  _globals['_TAGGEDTEXT']._serialized_end=1430
+  _globals['_TAG']._serialized_start=1432
+  _globals['_TAG']._serialized_end=1534
+  _globals['_ARGUMENTPAIRS']._serialized_start=1536
+  _globals['_ARGUMENTPAIRS']._serialized_end=1658
+  _globals['_PREAMBLE']._serialized_start=1660
+  _globals['_PREAMBLE']._serialized_end=1738
+  _globals['_TEXTCHOICE']._serialized_start=1740
+  _globals['_TEXTCHOICE']._serialized_end=1767
+  _globals['_USAGE']._serialized_start=1769
+  _globals['_USAGE']._serialized_end=1871
+  _globals['_TOKENLOGPROB']._serialized_start=1873
+  _globals['_TOKENLOGPROB']._serialized_end=1922
+  _globals['_POSITIONLOGPROBS']._serialized_start=1924
+  _globals['_POSITIONLOGPROBS']._serialized_end=2035
 # @@protoc_insertion_point(module_scope)

@@ -74,7 +74,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "lark", "choice", "tagged", "preamble")
+    __slots__ = ("json_schema", "json_object", "regex", "lark", "choice", "tagged", "preamble", "begun")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class StructuredOutput(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TAGGED_FIELD_NUMBER: _ClassVar[int]
     PREAMBLE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
@@ -89,7 +90,8 @@ class StructuredOutput(_message.Message):
     choice: TextChoice
     tagged: TaggedText
     preamble: Preamble
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ..., choice: _Optional[_Union[TextChoice, _Mapping]] = ..., tagged: _Optional[_Union[TaggedText, _Mapping]] = ..., preamble: _Optional[_Union[Preamble, _Mapping]] = ...) -> None: ...
+    begun: str
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ..., choice: _Optional[_Union[TextChoice, _Mapping]] = ..., tagged: _Optional[_Union[TaggedText, _Mapping]] = ..., preamble: _Optional[_Union[Preamble, _Mapping]] = ..., begun: _Optional[str] = ...) -> None: ...
 
 class TaggedText(_message.Message):
     __slots__ = ("tags", "begin", "separator", "end", "triggers", "stop_after_first", "has_text_between")

@@ -44,7 +44,8 @@ def structured_output_of(
     if not all(texts):
         raise InvalidRequestError(f"structured_output.{kind} has an empty text")
     preamble = _preamble(message)
-    num_bytes = sum(len(text.encode()) for text in (*texts, *(preamble or ())))
+    own_texts = (*texts, *(preamble or ()), message.begun)
+    num_bytes = sum(len(text.encode()) for text in own_texts)
     if num_bytes > max_bytes:
         raise InvalidRequestError(
             f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
@@ -53,6 +54,7 @@ def structured_output_of(
         None if kind is None else GrammarKind(kind),
         texts,
         preamble,
+        message.begun,
         message.preamble.max_tokens if has_budget else None,
     )
 
@@ -62,6 +64,8 @@ def _preamble(message: sampling_pb2.StructuredOutput) -> tuple[str, str] | None:
         return None
     if not message.preamble.end:
         raise InvalidRequestError("structured_output.preamble.end is empty")
+    if message.begun:
+        raise InvalidRequestError("structured_output.begun cannot go with a preamble before it")
     return message.preamble.begin, message.preamble.end
 
 

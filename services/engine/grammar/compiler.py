@@ -129,8 +129,10 @@ class GrammarCompiler:
             QueueFullError: too many grammars are in use or wait for compilation.
         """
         max_tokens, preamble = wanted.max_preamble_tokens, wanted.preamble
-        form = replace(wanted, max_preamble_tokens=None)
-        grammar = None if form.kind is None else await self._follow(form, token_ids)
+        form = replace(wanted, max_preamble_tokens=None, begun="")
+        grammar = None
+        if form.kind is not None:
+            grammar = await self._follow(form, wanted.begun, token_ids)
         if max_tokens is None or preamble is None:
             assert grammar is not None, "an output without a form has a limited preamble"
             return grammar
@@ -147,7 +149,7 @@ class GrammarCompiler:
         return budget
 
     async def _follow(
-        self, wanted: StructuredOutput, token_ids: Sequence[int]
+        self, wanted: StructuredOutput, begun: str, token_ids: Sequence[int]
     ) -> GrammarConstraint:
         if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
@@ -159,9 +161,11 @@ class GrammarCompiler:
             compilation = await self._compiled(wanted)
             compiled = compilation.task.result()
             matcher, mask = compiled.matcher.deep_copy(), compiled.mask
-            if token_ids:
+            if begun or token_ids:
+                # Greedily: other ways take the spelling of a special token for that token.
+                known = [*(await self.tokenizer()).greedy_tokenize(begun), *token_ids]
                 loop = asyncio.get_running_loop()
-                mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
+                mask = await loop.run_in_executor(self._threads, self._go_on, matcher, known)
             return GrammarConstraint(
                 matcher,
                 mask,
@@ -272,7 +276,7 @@ class GrammarCompiler:
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
 
     def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
-        """Moves a matcher past an output's tokens; returns the next mask."""
+        """Moves a matcher past the tokens of a begun output; returns the next mask."""
         end_s = time.thread_time() + self._timeout_s
         for token_id in token_ids:  # one by one: the library keeps the interpreter lock meanwhile
             matcher.consume_token(token_id)
@@ -283,7 +287,10 @@ class GrammarCompiler:
         is_over = matcher.is_error() or matcher.is_stopped()
         mask = None if is_over else next_mask(matcher, self._mask_bytes)
         if mask is None:
-            raise InvalidRequestError("the output so far cannot go on by its grammar")
+            raise InvalidRequestError(
+                "the output so far cannot go on by its grammar: with the text that it continues"
+                " (structured_output.begun), it does not begin the form, or completes it"
+            )
         return mask
 
     def _compile_here(self, tokenizer: LLTokenizer, text: str) -> _Compiled:

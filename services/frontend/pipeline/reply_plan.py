@@ -97,6 +97,29 @@ def plan_reply(
     return ReplyPlan(form, tools, is_reasoning, continues, own)
 
 
+def continue_form(
+    form: ReplyFormat | None, prompt: Prompt, sampling: SamplingParams | None
+) -> SamplingParams | None:
+    """Returns sampling whose form of output includes the text that the reply continues.
+
+    Reasoning at the beginning of the text is no part of the form.
+    """
+    if sampling is None or not isinstance(prompt, Conversation):
+        return sampling
+    begun = prompt.open_text
+    if sampling.structured_output.WhichOneof("grammar") is None or not begun:
+        return sampling
+    if form is not None and form.has_reasoning:
+        if form.reasoning_after((), open_text=begun.rstrip()) is ReasoningState.OPEN:
+            return sampling
+        _, marker, after = begun.rpartition(form.reader.think[1])
+        begun = after.lstrip() if marker else begun
+    own = SamplingParams()
+    own.CopyFrom(sampling)
+    own.structured_output.begun = begun
+    return own
+
+
 def _calls(
     form: ReplyFormat,
     rules: CallRules,

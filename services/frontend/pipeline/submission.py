@@ -8,7 +8,7 @@ from services.frontend.engine_client.messages import EngineRequest, ModelInfo, p
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.reply_plan import plan_reply
+from services.frontend.pipeline.reply_plan import continue_form, plan_reply
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.samples import sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
@@ -46,17 +46,18 @@ class Submission:
         """
         model, options, caller = self.model, self.options, self.lease.caller
         packed = pack_uint32(token_ids)
+        own = continue_form(model.reply_format, prompt, options.sampling)
         reply = plan_reply(
             model.reply_format,
             prompt,
             token_ids,
-            options.sampling,
+            own,
             max_reasoning_tokens=self.max_reasoning_tokens,
         )
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         if reply is not None and not options.show_special_tokens:
             token_bytes = reply.token_bytes
-        sampling = options.sampling if reply is None else reply.sampling
+        sampling = own if reply is None else reply.sampling
         min_tokens = _min_tokens(options, model.info)
 
         def new_sample(index: int, index_of_prompt: int) -> Generation:

@@ -167,3 +167,12 @@ def test_choices_are_bounded():
     message = StructuredOutput(choice=TextChoice(texts=["x"] * 1025))
     with pytest.raises(Exception, match="1025 texts"):
         structured_output_of(message, 10**6)
+
+
+def test_a_beginning_needs_no_preamble_and_counts_with_the_form():
+    begun = structured_output_of(StructuredOutput(regex="a+", begun="aa"), 10)
+    assert (begun.texts, begun.begun) == (("a+",), "aa")
+    with pytest.raises(Exception, match="begun cannot go with a preamble"):
+        structured_output_of(StructuredOutput(regex="a", begun="a", preamble={"end": "."}), 10)
+    with pytest.raises(Exception, match="has 11 bytes"):
+        structured_output_of(StructuredOutput(regex="a+", begun="a" * 9), 10)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -272,6 +273,24 @@ async def test_a_tokenizer_that_cannot_be_used_is_said_so():
     async with running_compiler(tokenizer_json=b"{}") as compiler:
         with pytest.raises(UnsupportedError, match="no vocabulary"):
             await compiler.constrain(NUMBER)
+
+
+async def test_an_output_goes_on_from_the_beginning_of_its_form():
+    schema = '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'
+    form = StructuredOutput(GrammarKind.JSON_SCHEMA, (schema,), begun='{"a": "<|im_end|>x')
+    async with running_compiler() as compiler:
+        tokenizer = await compiler.tokenizer()
+        walk = Walk(await compiler.constrain(form))
+        for token_id in tokenizer.greedy_tokenize('y"'):
+            await walk.push(token_id)
+        assert tokenizer.greedy_tokenize("}")[0] in walk.allowed()
+        resumed = Walk(await compiler.constrain(form, walk.token_ids))
+        assert resumed.allowed() == walk.allowed()
+        plain = Walk(await compiler.constrain(replace(form, begun="")))
+        assert tokenizer.greedy_tokenize("{")[0] in plain.allowed()
+        for begun in ("Here: {", '{"a": "x"}', '{"a": 1', "x" * 5000):
+            with pytest.raises(InvalidRequestError, match="does not begin the form"):
+                await compiler.constrain(replace(form, begun=begun))
 
 
 async def test_an_output_that_goes_on_elsewhere_is_where_it_was():

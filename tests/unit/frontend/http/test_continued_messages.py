@@ -17,6 +17,7 @@ from tests.unit.frontend.test_replies import PATH, TEMPLATE, TOOLS, running
 ASKED = {"role": "user", "content": "6 * 7?"}
 BEGUN = "The answer is"
 PROMPT = f"<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n{BEGUN}"
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
@@ -106,14 +107,37 @@ async def test_a_reply_may_continue_reasoning(content, reply, reasoning):
     assert (preamble.begin, preamble.end) == ("", "</think>")
 
 
-async def test_a_form_of_output_begins_where_the_reply_does():
-    wish = body("Here it is: ", response_format={"type": "json_object"}, max_reasoning_tokens=5)
-    async with running("{}") as (engine, _, client):
-        answer = (await client.post(PATH, json=wish)).json()
-    assert answer["choices"][0]["message"]["content"] == "{}"
-    wanted = engine.submits[-1].sampling.structured_output
-    assert wanted.json_object
-    assert not wanted.HasField("preamble")
+@pytest.mark.parametrize(
+    ("content", "begun"),
+    [
+        ('{"a": ', '{"a": '),
+        ('<think>\nSo.\n</think>\n\n{"a": ', '{"a": '),
+        ("<think>So.</think>\n", ""),
+        ("<think>So", ""),
+        ("", ""),
+    ],
+)
+async def test_a_form_of_output_covers_the_begun_content(content, begun):
+    wish = body(content, response_format={"type": "json_object"}, max_reasoning_tokens=5)
+    async with running("1}") as (engine, _, client):
+        assert (await client.post(PATH, json=wish | {"n": 2})).status_code == 200
+        tags = {"type": "structural_tag", "triggers": ["<f"],
+                "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}]}  # fmt: skip
+        assert (await client.post(PATH, json=wish | {"response_format": tags})).status_code == 200
+    for submit in engine.submits:
+        wanted = submit.sampling.structured_output
+        assert wanted.begun == begun
+        assert not begun or not wanted.HasField("preamble")
+    assert len(engine.submits) == 3
+
+
+async def test_a_form_of_output_covers_the_begun_content_where_no_reply_is_read():
+    wish = body('{"a": ', structured_outputs={"regex": ".*"})
+    async with running("1}", reply_format="plain", template=PLAIN) as (engine, _, client):
+        assert (await client.post(PATH, json=wish)).status_code == 200
+        await client.post(PATH, json=wish | {"continue_final_message": False})
+    begun, plain = (each.sampling.structured_output for each in engine.submits)
+    assert (begun.begun, plain.begun) == ('{"a": ', "")
 
 
 async def test_calls_may_follow_the_continued_text():
