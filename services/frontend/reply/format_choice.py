@@ -6,11 +6,17 @@ from services.frontend.reply.formats.deepseek import CALLS, DeepseekV3Reader, De
 from services.frontend.reply.formats.glm4 import KEY, Glm4Reader
 from services.frontend.reply.formats.harmony import HarmonyReader
 from services.frontend.reply.formats.hermes import OPENING, HermesReader
+from services.frontend.reply.formats.kimi_k2 import CALLS as KIMI_CALLS
+from services.frontend.reply.formats.kimi_k2 import KimiK2Reader
 from services.frontend.reply.formats.llama3_json import PYTHON_TAG, Llama3JsonReader
+from services.frontend.reply.formats.minimax_m2 import CALLS as MINIMAX_CALLS
+from services.frontend.reply.formats.minimax_m2 import MinimaxM2Reader
 from services.frontend.reply.formats.mistral import MistralReader, MistralV11Reader
 from services.frontend.reply.formats.plain import PlainReader
 from services.frontend.reply.formats.pythonic import START, PythonicReader
 from services.frontend.reply.formats.qwen3_coder import FUNCTION, PARAMETER, Qwen3CoderReader
+from services.frontend.reply.formats.seed_oss import OPENING as SEED_OPENING
+from services.frontend.reply.formats.seed_oss import SeedOssReader
 from services.frontend.reply.reply_reader import ReplyReader
 
 FORMATS: Mapping[str, type[ReplyReader]] = {
@@ -23,10 +29,22 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
     "deepseek_v31": DeepseekV31Reader,
     "glm4": Glm4Reader,
     "qwen3_coder": Qwen3CoderReader,
+    "seed_oss": SeedOssReader,
+    "minimax_m2": MinimaxM2Reader,
+    "kimi_k2": KimiK2Reader,
     "harmony": HarmonyReader,
     "plain": PlainReader,
 }
 """Readers by the name of their format; --reply-format has the same names."""
+
+
+_OWN_TAGS = {
+    KIMI_CALLS: "kimi_k2",
+    MINIMAX_CALLS: "minimax_m2",
+    SEED_OPENING: "seed_oss",
+    KEY: "glm4",
+}
+"""Tags that one format alone has."""
 
 
 def format_of_template(source: str) -> str:
@@ -39,10 +57,10 @@ def format_of_template(source: str) -> str:
         return "harmony"
     if CALLS in source:
         return "deepseek_v3" if "```json" in source else "deepseek_v31"
+    if own := [name for tag, name in _OWN_TAGS.items() if tag in source]:
+        return own[0]
     if "[TOOL_CALLS]" in source:
         return "mistral_v11" if "[ARGS]" in source else "mistral"
-    if KEY in source:
-        return "glm4"
     if OPENING in source and FUNCTION in source and PARAMETER in source:
         return "qwen3_coder"
     if OPENING in source:

@@ -1,10 +1,12 @@
 """Reads one reply: what every format of tool calls has in common."""
 
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar
 
+from services.frontend.reply.bare_values import json_of, schema_of
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from services.frontend.reply.incoming_text import (
@@ -228,6 +230,29 @@ class ReplyReader(ABC):
             self._emit_arguments((yield from self._text.json_string()))
         else:
             yield from self._text.json_value(self._emit_arguments)
+
+    def _read_pairs(self, name: str, *, closing: str) -> Wait:
+        """Reads a tool's arguments as the pairs of the form of calls, up to `closing`.
+
+        Each is passed on when it is complete. A line break before or after a value is not part of
+        it where the form has one.
+
+        Raises:
+            UnexpectedTextError: something else follows.
+        """
+        assert self.call_form is not None, "the format has calls"
+        pairs = self.call_form.pairs
+        assert pairs is not None, "they have pairs"
+        opening = "{"
+        while (yield from self._text.expect(pairs.begin, closing)) == pairs.begin:
+            key = (yield from self._text.text_until(pairs.assign.rstrip())).strip()
+            written = yield from self._text.text_until(pairs.end.strip())
+            if pairs.assign.endswith("\n"):
+                written = written.removeprefix("\n").removesuffix("\n")
+            value = json_of(written, schema_of(self._tools.get(name), key))
+            self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
+            opening = ", "
+        self._emit_arguments("{}" if opening == "{" else "}")
 
     def _arguments_text(self) -> Generator[None, None, str]:
         """Returns arguments that come before the name."""

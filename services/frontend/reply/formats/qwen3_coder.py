@@ -3,10 +3,9 @@
 Source: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct and Qwen3.5.
 """
 
-import json
+from typing import ClassVar
 
 from services.frontend.engine_client.messages import ArgumentPairs
-from services.frontend.reply.bare_values import json_of, schema_of
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.formats.hermes import CLOSING, OPENING
 from services.frontend.reply.incoming_text import Wait
@@ -19,6 +18,8 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 class Qwen3CoderReader(ReplyReader):
     """Reads calls whose arguments are tagged; each argument is passed on when it is complete."""
 
+    opening: ClassVar[str] = OPENING
+    closing: ClassVar[str] = CLOSING
     call_form = CallForm(
         f"{OPENING}\n{FUNCTION}NAME>\n",
         f"{FUNCTION_END}\n{CLOSING}",
@@ -31,21 +32,14 @@ class Qwen3CoderReader(ReplyReader):
     special_tokens = (OPENING, CLOSING)
 
     def _read_reply(self) -> Wait:
-        while (yield from self._read_content(OPENING)) is not None:
-            yield from self._try_call(self._read_call(), closing=CLOSING, opening=OPENING)
+        opening, closing = self.opening, self.closing
+        while (yield from self._read_content(opening)) is not None:
+            yield from self._try_call(self._read_call(), closing=closing, opening=opening)
 
     def _read_call(self) -> Wait:
         yield from self._text.expect(FUNCTION)
         name = yield from self._text.word()
         yield from self._text.expect(">")
         self._start_call(name)
-        opening = "{"
-        while (yield from self._text.expect(PARAMETER, FUNCTION_END)) == PARAMETER:
-            key = (yield from self._text.text_until(">")).strip()
-            written = yield from self._text.text_until(PARAMETER_END)
-            schema = schema_of(self._tools.get(name), key)
-            value = json_of(written.removeprefix("\n").removesuffix("\n"), schema)
-            self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
-            opening = ", "
-        self._emit_arguments("{}" if opening == "{" else "}")
-        yield from self._text.expect(CLOSING)
+        yield from self._read_pairs(name, closing=FUNCTION_END)
+        yield from self._text.expect(self.closing)

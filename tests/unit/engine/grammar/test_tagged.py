@@ -224,6 +224,23 @@ WRITTEN_PAIRS = {
         "</tool_call>",
         "<tool_call>\n<function=f>\n</function>\n</tool_call>",
     ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function=f>\n<parameter=text>1 < 2\nor </p></parameter>\n"
+        "<parameter=on>true</parameter>\n<parameter=list>[1, 2]</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "<seed:tool_call>\n<function=f>\n<parameter=on>yes</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>",
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">1 < 2\nor </p>'
+        '</parameter>\n'
+        '<parameter name="on">true</parameter>\n<parameter name="list">[1, 2]</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="on">yes</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+    ),
 }  # fmt: skip
 
 

@@ -12,10 +12,13 @@ from services.frontend.reply.formats.deepseek import DeepseekV3Reader, DeepseekV
 from services.frontend.reply.formats.glm4 import Glm4Reader
 from services.frontend.reply.formats.harmony import HarmonyReader
 from services.frontend.reply.formats.hermes import HermesReader
+from services.frontend.reply.formats.kimi_k2 import KimiK2Reader
 from services.frontend.reply.formats.llama3_json import Llama3JsonReader
+from services.frontend.reply.formats.minimax_m2 import MinimaxM2Reader
 from services.frontend.reply.formats.mistral import MistralReader
 from services.frontend.reply.formats.pythonic import PythonicReader
 from services.frontend.reply.formats.qwen3_coder import Qwen3CoderReader
+from services.frontend.reply.formats.seed_oss import SeedOssReader
 from services.frontend.reply.reply_reader import ReplyReader
 
 TOOLS = {
@@ -101,6 +104,32 @@ REPLIES: dict[str, tuple[type[ReplyReader], str, str, str]] = {
         "<think>\nHm\n</think>\n\nLook.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"
         'Paris "}],\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n'
         "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "Hm",
+        "Look.",
+    ),
+    "seed-oss": (
+        SeedOssReader,
+        "<seed:think>Hm</seed:think>\nLook.\n\n<seed:tool_call>\n<function=get_weather>\n"
+        '<parameter=city>Paris "}],</parameter>\n<parameter=days>3</parameter>\n</function>\n'
+        "</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+        "Hm",
+        "Look.",
+    ),
+    "minimax m2": (
+        MinimaxM2Reader,
+        "<think>\nHm\n</think>\n\nLook.\n<minimax:tool_call>\n"
+        '<invoke name="get_weather">\n<parameter name="city">Paris "}],</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>",
+        "Hm",
+        "Look.",
+    ),
+    "kimi k2": (
+        KimiK2Reader,
+        "<think>Hm</think>Look.<|tool_calls_section_begin|><|tool_call_begin|>"
+        f"functions.get_weather:0<|tool_call_argument_begin|>{PARIS_JSON}<|tool_call_end|>"
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
         "Hm",
         "Look.",
     ),
@@ -269,6 +298,32 @@ def test_calls_have_ids_of_their_own() -> None:
 
     assert len(set(ids)) == 2
     assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_calls_of_kimi_k2_have_the_ids_that_the_model_writes() -> None:
+    kind, reply, _, _ = REPLIES["kimi k2"]
+    for written, name, is_kept in (
+        ("functions.now:1", "now", True),
+        ("now:12", "now", True),
+        ("functions.get_weather:0", "get_weather", False),
+        ("no w", "no w", False),
+    ):
+        deltas = read(kind(TOOLS), list(reply.replace("functions.now:1", written)))
+        first, second = (delta for delta in deltas if isinstance(delta, CallStart))
+        assert first.call_id == "functions.get_weather:0"
+        assert second.name == name
+        assert (second.call_id == written) is is_kept
+        assert second.call_id.startswith("call_") is not is_kept
+
+
+def test_text_beside_calls_of_minimax_m2_is_content() -> None:
+    call = '<invoke name="now">\n</invoke>\n'
+    reply = (
+        f"A <minimax:tool_call> tag.\n<minimax:tool_call>\n{call}</minimax:tool_call>\nDone {call}"
+    )
+    deltas = read(MinimaxM2Reader(TOOLS), list(reply))
+    assert calls_of(deltas) == [("now", "{}")]
+    assert content_of(deltas).startswith("A <minimax:tool_call> tag.Done <invoke")
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, *_ in REPLIES.values()}, key=str))
