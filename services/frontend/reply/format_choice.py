@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 
 from services.frontend.reply.formats.deepseek import CALLS, DeepseekV3Reader, DeepseekV31Reader
+from services.frontend.reply.formats.gemma4 import OPENING as GEMMA_OPENING
+from services.frontend.reply.formats.gemma4 import Gemma4Reader
 from services.frontend.reply.formats.glm4 import KEY, Glm4Reader
 from services.frontend.reply.formats.harmony import HarmonyReader
 from services.frontend.reply.formats.hermes import OPENING, HermesReader
@@ -32,6 +34,7 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
     "seed_oss": SeedOssReader,
     "minimax_m2": MinimaxM2Reader,
     "kimi_k2": KimiK2Reader,
+    "gemma4": Gemma4Reader,
     "harmony": HarmonyReader,
     "plain": PlainReader,
 }
@@ -42,6 +45,7 @@ _OWN_TAGS = {
     KIMI_CALLS: "kimi_k2",
     MINIMAX_CALLS: "minimax_m2",
     SEED_OPENING: "seed_oss",
+    GEMMA_OPENING: "gemma4",
     KEY: "glm4",
 }
 """Tags that one format alone has."""

@@ -9,6 +9,7 @@ import pytest
 
 from services.frontend.reply.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from services.frontend.reply.formats.deepseek import DeepseekV3Reader, DeepseekV31Reader
+from services.frontend.reply.formats.gemma4 import MAX_DEPTH, Gemma4Reader
 from services.frontend.reply.formats.glm4 import Glm4Reader
 from services.frontend.reply.formats.harmony import HarmonyReader
 from services.frontend.reply.formats.hermes import HermesReader
@@ -130,6 +131,14 @@ REPLIES: dict[str, tuple[type[ReplyReader], str, str, str]] = {
         f"functions.get_weather:0<|tool_call_argument_begin|>{PARIS_JSON}<|tool_call_end|>"
         "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
+        "Hm",
+        "Look.",
+    ),
+    "gemma 4": (
+        Gemma4Reader,
+        "<|channel>thought\nHm<channel|>Look."
+        '<|tool_call>call:get_weather{city:<|"|>Paris "}],<|"|>,days:3}'
+        "<tool_call|><|tool_call>call:now{}<tool_call|>",
         "Hm",
         "Look.",
     ),
@@ -314,6 +323,28 @@ def test_calls_of_kimi_k2_have_the_ids_that_the_model_writes() -> None:
         assert second.name == name
         assert (second.call_id == written) is is_kept
         assert second.call_id.startswith("call_") is not is_kept
+
+
+def test_arguments_of_gemma_4_become_json() -> None:
+    text = '<|"|>x"\ny<|"|>'
+    written = f'{{a:[1,-2.5e3,true,null,{text}],b:{{c:{{}},<|"|>d e<|"|>:[{text},[]]}}, g : False}}'
+    for pieces in ([written], list(written)):
+        deltas = read(Gemma4Reader({}), ["<|tool_call>call:now", *pieces, "<tool_call|>", " Done"])
+        [(_, arguments)] = calls_of(deltas)
+        assert json.loads(arguments) == {
+            "a": [1, -2500, True, None, 'x"\ny'],
+            "b": {"c": {}, "d e": ['x"\ny', []]},
+            "g": False,
+        }
+        assert content_of(deltas) == "Done"
+
+
+@pytest.mark.parametrize("written", ["[" * (MAX_DEPTH + 1), "<|x", "", ":", "{a}"])
+def test_damaged_arguments_of_gemma_4_are_passed_on(written: str) -> None:
+    reply = f"<|tool_call>call:now{{a:{written}}}<tool_call|>Done"
+    deltas = read(Gemma4Reader({}), list(reply))
+    assert [name for name, _ in calls_of(deltas)] == ["now"]
+    assert content_of(deltas) == "Done"
 
 
 def test_text_beside_calls_of_minimax_m2_is_content() -> None:
