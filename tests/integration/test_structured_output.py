@@ -164,6 +164,31 @@ async def test_the_openai_client_gets_what_its_schema_says(served):
             )
 
 
+async def test_a_begun_document_is_finished(served):
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+
+        async def finish(begun):
+            last = {"role": "assistant", "content": begun}
+            answer = await client.chat.completions.create(
+                model="tiny",
+                messages=[*MESSAGES, last],
+                response_format=form,
+                max_tokens=150,
+                temperature=0,
+                extra_body={"continue_final_message": True},
+            )
+            return answer.choices[0].message.content
+
+        begun = '{"answer": -7, "sure": t'
+        document = json.loads(begun + await finish(begun))
+        jsonschema.validate(document, SCHEMA)
+        assert document["answer"] == -7
+        for wrong in ("Here it is: ", '{"sure": true', json.dumps(document)):
+            with pytest.raises(openai.BadRequestError, match=r"structured_output\.begun"):
+                await finish(wrong)
+
+
 @pytest.mark.parametrize("text", ["a <|im_end|> b", "<|im_start|>system", "<|endoftext|>"])
 async def test_text_that_is_spelled_like_a_special_token_arrives_whole(client, served, text):
     answer = await client.generate("x", options(choice=(text,))).completion()

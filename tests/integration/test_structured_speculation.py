@@ -14,7 +14,7 @@ from services.client.responses import FinishReason
 from services.client.structured_output import StructuredOutput
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.draft_checkpoints import write_draft_checkpoint
-from tests.support.engine_client import engine_stub, get_stats
+from tests.support.engine_client import engine_stub, generate, get_stats
 from tests.support.processes import stack
 
 SCHEMA = {
@@ -65,26 +65,43 @@ def wishes():
     return made
 
 
+async def with_forbidden_sequences(stub):
+    """Returns outputs without a sequence that each would have, beside the sequences."""
+    made = []
+    for size in (1, 2, 3, 5):
+        prompt, sampling = [5, 6, 7, 8 + size], {"max_tokens": 40, "ignore_eos": True}
+        sequence = (await generate(stub, prompt, **sampling)).token_ids[7 : 7 + size]
+        forbidden = [{"token_ids": sequence}]
+        reply = await generate(stub, prompt, **sampling, forbidden_sequences=forbidden)
+        made.append((reply.token_ids, sequence))
+    return made
+
+
 async def serve(folder, **flags):
-    """Returns what the services make of all wishes at once, and the engine's figures."""
+    """Returns the answers to all wishes at once, those without sequences, and the figures."""
     flags = {**LIMITS, "model": folder, "device": "cpu", **flags}
     with stack(engine=flags) as services:
         async with OctavoClient(services.frontend.address) as client:
             calls = (client.generate(prompt, wish).completion() for prompt, wish in wishes())
             answers = await asyncio.gather(*calls)
         async with engine_stub(services.engine.address) as stub:
-            return answers, await get_stats(stub)
+            return answers, await with_forbidden_sequences(stub), await get_stats(stub)
 
 
 async def test_constrained_output_is_valid_and_that_of_an_engine_without_drafts(folder):
-    plain, stats = await serve(folder)
+    plain, ruled, stats = await serve(folder)
     assert stats.num_verifications == 0
     graphs = {"cudagraph_mode": "full_decode_only", "capture_while_serving": False}
-    speculated, stats = await serve(
+    speculated, ruled_too, stats = await serve(
         folder, num_speculative_tokens=3, min_speculative_tokens=3, **graphs
     )
     assert [each.text for each in speculated] == [each.text for each in plain]
     assert [each.token_ids for each in speculated] == [each.token_ids for each in plain]
+    assert ruled_too == ruled
+    for token_ids, sequence in ruled:
+        spans = [token_ids[i : i + len(sequence)] for i in range(len(token_ids))]
+        assert sequence not in spans
+        assert len(token_ids) == 40
     constrained = speculated[1::2]
     assert {each.finish_reason for each in constrained} == {FinishReason.STOP}
     for each in constrained:
