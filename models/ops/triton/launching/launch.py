@@ -5,7 +5,7 @@ than the launch itself. The build depends only on types, alignments and scalar v
 """
 
 import inspect
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -14,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_BUILDS = 4096
 """Most remembered argument combinations; token counts make many of the same build."""
+
+Argument: TypeAlias = torch.Tensor | TensorDescriptor | GluonDescriptor | float | None
 
 
 class Launch:
@@ -33,21 +35,13 @@ class Launch:
     def __call__(
         self,
         grid: tuple[int, int, int],
-        *args: torch.Tensor | TensorDescriptor | GluonDescriptor | float | None,
+        *args: Argument | tuple[Argument, ...],
     ) -> None:
         """Launches the kernel; args are all parameters but constants, in order.
 
-        None leaves a parameter out of the build.
+        None leaves a parameter out of the build. A tuple with names is one parameter.
         """
-        kinds = [
-            (arg.dtype, arg.data_ptr() % 16)
-            if isinstance(arg, torch.Tensor)
-            else arg
-            if arg is None or isinstance(arg, (int, float))
-            else (arg.base.dtype, *arg.block_shape)
-            for arg in args
-        ]
-        key = tuple(kinds)
+        key = tuple(map(_kind_of, args))
         build = self._builds.get(key)
         if build is not None:
             build[grid](*args, *self._values)
@@ -67,6 +61,17 @@ class Launch:
     def forget_builds(self) -> None:
         """Makes Triton look up this kernel's builds again."""
         self._builds.clear()
+
+
+def _kind_of(arg: Argument | tuple[Argument, ...]) -> object:
+    """Returns what a build depends on."""
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.data_ptr() % 16
+    if isinstance(arg, tuple):
+        return tuple(map(_kind_of, arg))
+    if arg is None or isinstance(arg, (int, float)):
+        return arg
+    return arg.base.dtype, *arg.block_shape
 
 
 _launches: WeakSet[Launch] = WeakSet()

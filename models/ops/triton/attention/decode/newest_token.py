@@ -55,43 +55,40 @@ def load_gains(
 
 @triton.jit
 def attend_newest(
-    q_ptr, new_k_ptr, new_v_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr,
-    v_scale_ptr, token, kv_head, heads, in_group, dims, partners, gains, is_last, highest, total,
-    q_stride, new_k_stride, new_v_stride, rotation_stride, scale_log2, eps,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr, GATHERS: tl.constexpr,
+    q_ptr, new, strides, slots_ptr, cache, token, kv_head, heads, in_group, dims, partners, gains,
+    is_last, highest, total, scale_log2, eps, form: tl.constexpr,
 ):  # fmt: skip
     """Transforms queries and the newest key, stores that key and its value, and attends to them.
 
     gains: of load_gains. Only a program with is_last stores and sees the key. Returns the queries
-    and the weighted value, both [rows, BLOCK_D], highest and total. GATHERS: all loads are on their
-    way before the first is waited for.
+    and the weighted value, both [rows, BLOCK_D], highest and total. form.gathers: all loads are on
+    their way before the first is waited for.
     """
     q_gain, q_partner_gain, k_gain, k_partner_gain = gains
     slot = tl.load(slots_ptr + token)
-    q_ptrs = q_ptr + (token * q_stride + kv_head * GROUP + heads)[:, None] * HEAD_DIM
-    in_heads = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    q_ptrs = q_ptr + (token * strides.q + kv_head * form.group + heads)[:, None] * form.head_dim
+    in_heads = in_group[:, None] & (dims < form.head_dim)[None, :]
     q = tl.load(q_ptrs + dims[None, :], mask=in_heads, other=0.0)
     q_partner = tl.load(q_ptrs + partners[None, :], mask=in_heads, other=0.0)
-    at_key = (token * new_k_stride + kv_head) * HEAD_DIM
-    key = load_row(new_k_ptr + at_key, heads, dims, HEAD_DIM)
-    key_partner = load_row(new_k_ptr + at_key, heads, partners, HEAD_DIM)
-    at_rotation = token * rotation_stride * HEAD_DIM
-    cos = load_row(cos_ptr + at_rotation, heads, dims, HEAD_DIM)
-    sin = load_row(sin_ptr + at_rotation, heads, dims, HEAD_DIM)
-    at_value = (token * new_v_stride + kv_head) * HEAD_DIM
-    value = load_row(new_v_ptr + at_value, heads, dims, HEAD_DIM, is_last)
-    if GATHERS and q.dtype.primitive_bitwidth == 16 and cos.dtype == q.dtype:
+    at_key = (token * strides.k + kv_head) * form.head_dim
+    key = load_row(new.k + at_key, heads, dims, form.head_dim)
+    key_partner = load_row(new.k + at_key, heads, partners, form.head_dim)
+    at_rotation = token * strides.rotation * form.head_dim
+    cos = load_row(new.cos + at_rotation, heads, dims, form.head_dim)
+    sin = load_row(new.sin + at_rotation, heads, dims, form.head_dim)
+    at_value = (token * strides.v + kv_head) * form.head_dim
+    value = load_row(new.v + at_value, heads, dims, form.head_dim, is_last)
+    if form.gathers and q.dtype.primitive_bitwidth == 16 and cos.dtype == q.dtype:
         q, key = together(q, key, q_partner, key_partner, cos, sin, value)
-    q = transformed(q, q_partner, q_gain, q_partner_gain, cos, sin, eps, HEAD_DIM, HAS_NORM)
+    q = transformed(
+        q, q_partner, q_gain, q_partner_gain, cos, sin, eps, form.head_dim, form.has_norm
+    )
     q = q.to(q_ptr.dtype.element_ty)
-    key = transformed(key, key_partner, k_gain, k_partner_gain, cos, sin, eps, HEAD_DIM, HAS_NORM)
-    key, value = store_newest(
-        key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_SCALES,
-    )  # fmt: skip
-    weight, highest, total = see_newest(q, key, is_last, highest, total, scale_log2, SOFT_CAP)
+    key = transformed(
+        key, key_partner, k_gain, k_partner_gain, cos, sin, eps, form.head_dim, form.has_norm
+    )
+    key, value = store_newest(key, value, cache, slot, kv_head, dims, is_last, form)
+    weight, highest, total = see_newest(q, key, is_last, highest, total, scale_log2, form.soft_cap)
     return q, weight[:, None] * value, highest, total
 
 
@@ -128,36 +125,32 @@ def transformed(
 
 
 @triton.jit
-def store_newest(
-    key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-):  # fmt: skip
+def store_newest(key, value, cache, slot, kv_head, dims, is_last, form: tl.constexpr):
     """Stores one token's key and value if is_last, unless their slot is in block 0.
 
     key, value: [rows, BLOCK_D], equal rows. Returns both as read back from the cache, in float32.
     """
     # Dummy requests share block 0: writing while others read it would make their outputs, which
     # tests of graphs compare, depend on the order of programs.
-    has_slot = (slot >= BLOCK_SIZE) & is_last
-    at_head = slot * NUM_KV_HEADS + kv_head
+    has_slot = (slot >= form.block_size) & is_last
+    at_head = slot * form.num_kv_heads + kv_head
     rows = tl.arange(0, key.shape[0])
-    if HAS_SCALES:
+    if form.has_scales:
         value = value.to(tl.float32)
         key_scale = scale_of(tl.max(tl.abs(key), 1))
         value_scale = scale_of(tl.max(tl.abs(value), 1))
-        tl.store(k_scale_ptr + at_head + 0 * rows, key_scale, mask=has_slot & (rows == 0))
-        tl.store(v_scale_ptr + at_head + 0 * rows, value_scale, mask=has_slot & (rows == 0))
+        tl.store(cache.k_scale + at_head + 0 * rows, key_scale, mask=has_slot & (rows == 0))
+        tl.store(cache.v_scale + at_head + 0 * rows, value_scale, mask=has_slot & (rows == 0))
         key /= key_scale[:, None]
         value /= value_scale[:, None]
-    key = key.to(k_ptr.dtype.element_ty)
-    value = value.to(v_ptr.dtype.element_ty)
-    in_head = has_slot & (dims < HEAD_DIM)[None, :] & (rows == 0)[:, None]
-    at_dims = at_head * HEAD_DIM + 0 * rows[:, None] + dims[None, :]
-    tl.store(k_ptr + at_dims, key, mask=in_head)
-    tl.store(v_ptr + at_dims, value, mask=in_head)
+    key = key.to(cache.k.dtype.element_ty)
+    value = value.to(cache.v.dtype.element_ty)
+    in_head = has_slot & (dims < form.head_dim)[None, :] & (rows == 0)[:, None]
+    at_dims = at_head * form.head_dim + 0 * rows[:, None] + dims[None, :]
+    tl.store(cache.k + at_dims, key, mask=in_head)
+    tl.store(cache.v + at_dims, value, mask=in_head)
     key, value = key.to(tl.float32), value.to(tl.float32)
-    if HAS_SCALES:
+    if form.has_scales:
         key *= key_scale[:, None]
         value *= value_scale[:, None]
     return key, value

@@ -164,7 +164,7 @@ for kernel in sys.argv[3:]:
 LAUNCHED = {
     "families": ["_rotate_and_cache_kernel", "_latent_cache_kernel", "_score_kernel"],
     "compiled_families": [
-        "_decode_kernel",
+        "decode_kernel",
         "_hopper_attention_kernel",
         "_widen_kernel",
         "_few_queries_kernel",

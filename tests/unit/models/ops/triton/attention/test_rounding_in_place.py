@@ -18,8 +18,8 @@ from tests.support.kernel_launches import absent_gpu
 
 ARITHMETIC = re.compile(r"(fma|add|sub|rsqrt|ex2|mma)[.][a-z0-9.]*")
 launch = decode_attention.Launch
-decode_attention.Launch = lambda kernel, **constants: launch(
-    kernel, **(constants | {"HAS_ASSEMBLY": True})
+decode_attention.Launch = lambda kernel, form, **options: launch(
+    kernel, form=form._replace(has_assembly=True), **options
 )
 
 def sums_of(num_requests, heads, rounds, **options):
@@ -32,7 +32,7 @@ def sums_of(num_requests, heads, rounds, **options):
             case.q, case.k, case.v, torch.zeros_like(case.q).contiguous(), case.cache,
             case.metadata, case.transform, case.sliding_window, case.sinks, 0.1, 0.0, rounds=rounds,
         )
-    own = [each for each in _launches if each._kernel.__name__ == "_decode_kernel"]
+    own = [each for each in _launches if each._kernel.__name__ == "decode_kernel"]
     (build,) = (build for each in own for build in each._builds.values())
     decode_attention._launcher.cache_clear()
     _launches.clear()
