@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,8 +10,8 @@ import pytest
 from tests.bench.flood_attacks import ATTACKS
 from tests.bench.soak_load import Load
 from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.forked_program import run_forked
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     *("--shape", "tiny", "--device", "cpu", "--budget-s", "90", "--commit", "none"),
     *("--max-num-batched-tokens", "128", "--max-num-seqs", "4"),
@@ -22,14 +20,7 @@ SMALL = (
 
 def run(program: str, *arguments: str | Path) -> str:
     """Returns what a program prints."""
-    result = subprocess.run(
-        [sys.executable, "-m", program, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_forked(program, *map(str, arguments))
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

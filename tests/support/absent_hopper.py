@@ -3,7 +3,9 @@
 Call `pretend` before importing models, in a program of its own.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,13 +103,16 @@ def launched_by(
         )
 
 
-def check_types(builds: Sequence) -> list[str]:
-    """Runs Triton's front end over kernels; returns its errors.
+def check_types(builds: Iterable) -> list[str]:
+    """Runs Triton's front end over builds of each kernel that have all its traits.
 
     It passes over kernels that Triton's cache notes as free of errors, by all that they depend on.
+
+    Returns:
+        The errors of the front end.
     """
     errors = []
-    for build in builds:
+    for build in _varied(builds):
         kept = get_cache_manager(build.key)
         if kept.has_file(_FREE_OF_ERRORS):
             continue
@@ -126,3 +131,39 @@ def check_types(builds: Sequence) -> list[str]:
         else:
             kept.put("", _FREE_OF_ERRORS, binary=False)
     return errors
+
+
+def _varied(builds: Iterable) -> list:
+    """Returns builds of each kernel that together have all traits that occur."""
+    of_kernels = defaultdict(list)
+    for build in builds:
+        of_kernels[build.module, build.name].append((_traits(build), build))
+    chosen = []
+    for each in of_kernels.values():
+        missing = set().union(*(traits for traits, _ in each))
+        while missing:
+            traits, build = max(each, key=lambda pair: len(pair[0] & missing))
+            missing -= traits
+            chosen.append(build)
+    return chosen
+
+
+def _traits(build) -> set:
+    """Returns each size of a build, and every two of its types and flags, which choose branches."""
+    choices, sizes = [], {("num_warps", build.options.get("num_warps"))}
+    for name, of_type in build.signature.items():
+        if of_type != "constexpr":
+            choices.append((name, str(of_type)))
+    for index, value in _values(build):
+        is_choice = value is None or isinstance(value, bool)
+        (choices.append if is_choice else sizes.add)((index, repr(value)))
+    return sizes | set(combinations(choices, 2))
+
+
+def _values(build) -> list:
+    """Returns the constants of a build by place, with each value of a form."""
+    values = []
+    for index, value in build.constants.items():
+        fields = value._asdict() if hasattr(value, "_asdict") else {None: value}
+        values += [((index, name), each) for name, each in fields.items()]
+    return values

@@ -6,12 +6,14 @@ start would give them.
 
 import os
 import select
+import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.forks import fork
+from tests.support.forks import OF_SERVICES, fork, fork_server
 
 
 class ForkedProgram:
@@ -51,9 +53,39 @@ class ForkedProgram:
             raise subprocess.TimeoutExpired(str(self.pid), timeout_s or 0)
         return returncode
 
+    def kill(self) -> None:
+        """Ends it, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
     def _returncode_within(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._report], [], [], timeout_s)[0]:
             self.returncode = int(self._lines.readline())
             self._lines.close()
             self._report.close()
         return self.returncode
+
+
+def run_forked(*command: str, modules: Sequence[str] = OF_SERVICES) -> subprocess.CompletedProcess:
+    """Runs a command of a ForkedProgram to its end.
+
+    modules: of the fork server.
+
+    Returns:
+        How it ended, with the text of both outputs.
+    """
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        program = ForkedProgram(
+            fork_server(*modules),
+            command,
+            environment=os.environ,
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+        )
+        try:
+            returncode = program.wait(timeout_s=240)
+        finally:
+            program.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(command, returncode, stdout.read(), stderr.read())

@@ -1,13 +1,13 @@
 """Processes on this machine that run one program as the ranks of a group over gloo."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.support.forked_program import ForkedProgram
+from tests.support.forks import OF_SERVICES, fork_server
+
 MEET = """
 import os
 import sys
@@ -35,18 +35,20 @@ def run_ranks(program, size, folder):
         folder: for files.
     """
     outputs = [folder / f"{rank}.pt" for rank in range(size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET + program + LEAVE, str(rank), str(size),
-             str(folder / "meeting"), str(output)],
-            cwd=ROOT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
+    run_commands(
+        ["-c", MEET + program + LEAVE, str(rank), str(size), str(folder / "meeting"), str(output)]
         for rank, output in enumerate(outputs)
-    ]  # fmt: skip
+    )
+    return [torch.load(output) for output in outputs]
+
+
+def run_commands(commands: Iterable[Sequence[str]]) -> None:
+    """Runs a rank for each command of a ForkedProgram; raises if one fails."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    server = fork_server(*OF_SERVICES)
+    ranks = [ForkedProgram(server, command, environment=environment) for command in commands]
     try:
-        assert [each.wait(timeout=120) for each in ranks] == [0] * size
+        assert [each.wait(timeout_s=120) for each in ranks] == [0] * len(ranks)
     finally:
         for each in ranks:
             each.kill()
-    return [torch.load(output) for output in outputs]

@@ -19,9 +19,12 @@ interpret_quickly()
 """
 
 
-def run_building(program: str, *arguments: object) -> None:
-    """Raises if a program that builds kernels fails; its arguments are in sys.argv."""
-    variables = {"TRITON_CACHE_DIR": str(_BUILT)}
+def run_building(program: str, *arguments: object, kept: Path = _BUILT) -> None:
+    """Raises if a program that builds kernels fails; its arguments are in sys.argv.
+
+    kept: the folder of its kernels.
+    """
+    variables = {"TRITON_CACHE_DIR": str(kept)}
     _run("tests.support.kernel_compiler", variables, program, *arguments)
 
 

@@ -86,6 +86,15 @@ def services(stop_file):
         yield running
 
 
+@pytest.fixture(scope="module")
+def expected(services):
+    async def run():
+        async with grpc.aio.insecure_channel(services.frontend.address) as channel:
+            return await uninterrupted(FrontendServiceStub(channel))
+
+    return asyncio.run(run())
+
+
 @pytest.fixture
 async def stub(services):
     async with grpc.aio.insecure_channel(services.frontend.address) as channel:
@@ -93,9 +102,10 @@ async def stub(services):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
-async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, stop_file, number):
+async def test_of_the_worker_interrupts_streams_and_ends_none(
+    services, stub, stop_file, expected, number
+):
     baseline = await held_by(services.engine)
-    expected = await uninterrupted(stub)
     async with engine_stub(services.engine.address) as engine:
         before = await get_stats(engine)
         async with grpc.aio.insecure_channel(services.engine.address) as channel:
@@ -113,8 +123,7 @@ async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, st
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-async def test_of_the_worker_at_any_moment_changes_no_token(services, stub, stop_file):
-    expected = await uninterrupted(stub)
+async def test_of_the_worker_at_any_moment_changes_no_token(services, stub, stop_file, expected):
     delays = random.Random(3)
     async with engine_stub(services.engine.address) as engine:
         for _ in range(20):

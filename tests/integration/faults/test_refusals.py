@@ -194,8 +194,8 @@ async def refused(stub: FrontendServiceStub, request: Request) -> grpc.aio.AioRp
     return caught.value
 
 
-def long_request(**options: object) -> pb.GenerateRequest:
-    sampling = SamplingParams(temperature=1, seed=7, max_tokens=1000, ignore_eos=True)
+def long_request(max_tokens: int = 1000, **options: object) -> pb.GenerateRequest:
+    sampling = SamplingParams(temperature=1, seed=7, max_tokens=max_tokens, ignore_eos=True)
     return generate("Tell me a story.", sampling=sampling, **options)
 
 
@@ -308,9 +308,9 @@ async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_
 async def test_a_long_stream_runs_to_its_end_undisturbed_by_every_refusal(
     services, stub, stop_file
 ):
-    alone = await all_tokens(stub.Generate(long_request()))
-    stop_after(stop_file, 990)  # so that it does not end before the last refusal
-    beside = stub.Generate(long_request(request_id="healthy"))
+    alone = await all_tokens(stub.Generate(long_request(300)))
+    stop_after(stop_file, 290)  # so that it does not end before the last refusal
+    beside = stub.Generate(long_request(300, request_id="healthy"))
     await beside.initial_metadata()  # the engine has it
     reading = asyncio.create_task(all_tokens(beside))
     requests = [request for request, _, _ in CASES.values()]
@@ -319,4 +319,4 @@ async def test_a_long_stream_runs_to_its_end_undisturbed_by_every_refusal(
     async with stopped(services.engine):
         assert not reading.done()
     assert await reading == alone
-    assert len(alone[0]) == 1000
+    assert len(alone[0]) == 300

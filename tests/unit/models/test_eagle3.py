@@ -25,7 +25,21 @@ NUM_OUTPUT = 20
 LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gpt_oss"])
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss")
+LIMITS = ({}, {"max_num_batched_tokens": 7}, {"num_blocks": 36, "max_num_batched_tokens": 16})
+WAYS = (
+    (2, CUDAGraphMode.NONE),
+    (3, CUDAGraphMode.NONE),
+    (0, CUDAGraphMode.PIECEWISE),
+    (3, CUDAGraphMode.PIECEWISE),
+    (0, CUDAGraphMode.FULL_AND_PIECEWISE),
+    (2, CUDAGraphMode.FULL_AND_PIECEWISE),
+    (3, CUDAGraphMode.FULL_AND_PIECEWISE),
+)
+"""Levels of compilation and modes of graphs."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def target(request, tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("target")
@@ -122,11 +136,16 @@ def test_the_first_draft_is_that_of_the_plain_computation(target, head):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 36, "max_num_batched_tokens": 16}],
+    ("target", "options", "temperature"),
+    # Every two of a family, limits and a temperature.
+    [
+        (family, options, (at + number) % 2)
+        for at, family in enumerate(FAMILIES)
+        for number, options in enumerate(LIMITS)
+    ],
+    indirect=["target"],
     ids=str,
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_those_of_a_run_without(target, head, options, temperature):
     expected = engine(target, head, 0, **options).run(PROMPTS, NUM_OUTPUT, temperature=temperature)
     speculating = engine(target, head, **options)
@@ -151,16 +170,10 @@ def test_graphs_draft_what_eager_steps_draft(target, head, eager):
 
 
 @pytest.mark.parametrize(
-    ("level", "mode"),
-    [
-        (2, CUDAGraphMode.NONE),
-        (3, CUDAGraphMode.NONE),
-        (0, CUDAGraphMode.PIECEWISE),
-        (3, CUDAGraphMode.PIECEWISE),
-        (0, CUDAGraphMode.FULL_AND_PIECEWISE),
-        (2, CUDAGraphMode.FULL_AND_PIECEWISE),
-        (3, CUDAGraphMode.FULL_AND_PIECEWISE),
-    ],
+    ("target", "level", "mode"),
+    # The family with the most kinds of layers in every way, the others as fused as they become.
+    [("gpt_oss", *way) for way in WAYS] + [(family, *WAYS[-1]) for family in FAMILIES[:-1]],
+    indirect=["target"],
     ids=str,
 )
 def test_every_level_and_graph_drafts_what_eager_steps_draft(target, head, eager, level, mode):

@@ -1,8 +1,3 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from services.engine.compilation.artifact_cache import ArtifactCache
@@ -10,19 +5,11 @@ from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.explain import explain as explained
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.start.loaded_model import LoadedModel
-
-ROOT = Path(__file__).resolve().parents[4]
+from tests.support.forked_program import run_forked
 
 
 def explain(*flags):
-    return subprocess.run(
-        [sys.executable, "-m", "services.engine", "cache", "explain", *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_forked("services.engine", "cache", "explain", *flags)
 
 
 def test_the_engine_explains_its_cache_and_does_not_serve(tmp_path):

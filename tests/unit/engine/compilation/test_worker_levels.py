@@ -1,6 +1,7 @@
 """The worker process at each level, from its flags to its tokens."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,10 +11,17 @@ from services.engine.batch import read_int32
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerExecutor
 from services.engine.worker.rank_process import WorkerDiedError
+from tests.support.forked_workers import workers_forked
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
 
 PROMPT = [5, 17, 3]
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    with workers_forked():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.worker import rank_process
 from services.engine.worker.executor import WorkerExecutor
 from services.engine.worker.rank_process import WorkerDiedError
+from tests.support.forked_workers import workers_forked
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
 from tests.support.waiting import until
@@ -56,11 +57,19 @@ async def executor(config):
 
 
 @pytest.fixture
+def forked():
+    """For tests of what a worker says, not of how its process starts and ends."""
+    with workers_forked():
+        yield
+
+
+@pytest.fixture
 def driver(checkpoint):
     """Builds descriptors; its own runner stays unused."""
     return StepDriver(checkpoint[0])
 
 
+@pytest.mark.usefixtures("forked")
 async def test_steps_sent_ahead_come_back_in_order(executor, driver, checkpoint):
     stages = []
     ready = await executor.start(stages.append)
@@ -99,6 +108,7 @@ async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(
     assert executor.pid not in (None, first_pid)
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_bad_descriptor_ends_the_worker_with_the_reason(executor, driver):
     await executor.start()
     descriptor = driver.descriptor([(driver.add(PROMPT), 3)])
@@ -110,6 +120,7 @@ async def test_a_bad_descriptor_ends_the_worker_with_the_reason(executor, driver
         await executor.receive()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_start_without_a_checkpoint_fails_with_the_reason(config, tmp_path):
     executor = WorkerExecutor(config.with_flags(model=tmp_path))
     with pytest.raises(WorkerDiedError, match=r"while starting: .*config\.json cannot be read"):

@@ -1,8 +1,3 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,33 +7,21 @@ from models.ops.communication.all_reduce import all_reduce
 from models.parallel.collectives import num_issued, without_other_ranks
 from models.parallel.group import ParallelGroup
 from scripts.quantize_tiny import FORMATS, write_quantized
+from tests.support.gloo_ranks import run_commands
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 from tests.support.tensor_parallel_rank import TOKEN_IDS
 
-ROOT = Path(__file__).parents[4]
-
 
 def run_two_ranks(folder, tmp_path, *options):
     """Returns each rank's logits of TOKEN_IDS."""
     outputs = [tmp_path / f"logits_{rank}.pt" for rank in range(2)]
-    ranks = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.tensor_parallel_rank", str(rank), "2"),
-                *(str(folder), str(tmp_path / "rendezvous"), str(output), *options),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        )
+    run_commands(
+        ["tests.support.tensor_parallel_rank", str(rank), "2", str(folder),
+         str(tmp_path / "rendezvous"), str(output), *options]
         for rank, output in enumerate(outputs)
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+    )  # fmt: skip
     return [torch.load(output) for output in outputs]
 
 

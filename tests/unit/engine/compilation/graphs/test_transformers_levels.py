@@ -8,7 +8,7 @@ from services.engine.config.compilation import CompilationConfig
 from tests.support.foreign_checkpoints import generate, write_foreign_checkpoint
 from tests.support.graph_engine import GraphEngine
 
-NUM_OUTPUT = 64
+NUM_OUTPUT = 24
 ARCHITECTURES = (
     "StableLmForCausalLM",
     "Cohere2ForCausalLM",
@@ -58,7 +58,7 @@ def test_greedy_tokens_are_those_of_transformers_at_each_level(architecture, lev
     folder, expected = checkpoints(architecture)
     config = CompilationConfig(compilation_level=level, use_inductor=False)
     # Few blocks: some requests are preempted and start again.
-    engine = GraphEngine(folder, config, max_model_len=96, num_blocks=90, max_num_batched_tokens=24)
+    engine = GraphEngine(folder, config, max_model_len=64, num_blocks=48, max_num_batched_tokens=24)
     assert engine.run(prompts(), NUM_OUTPUT) == expected
     engine.capture()
     assert not engine.faults
@@ -69,8 +69,8 @@ def test_greedy_tokens_are_those_of_transformers_at_each_level(architecture, lev
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_tokens_are_those_of_transformers_with_each_kind_of_graph(mode, checkpoints):
     folder, expected = checkpoints("StableLmForCausalLM")
-    engine = GraphEngine(folder, CompilationConfig(cudagraph_mode=mode), max_model_len=96,
-                         num_blocks=128)  # fmt: skip
+    engine = GraphEngine(folder, CompilationConfig(cudagraph_mode=mode), max_model_len=64,
+                         num_blocks=64)  # fmt: skip
     outcomes = engine.capture()
     assert (len(outcomes) > 0) == (mode != "none")
     assert not engine.faults

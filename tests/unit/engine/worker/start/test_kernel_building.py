@@ -1,14 +1,12 @@
 """Builds in each process, with Triton's compiler and no GPU; each test is a program of its own."""
 
-import os
-import subprocess
-import sys
 from textwrap import dedent
 
 import pytest
 
 from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.kernel_building import KernelBuilding
+from tests.support.programs import run_building
 
 PRELUDE = """
 from services.engine.worker.start.build_processes import BuildProcesses
@@ -73,12 +71,7 @@ ALL = "['_rms_norm_kernel'] * 4 + ['_write_entries_kernel']"
 
 
 def run(cache, program):
-    subprocess.run(
-        [sys.executable, "-c", PRELUDE + dedent(program)],
-        env={**os.environ, "TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-        timeout=120,
-    )
+    run_building(PRELUDE + dedent(program), kept=cache)
 
 
 @pytest.mark.slow

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -18,6 +15,7 @@ from services.engine.worker.start.kv_memory import (
     choose_num_blocks,
 )
 from services.engine.worker.start.warm_up import largest_step
+from tests.support.forked_program import run_forked
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -73,8 +71,7 @@ def test_a_cache_larger_than_the_machine_is_refused_with_numbers():
     ],
 )
 def test_an_engine_refuses_such_a_cache_without_a_traceback(flags, loads_weights):
-    engine = [sys.executable, "-m", "services.engine", "--port", "0", "--device", "cpu"]
-    ended = subprocess.run([*engine, *flags], capture_output=True, text=True, check=False)
+    ended = run_forked("services.engine", "--port", "0", "--device", "cpu", *flags)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert "GiB available. Lower --num-kv-blocks" in ended.stderr

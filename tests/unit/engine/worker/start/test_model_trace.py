@@ -1,8 +1,6 @@
 """Programs that another process traces, without weights and without a device."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from services.engine.worker.placement import rank_places
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_trace import TraceBuild, TraceProcess
 from services.engine.worker.start.ranks import Ranks
+from tests.support.forked_program import run_forked
 from tests.support.random_checkpoints import VARIANTS, write_checkpoint
 
 PROGRAMS = ("model", "draft_0")
@@ -130,8 +129,7 @@ assert not imported, imported
 def test_a_later_start_imports_no_compiler(folder, tmp_path):
     config = config_of(folder, tmp_path, use_inductor=True)
     LoadedModel.load(config)
-    arguments = [sys.executable, "-c", LATER_START, config.model_dump_json()]
-    subprocess.run(arguments, check=True, timeout=240)
+    run_forked("-c", LATER_START, config.model_dump_json(), modules=["torch"]).check_returncode()
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +167,7 @@ def test_a_process_leaves_the_programs_on_disk_if_the_model_can_be_sent(
     folder, tmp_path, has_unsendable
 ):
     arguments = [str(folder), str(tmp_path), str(has_unsendable)]
-    subprocess.run([sys.executable, "-c", WORKER, *arguments], check=True, timeout=240)
+    run_forked("-c", WORKER, *arguments).check_returncode()
 
 
 def test_code_that_a_compiler_would_generate_is_left_to_this_process(folder, tmp_path):

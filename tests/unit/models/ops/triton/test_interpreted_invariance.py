@@ -8,7 +8,6 @@ import pytest
 from tests.support.programs import run_interpreted
 
 COMMON = """
-import sys
 from dataclasses import replace
 import torch
 torch.set_num_threads(1)
@@ -43,8 +42,9 @@ CASES = [
     (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
     (([1, 3], [1200, 530]), {"sliding_window": 600, "has_sinks": True, "soft_cap": 0.7}),
 ]
-dtype = getattr(torch, sys.argv[1])
-for batch, options in CASES:
+# Cases take turns with types; tests/gpu has all of both.
+for number, (batch, options) in enumerate(CASES):
+    dtype = (torch.float32, torch.float16)[number % 2]
     case = make_case(*batch, ODD, dtype=dtype, has_rotation=False, **options)
     exact = case.exact()
     case.leave_window()
@@ -87,7 +87,7 @@ for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300
         x, weight = (torch.randn(rows, size).to(dtype) for rows in (num_tokens, num_outputs))
         output = fixed_linear(x, weight, dtype=dtype)
         assert_rows_close(output, x.double() @ weight.double().t())
-        for row in range(num_tokens):
+        for row in range(0, num_tokens, 9):
             alone = fixed_linear(x[row : row + 1].clone(), weight, dtype=dtype)
             assert torch.equal(alone[0], output[row])
     x = torch.randn(num_tokens, size)
@@ -111,13 +111,7 @@ for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "arguments"),
-    [
-        (ATTENTION_PROGRAM, ["float32"]),
-        (ATTENTION_PROGRAM, ["float16"]),
-        (OTHERS_PROGRAM, []),
-    ],
-    ids=["attention-32", "attention-16", "others"],
+    "program", [ATTENTION_PROGRAM, OTHERS_PROGRAM], ids=["attention", "others"]
 )
-def test_kernels_agree_with_the_reference_in_the_interpreter(program, arguments):
-    run_interpreted(COMMON + program, *arguments)
+def test_kernels_agree_with_the_reference_in_the_interpreter(program):
+    run_interpreted(COMMON + program)

@@ -93,10 +93,10 @@ def serve(path, level, *, dtype=torch.bfloat16, keeps_format=False, **options):
     engine = GraphEngine(path, compilation_config(level=level, **flags), dtype=dtype, **options)
     def run():
         engine.capture(3)
-        long = engine.limits.max_model_len * 5 // 8
-        for prompts in (ONE, SHORT, [[9] * long, [7] * long, [3] * 5]):
-            for sampling in ({}, EDITED):
-                engine.run(prompts, 4, **sampling)
+        size = engine.limits.max_model_len * 5 // 8
+        long = [[9] * size, [7] * size, [3] * 5]
+        for prompts, sampling in ((ONE, {}), (SHORT, EDITED), (long, {}), (long, EDITED)):
+            engine.run(prompts, 3, **sampling)
         num_queries = engine.limits.decode_q_len
         for num_requests in (1, 3):
             sizes = {"max_num_seqs": num_requests, "max_num_batched_tokens": 3 * num_queries}
@@ -116,17 +116,20 @@ def families(level):
     serve(made("deepseek_v3", **LATENT), level, **FP8_CACHE)
     serve(made("deepseek_v32", index_head_dim=32), level, **FP8_CACHE)
 
-def weights(level):
+def weights():
+    def serve_packed(path, **options):
+        for level in (0, 3):
+            serve(path, level, keeps_format=True, **options)
+
     for kind in ("deepseek", "compressed_channel"):
+        path = quantized("qwen3", kind)
         for dtype in (torch.bfloat16, torch.float16):
-            serve(quantized("qwen3", kind), level, dtype=dtype, keeps_format=True)
+            serve_packed(path, dtype=dtype)
         for size in (192, 200):  # the copy engine takes the first
-            experts = quantized("qwen3_moe", kind, moe_intermediate_size=size)
-            serve(experts, level, keeps_format=True)
-    serve(packed(intermediate_size=96), level, keeps_format=True)
+            serve_packed(quantized("qwen3_moe", kind, moe_intermediate_size=size))
+    serve_packed(packed(intermediate_size=96))
     for form in ("compressed-int4-32", "modelopt-nvfp4"):
-        experts = of_4_bits(form, "qwen3_moe", moe_intermediate_size=96)
-        serve(experts, level, keeps_format=True)
+        serve_packed(of_4_bits(form, "qwen3_moe", moe_intermediate_size=96))
 
 def drafts(level):
     serve(drafting("deepseek_v3"), level, num_speculative_tokens=1)
@@ -151,7 +154,7 @@ def invariant():
 
 SCENARIOS = {
     "families": lambda: families(0), "compiled_families": lambda: families(3),
-    "weights": lambda: (weights(0), weights(3)), "drafts": lambda: (drafts(0), drafts(3)),
+    "weights": weights, "drafts": lambda: (drafts(0), drafts(3)),
     "ranks": ranks, "invariant": invariant,
 }
 with absent_gpu(), layouts_checked() as counts:

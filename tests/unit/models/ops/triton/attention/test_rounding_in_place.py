@@ -42,7 +42,7 @@ def sums_of(num_requests, heads, rounds, **options):
 WINDOW = {"sliding_window": 40, "has_sinks": True}
 FP8 = {"has_fp8_cache": True}
 for num_requests, num_heads, num_kv_heads, options in (
-    (130, 12, 1, WINDOW), (7, 32, 8, WINDOW), (7, 32, 8, FP8), (130, 32, 8, {}), (7, 10, 2, {})
+    (130, 12, 1, WINDOW), (7, 32, 8, WINDOW | FP8), (130, 32, 8, {}), (7, 10, 2, {})
 ):
     heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128)
     plain, rounded = (

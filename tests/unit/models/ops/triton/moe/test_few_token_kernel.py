@@ -6,7 +6,6 @@ from tests.support.programs import run_building
 
 PROGRAM = """
 from functools import lru_cache
-from itertools import product
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
@@ -19,7 +18,6 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
 
-# Experts of a case take seconds to draw and much memory; tiles take turns with them.
 @lru_cache(maxsize=1)
 def products_of(kind, size, num_experts=2, is_clamped=False):
     experts = make_quantized_experts(
@@ -41,11 +39,10 @@ EACH = {"mxfp4": 1, "nvfp4": 4, "int4-128": 1, "int4-64": 2, "int4-32": 4}
 def most_inputs(kind, tiles):
     return max(size for size in range(128, 3200, 128) if tiles.has_room(size, EACH[kind]))
 
-for height, each_tiles in FEW_TOKEN_TILES.items():
-    for tiles in each_tiles:
-        for kind, words in EACH.items():
-            gate_up, down = products_of(kind, 384)
-            assert few_token_tiles(height, gate_up) == each_tiles[0]
+for kind in EACH:
+    gate_up, down = products_of(kind, 384)
+    for height, each_tiles in FEW_TOKEN_TILES.items():
+        assert few_token_tiles(height, gate_up) == each_tiles[0]
 (small,), (middle,), (first, second) = FEW_TOKEN_TILES.values()
 gate_up, down = products_of("mxfp4", 2880)
 assert few_token_tiles(8, down) == small
@@ -55,28 +52,17 @@ assert few_token_tiles(8, products_of("mxfp4", 2976)[0]) is None
 # Kinds of other sizes have other memory for their scales.
 assert most_inputs("mxfp4", small) == most_inputs("int4-128", small) > most_inputs("int4-64", small)
 assert most_inputs("int4-64", small) > most_inputs("int4-32", small) > 2048
-cases = (None, 2, True), (2880, 40, False), (160, 2, False)
-kinds = {
-    "mxfp4": cases, "int4-32": ((None, 2, True), (160, 2, False)), "int4-64": ((None, 40, False),),
-    "int4-128": ((None, 2, True), (2048, 128, False)),
-    "nvfp4": ((None, 2, True), (160, 2, False)),
-}
-all_tiles = [tiles for each in FEW_TOKEN_TILES.values() for tiles in each]
-each = [
-    (turn + at + number, kind, case, tiles)
-    for turn, (kind, of_kind) in enumerate(kinds.items())
-    for at, case in enumerate(of_kind)
-    for number, tiles in enumerate(all_tiles)
-    if case[0] is None or tiles.has_room(case[0], EACH[kind])
-]
-seen = set()
-# Every two of a kind, a case and tiles are built together, not all three; these have most pairs.
-for _, kind, case, tiles in sorted(each, key=lambda each: each[0] % 2):
-    pairs = {(kind, case), (kind, tiles), (case, tiles)}
-    if pairs <= seen:
-        continue
-    seen |= pairs
-    size, *others = case
+most, few, wide = (None, 2, True), (160, 2, False), (2880, 2, False)
+# All tiles with each way to unpack, of floats of two kinds and of integers. Integers in larger
+# groups have fewer words of scales, one for a step of 64 or of 128 columns.
+cases = (
+    ("mxfp4", most, small), ("mxfp4", most, middle), ("mxfp4", few, first), ("mxfp4", wide, second),
+    ("nvfp4", few, small), ("nvfp4", most, middle), ("nvfp4", most, first), ("nvfp4", few, second),
+    ("int4-32", few, small), ("int4-32", few, middle), ("int4-32", most, first),
+    ("int4-32", most, second), ("int4-64", most, first), ("int4-64", (384, 40, False), second),
+    ("int4-128", (256, 128, False), middle), ("int4-128", most, second),
+)
+for kind, (size, *others), tiles in cases:
     builds = built(tiles, kind, size or most_inputs(kind, tiles), *others)
     assert len(builds) == 2
     for build in builds:
