@@ -142,10 +142,10 @@ class StructuredOutput:
     """
     preamble: tuple[str, str] | None = None
     """Begin and end of free text before the form."""
-    begun: str = ""
-    """The beginning of the form, with which the prompt ends."""
     max_preamble_tokens: int | None = None
     """Tokens of the preamble after which its end is forced; None for no limit."""
+    begun: str = ""
+    """The beginning of the form, with which the prompt ends."""
 
 
 class Constraint(Protocol):

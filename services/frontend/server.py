@@ -291,9 +291,10 @@ async def serve(config: FrontendConfig, share: Share | None = None) -> int:
         server = FrontendServer(config, share)
         await server.start()
     except (OSError, TlsFilesError, KeyFileError) as error:
-        log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         if server is not None:
             await server.close()
+        # Last: until it is closed, it may log that it reaches no engine.
+        log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     log_loop_errors()
     gc.freeze()  # everything loaded so far lives as long as the process

@@ -21,12 +21,16 @@ def worker_of(engine: ServiceProcess) -> psutil.Process:
 
 
 def children(service: ServiceProcess) -> list[psutil.Process]:
-    """Returns a service's other processes: the group that it leads."""
-    return [
-        each
-        for each in psutil.process_iter()
-        if each.pid != service.pid and _group_of(each.pid) == service.pid
-    ]
+    """Returns a service's other processes.
+
+    They are its descendants, in sessions of their own, and forked ones in the group that it leads.
+    """
+    forked = [each for each in psutil.process_iter() if _group_of(each.pid) == service.pid]
+    try:
+        own = psutil.Process(service.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        own = []
+    return [each for each in {*forked, *own} if each.pid != service.pid]
 
 
 def _group_of(pid: int) -> int | None:

@@ -54,8 +54,8 @@ def structured_output_of(
         None if kind is None else GrammarKind(kind),
         texts,
         preamble,
-        message.begun,
-        message.preamble.max_tokens if has_budget else None,
+        max_preamble_tokens=message.preamble.max_tokens if has_budget else None,
+        begun=message.begun,
     )
 
 
