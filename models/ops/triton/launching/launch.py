@@ -41,7 +41,7 @@ class Launch:
 
         None leaves a parameter out of the build. A tuple with names is one parameter.
         """
-        key = tuple(map(_kind_of, args))
+        key = _kinds_of(args)
         build = self._builds.get(key)
         if build is not None:
             build[grid](*args, *self._values)
@@ -63,15 +63,19 @@ class Launch:
         self._builds.clear()
 
 
-def _kind_of(arg: Argument | tuple[Argument, ...]) -> object:
-    """Returns what a build depends on."""
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.data_ptr() % 16
-    if isinstance(arg, tuple):
-        return tuple(map(_kind_of, arg))
-    if arg is None or isinstance(arg, (int, float)):
-        return arg
-    return arg.base.dtype, *arg.block_shape
+def _kinds_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns what a build depends on, of each argument."""
+    kinds = [
+        (arg.dtype, arg.data_ptr() % 16)
+        if isinstance(arg, torch.Tensor)
+        else arg
+        if arg is None or isinstance(arg, (int, float))
+        else _kinds_of(arg)
+        if isinstance(arg, tuple)
+        else (arg.base.dtype, *arg.block_shape)
+        for arg in args
+    ]
+    return tuple(kinds)
 
 
 _launches: WeakSet[Launch] = WeakSet()
