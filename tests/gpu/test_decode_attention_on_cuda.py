@@ -17,6 +17,8 @@ HEADS = {
     "heads-of-256": Heads(num_heads=4, num_kv_heads=2, head_dim=256),
 }
 BATCHES = {
+    "alone": [9000],
+    "dozen": [1000] * 10 + [257, 3100],
     "few": [3000, 30, 40, 1, 500, 2, 700, 0],
     "last": [17] * 30 + [4000],
     "two": [2000] + [300] * 60 + [5000],

@@ -8,7 +8,7 @@ import torch
 from models.forward_context import AttentionWorkspace
 
 MAX_SPLITS = 32
-"""Most parts of one sequence's keys; a power of two."""
+"""Most parts of one sequence's keys, but for Tiles.most_splits; a power of two."""
 
 MAX_PARTIALS = 2048
 """Most partial results of one launch, the size of the workspace.
@@ -48,9 +48,6 @@ The next product's early reads delay the reads of keys, more so the larger it is
 request took 0.54 ms a step up to 256 tokens (Qwen3-0.6B, H200, 2026-11).
 """
 
-MOST_WHOLE = 128
-"""Most programs that each have a multiprocessor of an H200 to themselves."""
-
 MAX_LATENT_PARTIALS = 64
 """Most partial results of one launch of latent attention, each of all heads of a request.
 
@@ -77,7 +74,10 @@ class Tiles:
             short; 0 gives each sequence as many parts as it may have. Not of dealt parts.
         num_dealt: programs that take second and later parts, dealt out by the lengths of all
             sequences; 0 deals none.
+        even_parts: a dealt sequence's last part is as long as its others, for tiles whose parts
+            mostly run at once; else short ones make room for others.
         least_part: fewest keys of a part that is not the last one.
+        most_splits: most parts of one sequence, unless parts are dealt.
         most_partials: most partial results of one launch, unless parts are dealt; 0: as _PARTIALS
             says.
         starts_next_late: the next kernel starts after all keys are read, not after the queries are.
@@ -92,7 +92,9 @@ class Tiles:
     held_keys: int = 0
     num_programs: int = 0
     num_dealt: int = 0
+    even_parts: bool = False
     least_part: int = 0
+    most_splits: int = MAX_SPLITS
     most_partials: int = 0
     starts_next_late: bool = True
     keys_as_rows: bool = False
@@ -130,40 +132,44 @@ _BROAD_8 = replace(_DECODE[2, 256], registers=168, num_dealt=384, least_part=128
 With more registers two programs share a multiprocessor, not three.
 """
 
-_WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3, num_dealt=256, least_part=1024)
-_SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, num_dealt=512, least_part=1024)
 _WHOLE = Tiles(
-    rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE,
-    num_dealt=MOST_WHOLE, least_part=256,
+    rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=128, least_part=256
+)
+_HELD = Tiles(
+    rows=16, keys=64, num_warps=4, num_stages=3, held_keys=128, num_dealt=352, least_part=128,
+    most_splits=48, most_partials=384,
+)  # fmt: skip
+_EVEN = Tiles(
+    rows=16, keys=64, num_warps=4, num_stages=3, num_dealt=368, least_part=256, even_parts=True,
+    starts_next_late=False,
 )  # fmt: skip
 _HALF = Tiles(
     rows=16, keys=64, num_warps=8, num_stages=5, held_keys=64, num_programs=256, num_dealt=256,
     least_part=256, starts_next_late=False,
 )  # fmt: skip
+_WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3, num_dealt=384, least_part=1024)
+_SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3, num_dealt=512, least_part=1024)
 
-_HELD = Tiles(
-    rows=16, keys=64, num_warps=4, num_stages=3, held_keys=128, num_dealt=256, least_part=128,
-    most_partials=256,
-)  # fmt: skip
 _HELD_WINDOW = replace(_HELD, num_dealt=0, most_partials=1)
 """For windows of at most its held keys, of up to _WINDOW_PAIRS: nothing is added up."""
 _WINDOW_PAIRS = 256
 
 _SINGLE_TOKENS = (
-    (64, _HELD), (MOST_WHOLE, _WHOLE), (256, _HALF), (512, _WIDE), (inf, _SHALLOW)
+    (64, _HELD), (216, _EVEN), (256, _HALF), (512, _WIDE), (inf, _SHALLOW)
 )  # fmt: skip
 """Tiles of single-token steps with 2-byte elements and heads of up to 128, by the largest number of
 requests times kv heads.
 
-Few programs hold the first keys of their part: these arrive while queries are computed. Up to one
-program per multiprocessor, a program holds the keys of a short sequence, so that nothing is added
-up. Then two programs share a multiprocessor, then four. Beyond that, single warps lose least
-between tiles, and small tiles let most programs run at once.
+Few programs hold the first keys of their part: these arrive while queries are computed. Then four
+programs share a multiprocessor, or two that each have an equal part. Beyond that, single warps lose
+least between tiles, and small tiles let most programs run at once.
 
-303, 1000 and 4096 tokens of one request took 4.7, 5.0 and 10.4 us, with _WIDE 5.4, 7.3 and 13.4; of
-8 requests 8.4, 15.7 and 41.9 us, with _WHOLE 10.1, 18.4 and 41.9, and with 512 partial results of
-_HELD 8.5, 17.7 and 49.2. With _HELD, 32 requests took 16.8, 40.1 and 136 us instead of 17.2, 37.4
-and 127 (H200, 32 heads, 8 kv heads of 128, 2026-11).
+With _EVEN, 12 requests of 303 and 1000 tokens took 12.7 and 20.9 us, 9 of 4096 44.8, 16 of 303 and
+4096 13.8 and 72.2, 24 of 303 and 1000 15.4 and 34.6, 32 of 303 and 1000 17.8 and 39.5; with _HALF
+the last four took 20.5, 40.3, 18.3 and 38.5, and with _WHOLE, whose programs have a multiprocessor
+each, the first five 18.4, 30.6, 70.8, 15.1 and 72.6 (H200, 32 heads, 8 kv heads of 128, 2026-11).
+In whole steps of Qwen3-8B after 128 to 384 tokens _EVEN lost 0.5 % with 12 requests, 1 % with 16
+and 1.2 % with 32, and won 0.9 % with 24: keys that are held are there when their queries are.
 """
 
 _FLAT = (
@@ -182,30 +188,37 @@ _FLAT_DEALT = tuple(
 )
 """The same where parts are dealt.
 
-With 1024 programs more single warps than run at once may get keys: 48 requests of 1000 tokens took
-56.3 us instead of 46.4, and one of 64,000 beside 100 of 500 114 instead of 122 (H100, 32 heads, 8
-kv heads of 128, 2026-11).
+With 1024 programs more single warps than run at once, two on each quarter of a multiprocessor, may
+get keys: 48 requests of 1000 tokens took 44 us instead of 37, though 16 of 16,384 tokens 141
+instead of 148 (H200, 32 heads, 8 kv heads of 128, 2026-11).
 """
 
 _FLAT_HELD = (
-    (16, Tiles(rows=8, keys=128, num_warps=4, num_stages=1, held_keys=128, most_partials=512)),
+    (8, Tiles(rows=8, keys=128, num_warps=4, num_stages=3, held_keys=128, most_partials=256)),
+    (
+        32,
+        Tiles(
+            rows=8, keys=64, num_warps=2, num_stages=5, held_keys=64, num_dealt=512,
+            most_splits=48, most_partials=512,
+        ),
+    ),
     (
         64,
         Tiles(
-            rows=8, keys=64, num_warps=2, num_stages=2, held_keys=64, num_dealt=512,
+            rows=8, keys=128, num_warps=2, num_stages=2, num_dealt=504, least_part=128,
             most_partials=512,
         ),
     ),
 )  # fmt: skip
 """The same for single tokens in groups of up to 8, by requests times kv heads: as _HELD.
 
-Groups of more than 4 take the second: with head norms the registers of the first spill.
+Groups of more than 4 do not take the first: with head norms its registers spill. Four programs of
+the third share a multiprocessor, and all parts of 5 to 8 equal sequences of 8 heads run at once.
 
-303, 1000 and 4096 tokens of one request took 5.7, 5.9 and 11.2 us, with tiles of 64 held keys 5.6,
-7.6 and 13.9, and with _FLAT_FEW 6.3, 8.4 and 14.3. 8 requests took 8.1, 12.8 and 30.5 us, with
-tiles of 128 keys 8.2, 11.1 and 32.5 (H200, 32 heads, 8 kv heads of 128, 2026-11). A layer of
-Qwen3-8B in FP8 took 56.6 us with one request of 303 tokens and 61.6 with 4000; with two warps 58.3
-and 63.7 (H200, 2026-11).
+One request of 303, 4096 and 16,384 tokens took 4.6, 8.0 and 19.5 us with the first, 4.5, 11.4 and
+20.2 with the second, 7, 11.6 and 21.2 with the third. 8 requests of 303, 1000 and 16,384 tokens
+took 8.8, 14.1 and 84.0 us with the second, 9.3, 12.4 and 75.8 with the third (H200, 32 heads, 8 kv
+heads of 128, 2026-11).
 """
 
 _FLAT_PAIRS = 32
@@ -334,7 +347,7 @@ def num_splits(
     pairs = num_requests * num_kv_heads
     room = workspace.lse.numel() // (num_requests * num_heads)
     most = MAX_PARTIALS if beside_chunks else tiles.most_partials or _PARTIALS[cache_dtype.itemsize]
-    return max(1, min(MAX_SPLITS, most // pairs, room))
+    return max(1, min(tiles.most_splits, most // pairs, room))
 
 
 def num_dealt(

@@ -42,6 +42,7 @@ def deal_keys(
     place, num_requests, seq_lens_ptr, query_start_ptr, WINDOW: tl.constexpr,
     DEALT: tl.constexpr, KEYS: tl.constexpr, LEAST_PART: tl.constexpr,
     ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr, SHARES: tl.constexpr,
+    EVEN_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Returns the part that the program at `place` computes.
 
@@ -50,6 +51,7 @@ def deal_keys(
     tiles of KEYS from LEAST_PART on: what each of DEALT programs would get of all keys. So there
     are never more than DEALT second and later parts.
 
+    EVEN_PARTS: a sequence has that many parts, but the last is as long as the others, up to a tile.
     ONLY_SINGLE_TOKENS: every request has one token; without it, others get no second part.
     HAS_NEW: a sequence's newest key is in no part.
 
@@ -101,6 +103,9 @@ def deal_keys(
                 )
                 own = uniform(own, SHARES)
                 active = tl.cdiv(own, part)
+                if EVEN_PARTS:
+                    part = tl.cdiv(tl.cdiv(own, active), KEYS) * KEYS
+                    active = tl.cdiv(own, part)
             else:
                 active = split
     return request, split, part, active, num_before

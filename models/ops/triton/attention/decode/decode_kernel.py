@@ -42,7 +42,7 @@ class DecodeForm(NamedTuple):
 
     rows, head_rows: rows of the products, and of what is computed head by head.
     padded_group, block_d: powers of two that hold a group and a head.
-    keys, held_keys, stages, least_part, num_programs, starts_next_late: of Tiles.
+    keys, held_keys, stages, least_part, num_programs, starts_next_late, even_parts: of Tiles.
     dealt: programs of a kv head that second and later parts are dealt to; 0 for equal parts.
     is_split: a sequence may have several parts.
     at_once: partial results that are read together.
@@ -73,6 +73,7 @@ class DecodeForm(NamedTuple):
     num_programs: int
     starts_next_late: bool
     dealt: int
+    even_parts: bool
     is_split: bool
     at_once: int
     reads_words: bool
@@ -216,7 +217,7 @@ def _place(seq_lens_ptr, query_start_ptr, form: tl.constexpr):
         return deal_keys(
             tl.program_id(1), tl.num_programs(1) - form.dealt, seq_lens_ptr, query_start_ptr,
             form.window, form.dealt, form.keys, form.least_part, form.only_single_tokens,
-            form.has_new, form.has_scales and form.has_assembly,
+            form.has_new, form.has_scales and form.has_assembly, form.even_parts,
         )  # fmt: skip
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
         # Without parts a program saves the registers that adding them up takes.

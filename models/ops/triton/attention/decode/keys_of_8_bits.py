@@ -168,17 +168,18 @@ def attend_keys_of_8_bits(
             HAS_ASSEMBLY,
         )  # fmt: skip
         start += HELD_KEYS
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        is_key = keys < end
-        tile = load_tile(
-            keys, is_key, table_ptr, pointers, kv_head, dims,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
-        )  # fmt: skip
-        sums, unit, highest, total = fold_words(
-            q, q_scale, tile, is_key[:, None], sums, unit, highest, total, scale_log2, SOFT_CAP,
-            HAS_ASSEMBLY,
-        )  # fmt: skip
+    if HELD_KEYS == 0 or start < end:
+        for first in tl.range(start, end, KEYS, num_stages=STAGES):
+            keys = first + tl.arange(0, KEYS)
+            is_key = keys < end
+            tile = load_tile(
+                keys, is_key, table_ptr, pointers, kv_head, dims,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
+            )  # fmt: skip
+            sums, unit, highest, total = fold_words(
+                q, q_scale, tile, is_key[:, None], sums, unit, highest, total, scale_log2, SOFT_CAP,
+                HAS_ASSEMBLY,
+            )  # fmt: skip
     a, b, c, d = sums
     acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), ROWS, BLOCK_D)
     return acc * unit, highest, total

@@ -112,7 +112,7 @@ def _find_part(
             place = request_of(token, query_start_ptr, num_requests)
         request, split, part, active, num_before = deal_keys(
             place, num_requests, seq_lens_ptr, query_start_ptr, 0, DEALT, KEYS, LEAST_PART,
-            False, False, False,
+            False, False, False, False,
         )  # fmt: skip
         if dealt >= 0:
             token = tl.load(query_start_ptr + request)

@@ -22,12 +22,13 @@ CASES = [
     ([100_000, 5, 5], 0, 1, 64, 64),
 ]
 
-def check(seq_lens, num_tokens, window, dealt, keys_of_tile, least, only_single, has_new):
+def check(seq_lens, num_tokens, window, dealt, keys_of_tile, least, only_single, has_new, even):
     lengths = torch.tensor(seq_lens, dtype=torch.int32)
     starts = torch.tensor([0, *num_tokens], dtype=torch.int32).cumsum(0).int()
     out = torch.full((dealt + len(lengths), 5), -1, dtype=torch.int32)
     store_parts[(len(out),)](
-        out, lengths, starts, len(lengths), window, dealt, keys_of_tile, least, only_single, has_new
+        out, lengths, starts, len(lengths), window, dealt, keys_of_tile, least, only_single,
+        has_new, even,
     )
     computed, first_results = {}, {}
     for request, split, part, active, num_before in out.tolist():
@@ -42,7 +43,9 @@ def check(seq_lens, num_tokens, window, dealt, keys_of_tile, least, only_single,
             keys = 0
         part, active = computed[request, 0]
         assert part % keys_of_tile == 0 or active == 1
-        assert part >= least
+        assert part >= least / 2 if even else part >= least
+        if even and active > 1:
+            assert keys - (active - 1) * part > part - active * keys_of_tile
         assert (active - 1) * part < max(keys, 1) <= active * part or active == 1 >= keys / least
         for split in range(active):
             assert computed.pop((request, split)) == (part, active)
@@ -54,10 +57,11 @@ def check(seq_lens, num_tokens, window, dealt, keys_of_tile, least, only_single,
     assert all(0 <= each < 2 * dealt for each in taken)
 
 for number, (seq_lens, *others) in enumerate(CASES):
-    check(seq_lens, [1] * len(seq_lens), *others, True, True)
+    even = number % 2 == 1
+    check(seq_lens, [1] * len(seq_lens), *others, True, True, even)
     # Chunks and absent requests between single tokens.
     mixed = [(1, 1, 7, 0)[(number + place) % 4] for place in range(len(seq_lens))]
-    check(seq_lens, mixed, *others, False, False)
+    check(seq_lens, mixed, *others, False, False, not even)
 """
 
 
