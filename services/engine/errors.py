@@ -23,6 +23,11 @@ import uuid
 class EngineError(Exception):
     """Base of all errors whose message is meant for the caller."""
 
+    def __init__(self, message: str, *, field: str = "") -> None:
+        """Takes the message, and the field of the request that is to blame, if one is."""
+        super().__init__(message)
+        self.field = field
+
 
 class InvalidRequestError(EngineError):
     """The request can never be served."""

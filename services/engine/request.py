@@ -80,7 +80,8 @@ class SamplingParams:
         if num_biases > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
                 f"logit_bias has {num_biases} entries, forbidden sequences of one token included;"
-                f" the limit is {MAX_LOGIT_BIAS}"
+                f" the limit is {MAX_LOGIT_BIAS}",
+                field="logit_bias",
             )
         for token_id, bias in self.logit_bias:
             _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
@@ -364,4 +365,7 @@ def _check_range(
     above = low < value if open_low else low <= value
     if not (above and value <= high):  # NaN fails both comparisons
         bracket = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} is {value}; it must be in {bracket}{low}, {high}]")
+        raise InvalidRequestError(
+            f"{name} is {value}; it must be in {bracket}{low}, {high}]",
+            field=name.partition("[")[0],
+        )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/common/v1/failure.proto\x12\x10octavo.common.v1\"X\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_msb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/common/v1/failure.proto\x12\x10octavo.common.v1\"g\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x66ield\x18\x04 \x01(\tB\x11\n\x0f_retry_after_msb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.common.v1.failure_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FAILURE']._serialized_start=52
-  _globals['_FAILURE']._serialized_end=140
+  _globals['_FAILURE']._serialized_end=155
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ MAX_NAME_LENGTH = 128
 MAX_REQUEST_ID_LENGTH = 256
 """Characters in a request id: the caller's, plus the frontend's suffix."""
 
+PROMPT = "prompt_token_ids"
 MAX_SEED_BITS = 64
 
 MAX_PROMPT_LOGPROBS = 100_000
@@ -62,7 +63,9 @@ def check_known(message: Message) -> None:
 def check_name(name: str, what: str, limit: int = MAX_NAME_LENGTH) -> None:
     """Raises InvalidRequestError if a name is longer than its limit."""
     if len(name) > limit:
-        raise InvalidRequestError(f"{what} has {len(name)} characters; the limit is {limit}")
+        raise InvalidRequestError(
+            f"{what} has {len(name)} characters; the limit is {limit}", field=what
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +83,27 @@ class RequestReader:
         """
         check_known(submit)
         if not submit.request_id:
-            raise InvalidRequestError("request_id is empty; a session names its requests")
+            raise InvalidRequestError(
+                "request_id is empty; a session names its requests", field="request_id"
+            )
         check_name(submit.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(submit.cache_salt, "cache_salt")
         if len(submit.prompt_token_ids) % _TOKEN_ID.itemsize:
             raise InvalidRequestError(
-                f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
+                f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4",
+                field=PROMPT,
             )
         arrival_s = time.monotonic()
         packed = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID)
         self._check_prompt_length(len(packed))
-        self._check_token_id("prompt_token_ids", int(packed.max()))
+        self._check_token_id(PROMPT, int(packed.max()))
         token_ids = packed.tolist()
         num_prompt = len(token_ids) - submit.num_resumed_tokens
         if num_prompt < 1:
             raise InvalidRequestError(
                 f"num_resumed_tokens is {submit.num_resumed_tokens}; it must be below the"
-                f" {len(token_ids)} tokens given"
+                f" {len(token_ids)} tokens given",
+                field="num_resumed_tokens",
             )
         return Request(
             request_id=submit.request_id,
@@ -141,7 +148,7 @@ class RequestReader:
         arrival_s = time.monotonic()
         self._check_prompt_length(len(message.prompt_token_ids))
         prompt = list(message.prompt_token_ids)
-        self._check_token_ids("prompt_token_ids", prompt)
+        self._check_token_ids(PROMPT, prompt)
         return Request(
             request_id=message.request_id or uuid.uuid4().hex,
             handle=0,
@@ -174,12 +181,15 @@ class RequestReader:
     def _check_prompt_length(self, length: int) -> None:
         """Checks the length before any token becomes an object."""
         if not length:
-            raise InvalidRequestError("the prompt is empty; it needs at least one token")
+            raise InvalidRequestError(
+                "the prompt is empty; it needs at least one token", field=PROMPT
+            )
         limit = self.model.max_model_len
         if length >= limit:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens; the limit is {limit - 1}, which leaves one "
-                f"for output in a context of {limit}"
+                f"for output in a context of {limit}",
+                field=PROMPT,
             )
 
     def _check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:
@@ -193,16 +203,18 @@ class RequestReader:
         if len(given.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
                 f"stop_token_ids has {len(given.stop_token_ids)} entries; "
-                f"the limit is {MAX_STOP_TOKEN_IDS}"
+                f"the limit is {MAX_STOP_TOKEN_IDS}",
+                field="stop_token_ids",
             )
         if len(given.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
-                f"logit_bias has {len(given.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
+                f"logit_bias has {len(given.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}",
+                field="logit_bias",
             )
         self._check_token_ids("stop_token_ids", given.stop_token_ids)
         self._check_token_ids("logit_bias", given.logit_bias)
         if given.HasField("max_tokens") and given.max_tokens == 0:
-            raise InvalidRequestError("max_tokens is 0; it must be at least 1")
+            raise InvalidRequestError("max_tokens is 0; it must be at least 1", field="max_tokens")
         defaults = self.model.default_sampling
         room = self.model.max_model_len - num_prompt
         has = given.HasField
@@ -240,7 +252,8 @@ class RequestReader:
         if num_entries > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(
                 f"prompt_logprobs of {given.prompt_logprobs} for {num_prompt} prompt tokens are "
-                f"{num_entries} log-probabilities; the limit is {MAX_PROMPT_LOGPROBS}"
+                f"{num_entries} log-probabilities; the limit is {MAX_PROMPT_LOGPROBS}",
+                field="prompt_logprobs",
             )
         return int(given.prompt_logprobs)
 
@@ -248,7 +261,9 @@ class RequestReader:
         if not given.HasField("structured_output"):
             return None
         if given.ignore_eos and given.structured_output.WhichOneof("grammar") is not None:
-            raise InvalidRequestError("structured_output cannot go with ignore_eos: it must end")
+            raise InvalidRequestError(
+                "structured_output cannot go with ignore_eos: it must end", field="ignore_eos"
+            )
         return structured_output_of(given.structured_output, self.max_grammar_bytes)
 
     def _end_token_ids(self, given: sampling_pb2.SamplingParams) -> frozenset[int]:
@@ -259,6 +274,7 @@ class RequestReader:
 def _priority(priority: int) -> int:
     if abs(priority) > MAX_PRIORITY:
         raise InvalidRequestError(
-            f"priority is {priority}; it must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+            f"priority is {priority}; it must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]",
+            field="priority",
         )
     return priority

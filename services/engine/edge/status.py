@@ -59,6 +59,8 @@ def failure_of(error: BaseException) -> Failure:
     """
     status = status_of(error) or internal_status(error)
     failure = Failure(code=status.code.value[0], message=status.message)
+    if isinstance(error, EngineError):
+        failure.field = error.field
     if status.retry_after_ms is not None:
         failure.retry_after_ms = status.retry_after_ms
     return failure

@@ -21,18 +21,18 @@ def structured_output_of(
     kind = message.WhichOneof("grammar")
     has_budget = message.preamble.HasField("max_tokens")
     if kind is None and not has_budget:
-        raise InvalidRequestError("structured_output is empty; it must say what the output is")
+        raise _refusal("structured_output is empty; it must say what the output is")
     texts: tuple[str, ...] = ()
     match kind:
         case None:
             pass
         case "json_object":
             if not message.json_object:
-                raise InvalidRequestError("structured_output.json_object is false; leave it out")
+                raise _refusal("structured_output.json_object is false; leave it out")
         case "choice":
             num_texts = len(message.choice.texts)
             if not 1 <= num_texts <= MAX_CHOICES:
-                raise InvalidRequestError(
+                raise _refusal(
                     f"structured_output.choice has {num_texts} texts; it must have 1 to "
                     f"{MAX_CHOICES}"
                 )
@@ -42,14 +42,12 @@ def structured_output_of(
         case _:
             texts = (getattr(message, kind),)
     if not all(texts):
-        raise InvalidRequestError(f"structured_output.{kind} has an empty text")
+        raise _refusal(f"structured_output.{kind} has an empty text")
     preamble = _preamble(message)
     own_texts = (*texts, *(preamble or ()), message.begun)
     num_bytes = sum(len(text.encode()) for text in own_texts)
     if num_bytes > max_bytes:
-        raise InvalidRequestError(
-            f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
-        )
+        raise _refusal(f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}")
     return StructuredOutput(
         None if kind is None else GrammarKind(kind),
         texts,
@@ -63,26 +61,24 @@ def _preamble(message: sampling_pb2.StructuredOutput) -> tuple[str, str] | None:
     if not message.HasField("preamble"):
         return None
     if not message.preamble.end:
-        raise InvalidRequestError("structured_output.preamble.end is empty")
+        raise _refusal("structured_output.preamble.end is empty")
     if message.begun:
-        raise InvalidRequestError("structured_output.begun cannot go with a preamble before it")
+        raise _refusal("structured_output.begun cannot go with a preamble before it")
     return message.preamble.begin, message.preamble.end
 
 
 def _tagged(message: sampling_pb2.TaggedText) -> str:
     """Returns the fields of a tagged text as JSON."""
     if not 1 <= len(message.tags) <= MAX_TAGS:
-        raise InvalidRequestError(
+        raise _refusal(
             f"structured_output.tagged has {len(message.tags)} tags; it must have 1 to {MAX_TAGS}"
         )
     if len(message.triggers) > MAX_TAGS or not all(message.triggers):
-        raise InvalidRequestError(
-            f"structured_output.tagged has an empty trigger, or more than {MAX_TAGS}"
-        )
+        raise _refusal(f"structured_output.tagged has an empty trigger, or more than {MAX_TAGS}")
     if message.has_text_between and (
         not message.triggers or message.begin or message.separator or message.end
     ):
-        raise InvalidRequestError(
+        raise _refusal(
             "structured_output.tagged has text between its parts; it then takes triggers, and no"
             " begin, separator or end"
         )
@@ -104,5 +100,9 @@ def _tagged(message: sampling_pb2.TaggedText) -> str:
 def _pairs(tag: sampling_pb2.Tag) -> dict[str, str | bool]:
     pairs = tag.pairs
     if not pairs.assign or (pairs.bare_strings and not pairs.end):
-        raise InvalidRequestError("structured_output.tagged has pairs without assign or end")
+        raise _refusal("structured_output.tagged has pairs without assign or end")
     return {field.name: getattr(pairs, field.name) for field in pairs.DESCRIPTOR.fields}
+
+
+def _refusal(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, field="structured_output")

@@ -15,7 +15,7 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
-from services.engine.grammar.constraint import RETRY_AFTER_MS, GrammarConstraint, next_mask
+from services.engine.grammar.constraint import FIELD, RETRY_AFTER_MS, GrammarConstraint, next_mask
 from services.engine.grammar.grammar_text import (
     compile_grammar,
     make_tokenizer,
@@ -265,7 +265,8 @@ class GrammarCompiler:
         except ValueError as error:
             log.warning("structured_output_unavailable", reason=shown(str(error)))
             raise UnsupportedError(
-                f"the engine cannot read this model's tokenizer: {shown(str(error))}"
+                f"the engine cannot read this model's tokenizer: {shown(str(error))}",
+                field=FIELD,
             ) from None
         return tokenizer
 
@@ -282,14 +283,16 @@ class GrammarCompiler:
             matcher.consume_token(token_id)
             if time.thread_time() > end_s:
                 raise InvalidRequestError(
-                    f"following the output so far takes more than {self._timeout_s} s"
+                    f"following the output so far takes more than {self._timeout_s} s",
+                    field=FIELD,
                 )
         is_over = matcher.is_error() or matcher.is_stopped()
         mask = None if is_over else next_mask(matcher, self._mask_bytes)
         if mask is None:
             raise InvalidRequestError(
                 "the output so far cannot go on by its grammar: with the text that it continues"
-                " (structured_output.begun), it does not begin the form, or completes it"
+                " (structured_output.begun), it does not begin the form, or completes it",
+                field=FIELD,
             )
         return mask
 
@@ -297,5 +300,5 @@ class GrammarCompiler:
         matcher = compile_grammar(tokenizer, text)
         mask = None if matcher.is_error() else next_mask(matcher, self._mask_bytes)
         if mask is None:
-            raise InvalidRequestError("the grammar is refused: no output follows it")
+            raise InvalidRequestError("the grammar is refused: no output follows it", field=FIELD)
         return _Compiled(matcher, mask)

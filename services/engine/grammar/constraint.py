@@ -16,6 +16,8 @@ from services.engine.errors import (
 from services.engine.grammar.grammar_text import shown
 
 RETRY_AFTER_MS = 1000
+FIELD = "structured_output"
+"""The field of a request that has its grammar."""
 
 
 class GrammarConstraint:
@@ -119,7 +121,9 @@ class GrammarConstraint:
             reason = shown(matcher.get_error()) if matcher.is_error() else "no token fits"
         except BaseException as error:  # noqa: BLE001  a panic of the Rust library is one
             return RequestFaultError(f"the grammar's library failed: {error!r}")
-        return InvalidRequestError(f"the output cannot follow its grammar any further: {reason}")
+        return InvalidRequestError(
+            f"the output cannot follow its grammar any further: {reason}", field=FIELD
+        )
 
     def _hand_over(
         self, loop: asyncio.AbstractEventLoop, work: "Future[bytes | EngineError | None]"
@@ -153,7 +157,9 @@ class GrammarConstraint:
             return
         self._on_failure()
         self._on_end(
-            InvalidRequestError(f"the grammar took more than {self._timeout_s} s for one token")
+            InvalidRequestError(
+                f"the grammar took more than {self._timeout_s} s for one token", field=FIELD
+            )
         )
 
     def _cancel_deadline(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import structlog
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
+from services.engine.grammar.constraint import FIELD
 from services.engine.request import StructuredOutput
 from services.processes.errors import (
     HelperBrokenError,
@@ -73,14 +74,17 @@ class ProbePool:
                 max_answer_bytes=MAX_ANSWER_BYTES,
             )
         except HelperRefusalError as error:
-            raise InvalidRequestError(str(error)) from None
+            raise InvalidRequestError(str(error), field=FIELD) from None
         except HelperBrokenError as error:
             raise InvalidRequestError(
-                f"the grammar takes too much time or memory: compiling it {error}"
+                f"the grammar takes too much time or memory: compiling it {error}",
+                field=FIELD,
             ) from None
         except HelperOpeningError as error:
             log.warning("grammar_probe_failed", reason=str(error))
-            raise UnsupportedError(f"structured output is not supported here: {error}") from None
+            raise UnsupportedError(
+                f"structured output is not supported here: {error}", field=FIELD
+            ) from None
         except (HelperUnavailableError, HelperBusyError) as error:
             raise QueueFullError(
                 f"the process that compiles grammars {error}", retry_after_ms=RETRY_AFTER_MS

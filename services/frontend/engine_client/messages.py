@@ -147,7 +147,7 @@ def error_of(failure: Failure) -> Exception:
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
     match _STATUS_CODES.get(failure.code):
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequestError(failure.message)
+            return InvalidRequestError(failure.message, field=failure.field or None)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExpiredError(failure.message)
         case grpc.StatusCode.NOT_FOUND:

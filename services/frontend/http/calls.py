@@ -1,8 +1,10 @@
 """Parses bodies of requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from services.frontend.errors import InvalidRequestError
 from services.frontend.http.convert import (
     chat_options,
     completion_options,
@@ -34,6 +36,26 @@ class Call:
     has_echo: bool = False
     counts_usage: bool = False
     """Whether each chunk has the usage up to it."""
+    prompt_field: str = "messages"
+    """The body's field with the prompt."""
+    form_field: str = "tools"
+    """The body's field that decides the form of the output."""
+
+    @contextmanager
+    def naming_fields(self) -> Iterator[None]:
+        """Gives a refusal by the pipeline or the engine the name of the field in the body."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            own_names = {
+                "prompt": self.prompt_field,
+                "prompt_token_ids": self.prompt_field,
+                "structured_output": self.form_field,
+            }
+            if error.field not in own_names:
+                raise
+            name = own_names[error.field]
+            raise InvalidRequestError(str(error), field=name, code=error.code) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +75,13 @@ class DetokenizeCall(Call):
     token_ids: list[int]
 
 
+def form_field(options: Options, body: object, *names: str) -> str:
+    """Returns which of a body's fields decides the form of the output: if none, the tools do."""
+    if options.sampling is None or not options.sampling.HasField("structured_output"):
+        return "tools"
+    return next(name for name in names if getattr(body, name) is not None)
+
+
 ReadCall = Callable[[bytes, str], Call]
 """Parses a body, given the request's id; raises InvalidRequestError."""
 
@@ -64,14 +93,17 @@ def read_completion(body: bytes, request_id: str) -> Call:
         InvalidRequestError: it is invalid.
     """
     request = parse(CompletionRequest, body)
+    options = completion_options(request, request_id)
     return Call(
         completion_prompt(request),
-        completion_options(request, request_id),
+        options,
         bool(request.stream),
         request.includes_usage,
         request.prompt_logprobs is not None,
         bool(request.echo),
         request.counts_usage,
+        prompt_field="prompt",
+        form_field=form_field(options, request, "structured_outputs", "response_format"),
     )
 
 
@@ -82,14 +114,16 @@ def read_chat(body: bytes, request_id: str) -> Call:
         InvalidRequestError: it is invalid.
     """
     request = parse(ChatCompletionRequest, body)
+    options = chat_options(request, request_id)
     return Call(
         conversation_of(request),
-        chat_options(request, request_id),
+        options,
         bool(request.stream),
         request.includes_usage,
         request.prompt_logprobs is not None,
         bool(request.echo),
         request.counts_usage,
+        form_field=form_field(options, request, "structured_outputs", "response_format"),
     )
 
 
@@ -110,6 +144,7 @@ def read_tokenize(body: bytes, request_id: str) -> TokenizeCall:
         is_stream=False,
         includes_usage=False,
         tells_prompt=False,
+        prompt_field="prompt" if request.messages is None else "messages",
         add_special_tokens=request.add_special_tokens,
         returns_texts=bool(request.return_token_strs),
     )
@@ -128,5 +163,6 @@ def read_detokenize(body: bytes, request_id: str) -> DetokenizeCall:
         is_stream=False,
         includes_usage=False,
         tells_prompt=False,
+        prompt_field="tokens",
         token_ids=request.tokens,
     )

@@ -121,9 +121,10 @@ class GenerationEndpoint:
         ) as record:
             call = await self.read(body, request_id)
             response = self._kind.respond(self.pipeline, call, writer)
-            await self.pipeline.serve(
-                call.prompt, call.options, response, record=record, lease=lease
-            )
+            with call.naming_fields():
+                await self.pipeline.serve(
+                    call.prompt, call.options, response, record=record, lease=lease
+                )
             await response.end()
 
 

@@ -32,12 +32,13 @@ class TokenizeEndpoint(GenerationEndpoint):
         call = await self.read(body, request_id)
         assert isinstance(call, TokenizeCall), "bodies of this kind are read as such"
         assert isinstance(call.prompt, str | Conversation), "a text or a conversation"
-        token_ids = await self.pipeline.tokenize(
-            call.options.model,
-            call.prompt,
-            parse_special_tokens=call.options.parse_special_tokens,
-            add_special_tokens=call.add_special_tokens,
-        )
+        with call.naming_fields():
+            token_ids = await self.pipeline.tokenize(
+                call.options.model,
+                call.prompt,
+                parse_special_tokens=call.options.parse_special_tokens,
+                add_special_tokens=call.add_special_tokens,
+            )
         model = self.pipeline.model_named(call.options.model)
         fields = {
             "count": json.dumps(len(token_ids)),
@@ -67,9 +68,10 @@ class DetokenizeEndpoint(GenerationEndpoint):
         del request, lease
         call = await self.read(body, request_id)
         assert isinstance(call, DetokenizeCall), "bodies of this kind are read as such"
-        text = await self.pipeline.detokenize(
-            call.options.model, call.token_ids, show_special_tokens=True
-        )
+        with call.naming_fields():
+            text = await self.pipeline.detokenize(
+                call.options.model, call.token_ids, show_special_tokens=True
+            )
         await writer.write({"prompt": text})
 
 

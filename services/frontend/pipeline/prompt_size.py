@@ -52,7 +52,9 @@ def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
     else:
         num_bytes = len(prompt.encode(errors="surrogatepass"))
     if num_bytes > max_bytes:
-        raise InvalidRequestError(f"the prompt has {num_bytes} bytes; the limit is {max_bytes}")
+        raise InvalidRequestError(
+            f"the prompt has {num_bytes} bytes; the limit is {max_bytes}", field="prompt"
+        )
 
 
 def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
@@ -61,6 +63,7 @@ def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
         raise InvalidRequestError(
             f"the prompt has {num_tokens} tokens; prompt and output together may have"
             f" {max_model_len}",
+            field="prompt",
             code=CONTEXT_LENGTH,
         )
 
@@ -93,7 +96,8 @@ def _num_bytes(value: Any) -> Generator[None, None, int]:
             if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS:
                 raise InvalidRequestError(
                     f"the conversation has a number of {value.bit_length()} bits;"
-                    f" the limit is {MAX_NUMBER_BITS}"
+                    f" the limit is {MAX_NUMBER_BITS}",
+                    field="prompt",
                 )
             num_bytes += _NUMBER_BYTES
             continue
@@ -133,5 +137,6 @@ def _num_marks(text: str) -> int:
 
 def _too_many_values(what: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{what} over {MAX_VALUES} values (objects, lists, texts and numbers)"
+        f"{what} over {MAX_VALUES} values (objects, lists, texts and numbers)",
+        field="prompt",
     )

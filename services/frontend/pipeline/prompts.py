@@ -47,7 +47,7 @@ class Prompts:
                 model, prompt, options.parse_special_tokens, limit if most is None else None
             )
         if not token_ids:
-            raise InvalidRequestError("the prompt is empty")
+            raise InvalidRequestError("the prompt is empty", field="prompt")
         if most is not None:
             token_ids = token_ids[-most:]
         check_num_tokens(len(token_ids), limit)
@@ -89,7 +89,7 @@ class Prompts:
                 threads=self._threads,
             )
         except EncodingError as error:
-            raise InvalidRequestError(str(error)) from None
+            raise InvalidRequestError(str(error), field="prompt") from None
 
     async def decode(
         self, model: ServedModel, token_ids: Sequence[int], *, show_special_tokens: bool
@@ -101,7 +101,8 @@ class Prompts:
         """
         if len(token_ids) > self._max_prompt_bytes:
             raise InvalidRequestError(
-                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
+                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}",
+                field="prompt",
             )
         token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
         async for part in in_parts(token_ids):
@@ -116,7 +117,9 @@ class Prompts:
         messages, tools = conversation.messages, conversation.tools
         variables = conversation.template_variables
         if not messages:
-            raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
+            raise InvalidRequestError(
+                "the conversation has 0 messages; it must have at least 1", field="prompt"
+            )
         check_tools(messages, tools, conversation.call_rules)
         if conversation.end is PromptEnd.LAST_MESSAGE:
             _check_continued(messages[-1])

@@ -1,6 +1,6 @@
 """Parses bodies of the Messages API."""
 
-from services.frontend.http.calls import Call
+from services.frontend.http.calls import Call, form_field
 from services.frontend.http.messages.convert import conversation_of, options_of
 from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
 from services.frontend.http.schema import parse_body
@@ -14,12 +14,14 @@ def read_message(body: bytes, request_id: str) -> Call:
         InvalidRequestError: it is invalid.
     """
     request = parse_body(MessagesRequest, body, tags=TAGS)
+    options = options_of(request, request_id)
     return Call(
         conversation_of(request),
-        options_of(request, request_id),
+        options,
         bool(request.stream),
         includes_usage=True,
         tells_prompt=False,
+        form_field=form_field(options, request, "output_config"),
     )
 
 

@@ -100,7 +100,8 @@ class CountEndpoint(GenerationEndpoint):
         del request, lease
         call = await self.read(body, request_id)
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
-        token_ids = await self.pipeline.tokenize(call.options.model, call.prompt)
+        with call.naming_fields():
+            token_ids = await self.pipeline.tokenize(call.options.model, call.prompt)
         await writer.write({"input_tokens": len(token_ids)})
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.calls import Call
+from services.frontend.http.calls import Call, form_field
 from services.frontend.http.convert import options_of, template_variables_of
 from services.frontend.http.responses.items import messages_of
 from services.frontend.http.responses.schema import (
@@ -54,13 +54,15 @@ def read_response(body: bytes, request_id: str) -> ResponsesCall:
         InvalidRequestError: it is invalid.
     """
     request = parse_body(ResponsesRequest, body, tags=TAGS)
-    conversation = _conversation_of(request)
+    conversation, options = _conversation_of(request), _options_of(request, request_id)
     return ResponsesCall(
         conversation,
-        _options_of(request, request_id),
+        options,
         bool(request.stream),
         includes_usage=True,
         tells_prompt=False,
+        prompt_field="input",
+        form_field=form_field(options, request, "structured_outputs", "text"),
         new_messages=conversation.messages,
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,

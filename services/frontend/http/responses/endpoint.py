@@ -71,7 +71,8 @@ class ResponsesEndpoint(GenerationEndpoint):
             previous = self._store.turn(owner, call.previous_response_id)
         messages: Sequence[Message] = [*self._store.messages_to(previous), *new]
         if call.is_truncated:
-            kept = await truncated(messages, partial(self._fits, call))
+            with call.naming_fields():
+                kept = await truncated(messages, partial(self._fits, call))
             if len(kept) < len(messages):
                 # Dropped turns are not kept for later ones either: the conversation stays bounded.
                 previous, new, messages = None, kept, kept

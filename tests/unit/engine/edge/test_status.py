@@ -31,3 +31,8 @@ def test_rejections_are_counted_by_status_name():
     counters = Counters()
     count_rejection(counters, errors.InvalidRequestError("bad"))
     assert counters.rejected == {"INVALID_ARGUMENT": 1}
+
+
+def test_a_failure_names_the_field_that_is_to_blame():
+    assert failure_of(errors.InvalidRequestError("bad", field="logit_bias")).field == "logit_bias"
+    assert failure_of(errors.InvalidRequestError("bad")).field == ""
