@@ -5,6 +5,11 @@ steps again, `graphs plan` proposes capture sizes, `worker-node` runs ranks of a
 host.
 """
 
+from services.processes.stop_signals import end_quietly_on_interrupt
+
+if __name__ == "__main__":
+    end_quietly_on_interrupt()  # now: the other imports take a second
+
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +26,12 @@ from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.flags import VARIABLE_PREFIX, describe_problems, read_flags
+from services.engine.config.flags import (
+    VARIABLE_PREFIX,
+    VariableError,
+    describe_problems,
+    read_flags,
+)
 from services.engine.model_fit import check_model_fit
 from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
@@ -29,7 +39,6 @@ from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
-from services.processes.stop_signals import end_quietly_on_interrupt
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
 
@@ -159,7 +168,7 @@ def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
         return read_flags(kind, arguments)
     except ValidationError as error:
         raise _UsageError("\n".join(describe_problems(kind, error))) from error
-    except SettingsError as error:  # no list or JSON
+    except (SettingsError, VariableError) as error:  # no list or JSON
         raise _UsageError(str(error)) from error
 
 
@@ -187,7 +196,6 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 if __name__ == "__main__":
-    end_quietly_on_interrupt()
     raise_descriptor_limit()
     share_arenas()
     replace_standard_error()

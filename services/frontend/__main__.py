@@ -1,5 +1,10 @@
 """Runs the frontend service: `python -m services.frontend --help`."""
 
+from services.processes.stop_signals import end_quietly_on_interrupt
+
+if __name__ == "__main__":
+    end_quietly_on_interrupt()  # now: the other imports take a second
+
 import os
 import sys
 from inspect import cleandoc
@@ -15,7 +20,6 @@ from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
 from services.processes.standard_error import replace_standard_error
-from services.processes.stop_signals import end_quietly_on_interrupt
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
 from services.validation_reason import reason_of
@@ -71,7 +75,6 @@ def _serve(config: FrontendConfig, share: Share | None) -> int:
 
 
 if __name__ == "__main__":
-    end_quietly_on_interrupt()
     raise_descriptor_limit()
     share_arenas()
     replace_standard_error()

@@ -5,6 +5,7 @@ step that needs it and so every stream.
 """
 
 import sys
+from importlib import import_module
 from typing import Any
 
 from models.ops.kernel_choice import HAS_TRITON
@@ -16,6 +17,11 @@ class Recompilations:
     def __init__(self) -> None:
         self.is_armed = False
         self._names: list[str] = []
+
+    def load(self) -> None:
+        """Imports what `arm` needs, so that a failed import ends the start and not the serving."""
+        if HAS_TRITON:
+            import_module("models.ops.triton.launching.build_hook")
 
     def arm(self) -> None:
         """Collects the names of code that is compiled from now on."""

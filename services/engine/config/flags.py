@@ -1,12 +1,21 @@
 """Reads a configuration from the command line and the environment."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from inspect import cleandoc
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError, create_model
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from services.engine.config.engine_config import EngineConfig
 from services.validation_reason import reason_of
@@ -17,6 +26,13 @@ VARIABLE_PREFIX = "OCTAVO_ENGINE_"
 Config = TypeVar("Config", bound=EngineConfig)
 
 
+class VariableError(Exception):
+    """An environment variable cannot be read; the message has its name and the reason.
+
+    No ValueError: pydantic-settings would replace or ignore it.
+    """
+
+
 def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
     """Returns the configuration from arguments and environment variables.
 
@@ -25,6 +41,8 @@ def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
 
     Raises:
         ValidationError: a value is out of bounds.
+        SettingsError: an argument that is a list or an object cannot be read.
+        VariableError: a variable that is one cannot.
         SystemExit: an argument is no flag, or requests help.
     """
     sections = kind.sections()
@@ -68,6 +86,27 @@ def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[
     return lines
 
 
+class _Variables(EnvSettingsSource):
+    """Environment variables. A list is JSON or, as in flags, has commas between its items."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Returns the list or object that a variable holds."""
+        text, takes_lists = value.strip(), _takes_lists(field.annotation)
+        if takes_lists and not text.startswith(("[", "{")):
+            return [item.strip() for item in text.split(",")]
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            wanted = "a JSON list, or items with commas between" if takes_lists else "JSON"
+            name = f"{VARIABLE_PREFIX}{field_name.upper()}"
+            raise VariableError(f"{name} is {text!r}: it must be {wanted}: {error}") from None
+
+
+def _takes_lists(annotation: Any) -> bool:
+    """Whether a list is among the forms of a value."""
+    return get_origin(annotation) is list or any(map(_takes_lists, get_args(annotation)))
+
+
 class _Flags(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=VARIABLE_PREFIX,
@@ -80,3 +119,16 @@ class _Flags(BaseSettings):
         cli_shortcuts={"cudagraph-capture-sizes": "capture-sizes"},
         protected_namespaces=(),
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Reads variables in our own way."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return init_settings, _Variables(settings_cls)

@@ -189,6 +189,7 @@ class StepServer:
         Raises:
             EOFError: the service hung up.
         """
+        self._recompilations.load()
         self._send(WorkerEvent(ready=ready))
         while True:
             if not self._recompilations.is_armed and (capture is None or not capture.has_work):

@@ -2,7 +2,9 @@
 
 import resource
 
-from services.processes.descriptors import raise_descriptor_limit
+import pytest
+
+from services.processes.descriptors import MIN_DESCRIPTORS, raise_descriptor_limit
 
 
 def test_the_limit_becomes_the_highest_that_is_allowed():
@@ -14,3 +16,10 @@ def test_the_limit_becomes_the_highest_that_is_allowed():
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("most", [8, MIN_DESCRIPTORS - 1])
+def test_a_limit_that_no_service_can_live_with_ends_the_start_with_its_name(monkeypatch, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+    with pytest.raises(SystemExit, match=rf"ulimit -Hn\) is {most}; it must be at least"):
+        raise_descriptor_limit()

@@ -44,7 +44,9 @@ def test_help_explains_every_flag_in_the_group_of_its_section(capsys):
     [
         (["--devices", "["], {}),
         (["--inductor-compile-config", "nonsense"], {}),
-        ([], {"OCTAVO_ENGINE_PASSES": "norm_linear"}),
+        ([], {"OCTAVO_ENGINE_PASSES": "[norm_linear"}),
+        ([], {"OCTAVO_ENGINE_DEVICES": "[0"}),
+        ([], {"OCTAVO_ENGINE_INDUCTOR_COMPILE_CONFIG": "nonsense"}),
     ],
 )
 def test_a_list_or_object_that_cannot_be_read_is_one_line(
@@ -57,7 +59,28 @@ def test_a_list_or_object_that_cannot_be_read_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("octavo engine: ")
     field = (*arguments, *(name.removeprefix("OCTAVO_ENGINE_") for name in variables))[0]
-    assert field.lower().strip("-").replace("-", "_") in line
+    assert field.lower().strip("-").replace("-", "_") in line.lower()
+    assert any(reason in line for reason in ("must be", "delimiter", "Parsing error"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("DEVICES", "[0, 1]", [0, 1]),
+        ("DEVICES", "0, 1", [0, 1]),
+        ("DEVICES", "0", [0]),
+        ("DISABLE_PASS", "norm_linear,qk_norm_rope_cache", ["norm_linear", "qk_norm_rope_cache"]),
+        ("TLS_ALLOWED_CLIENTS", "a.example", ["a.example"]),
+        ("CUDAGRAPH_CAPTURE_SIZES", "auto", "auto"),
+        ("CUDAGRAPH_CAPTURE_SIZES", "1,2", [1, 2]),
+        ("INDUCTOR_COMPILE_CONFIG", '{"max_autotune": true}', {"max_autotune": True}),
+    ],
+)
+def test_a_variable_takes_json_or_what_its_flag_takes(monkeypatch, variable, value, expected):
+    monkeypatch.setenv(f"OCTAVO_ENGINE_{variable}", value)
+    num_ranks = len(expected) if variable == "DEVICES" else 1
+    config = read_flags(EngineConfig, ["--tensor-parallel-size", f"{num_ranks}"])
+    assert config.flags()[variable.lower()] == expected
 
 
 def test_no_number_is_without_bounds():

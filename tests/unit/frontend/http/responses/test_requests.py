@@ -177,7 +177,7 @@ async def test_a_wrong_item_is_refused_with_its_place(entry, path):
             },
             "structured_outputs",
         ),
-        ({"input": []}, None),
+        ({"input": []}, "input"),
     ],
 )
 async def test_fields_that_contradict_each_other_are_refused(changes, param):
