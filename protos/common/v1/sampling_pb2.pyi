@@ -124,20 +124,22 @@ class Tag(_message.Message):
     def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ..., pairs: _Optional[_Union[ArgumentPairs, _Mapping]] = ...) -> None: ...
 
 class ArgumentPairs(_message.Message):
-    __slots__ = ("begin", "assign", "end", "separator", "bare_strings", "python_names")
+    __slots__ = ("begin", "assign", "end", "separator", "bare_strings", "python_names", "quote")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SEPARATOR_FIELD_NUMBER: _ClassVar[int]
     BARE_STRINGS_FIELD_NUMBER: _ClassVar[int]
     PYTHON_NAMES_FIELD_NUMBER: _ClassVar[int]
+    QUOTE_FIELD_NUMBER: _ClassVar[int]
     begin: str
     assign: str
     end: str
     separator: str
     bare_strings: bool
     python_names: bool
-    def __init__(self, begin: _Optional[str] = ..., assign: _Optional[str] = ..., end: _Optional[str] = ..., separator: _Optional[str] = ..., bare_strings: _Optional[bool] = ..., python_names: _Optional[bool] = ...) -> None: ...
+    quote: str
+    def __init__(self, begin: _Optional[str] = ..., assign: _Optional[str] = ..., end: _Optional[str] = ..., separator: _Optional[str] = ..., bare_strings: _Optional[bool] = ..., python_names: _Optional[bool] = ..., quote: _Optional[str] = ...) -> None: ...
 
 class Preamble(_message.Message):
     __slots__ = ("begin", "end", "max_tokens")

@@ -3,18 +3,35 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from services.engine.errors import InvalidRequestError
 from services.engine.grammar.schema import is_annotation
 
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords whose schemas others refer to."""
 _USED = frozenset({"type", "properties", "required", "additionalProperties"})
-_DEFINITIONS = ("$defs", "definitions")
 _BARE = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _NAME = r"/[\w.-]+/"
+_ASCII_NAME = r"/[A-Za-z0-9_.-]+/"
+"""A name without quotes; which other characters are letters, versions of Unicode disagree."""
+_PLAIN_NAME = re.compile(r"[\w.-]+")
 
 Expression = Callable[[Mapping[str, Any]], str]
 """Converts a JSON schema to a Lark expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Converts the parts of a form to Lark."""
+
+    of_schema: Expression
+    """Converts the schema of a value that is written as JSON."""
+    fixed: Callable[[str], str]
+    """Converts a fixed text."""
+    up_to: Callable[[str, str], list[str]]
+    """Writes the rules of free text up to a fixed text."""
 
 
 class PairRules:
@@ -30,23 +47,20 @@ class PairRules:
         form: Mapping[str, Any],
         *,
         of_schema: Expression,
-        fixed: Callable[[str], str],
-        up_to: Callable[[str, str], list[str]],
+        texts: Texts,
     ) -> None:
         """Starts without rules.
 
         Args:
             prefix: begins the names of the rules.
             form: the fields of ArgumentPairs of protos/common/v1/sampling.proto.
-            of_schema: converts the schema of a value.
-            fixed: converts a fixed text.
-            up_to: writes the rules of free text up to a fixed text.
+            of_schema: converts the schema of a value in the way that the form writes it.
+            texts: converts what pairs consist of.
         """
         self._prefix = prefix
         self._form = form
         self._of_schema = of_schema
-        self._fixed = fixed
-        self._up_to = up_to
+        self._texts = texts
         self.rules: list[str] = []
 
     def expression(self, schema: Mapping[str, Any]) -> str:
@@ -56,7 +70,7 @@ class PairRules:
             InvalidRequestError: the schema is not that of plain properties.
         """
         for keyword in schema:
-            if not (keyword in _USED or keyword in _DEFINITIONS or is_annotation(keyword)):
+            if not (keyword in _USED or keyword in DEFINITIONS or is_annotation(keyword)):
                 raise InvalidRequestError(
                     f"json_schema has {keyword!r} for all arguments, which the model's format of"
                     " calls cannot enforce; only that of one argument may have it"
@@ -66,9 +80,9 @@ class PairRules:
             raise InvalidRequestError("json_schema is not that of an object")
         if missing := [name for name in required if name not in properties]:
             raise InvalidRequestError(f"json_schema has no property {missing[0]!r:.64}")
-        shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+        shared = {name: schema[name] for name in DEFINITIONS if name in schema}
         if not properties and schema.get("additionalProperties") is not False:
-            return self._any_pairs()
+            return self._any_pairs(schema.get("additionalProperties", {}), shared)
         pairs = [
             (self._pair(index, name, value, shared), name in required)
             for index, (name, value) in enumerate(properties.items())
@@ -90,58 +104,85 @@ class PairRules:
 
     def _pair(self, index: int, name: str, schema: Any, shared: Mapping[str, Any]) -> str:
         rule = f"{self._prefix}_pair_{index}"
-        before = self._fixed(f"{self._form['begin']}{name}{self._form['assign']}")
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, dict):
+        quote = "" if _PLAIN_NAME.fullmatch(name) else self._form["quote"]
+        before = f"{self._form['begin']}{quote}{name}{quote}{self._form['assign']}"
+        if schema is not True and not isinstance(schema, dict):
             raise InvalidRequestError(f"the property {name!r:.64} has no schema of its own")
-        if self._form["bare_strings"] and schema.get("type") == "string":
-            value = self._bare_string(rule, schema)
-        elif self._form["python_names"] and schema.get("type") == "boolean":
-            value = f'("True" | "False") {self._text("end")}'
-        else:
-            value = f"{self._of_schema({**schema, **shared})} {self._text('end')}"
-        self.rules.append(f"{rule}: {before} {value}")
+        value = self._value(rule, {} if schema is True else schema, shared)
+        self.rules.append(f"{rule}: {self._texts.fixed(before)} {value}")
         return rule
 
-    def _bare_string(self, rule: str, schema: Mapping[str, Any]) -> str:
-        """Returns the expression of a string without quotes, and of the text after it."""
-        for keyword in schema:
-            if not (keyword in _BARE or is_annotation(keyword)):
-                raise InvalidRequestError(
-                    f"json_schema has {keyword!r} for a string, which the model's format of calls"
-                    " writes without quotes; it cannot be enforced there"
-                )
-        end = self._form["end"]
-        texts = [schema["const"]] if "const" in schema else schema.get("enum")
-        if texts is not None:
-            choices = [json.dumps(text, ensure_ascii=False) for text in texts if text != ""]
-            optional = "?" if "" in texts else ""
-            if not all(isinstance(text, str) for text in texts) or not choices:
-                raise InvalidRequestError("json_schema has an enum without a text")
-            return f"({' | '.join(choices)}){optional} {self._text('end')}"
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if low or high is not None:
-            # The first character of the text after it cannot be counted.
-            any_but = f"[^{re.escape(end[0])}]".replace("/", r"\/").replace("\n", "n")
-            count = f"{{{low},{'' if high is None else high}}}"
-            self.rules.append(f"{rule}_text: /{any_but}{count}/")
-            return f"{rule}_text {self._text('end')}"
-        self.rules += self._up_to(f"{rule}_text", end)
-        return f"{rule}_text"
+    def _value(self, rule: str, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+        """Returns the expression of a value, and of the text after it."""
+        if self._form["bare_strings"] and schema.get("type") == "string":
+            value, rules = text_before(self._form["end"], rule, schema, texts=self._texts)
+            self.rules += rules
+            return value
+        if self._form["python_names"] and schema.get("type") == "boolean":
+            return f'("True" | "False") {self._text("end")}'
+        return f"{self._of_schema({**schema, **shared})} {self._text('end')}"
 
-    def _any_pairs(self) -> str:
-        """Returns the expression of any pairs."""
+    def _any_pairs(self, schema: Any, shared: Mapping[str, Any]) -> str:
+        """Returns the expression of pairs with any names, whose values have one schema."""
         rule = f"{self._prefix}_any"
         before, assign = self._text("begin"), self._text("assign")
-        value = f"{self._of_schema({})} {self._text('end')}"
-        if self._form["bare_strings"]:
-            self.rules += self._up_to(f"{rule}_text", self._form["end"])
+        if isinstance(schema, dict) and schema:
+            value = self._value(rule, schema, shared)
+        elif self._form["bare_strings"]:
+            self.rules += self._texts.up_to(f"{rule}_text", self._form["end"])
             value = f"{rule}_text"
-        self.rules.append(f"{rule}_name: {_NAME}")
+        else:
+            value = f"{self._of_schema({})} {self._text('end')}"
+        self.rules += self._any_name(f"{rule}_name")
         self.rules.append(f"{rule}: {before} {rule}_name {assign} {value}")
         return f"({rule} ({self._text('separator')} {rule})*)?"
 
+    def _any_name(self, rule: str) -> list[str]:
+        quote = self._form["quote"]
+        if not quote:
+            return [f"{rule}: {_NAME}"]
+        quoted = f"{self._texts.fixed(quote)} {rule}_quoted"
+        return [
+            f"{rule}: {_ASCII_NAME} | {quoted}",
+            *self._texts.up_to(f"{rule}_quoted", quote),
+        ]
+
     def _text(self, field: str) -> str:
         text = self._form[field]
-        return self._fixed(text) if text else ""
+        return self._texts.fixed(text) if text else ""
+
+
+def text_before(
+    end: str, rule: str, schema: Mapping[str, Any], *, texts: Texts
+) -> tuple[str, list[str]]:
+    """Returns the expression of a string and the fixed text after it, and the rules that it needs.
+
+    Args:
+        end: the fixed text, which the string does not have.
+        rule: begins the names of the rules.
+        schema: the string's.
+        texts: converts the parts.
+
+    Raises:
+        InvalidRequestError: the schema has a keyword that cannot be kept without JSON's quotes.
+    """
+    for keyword in schema:
+        if not (keyword in _BARE or is_annotation(keyword)):
+            raise InvalidRequestError(
+                f"json_schema has {keyword!r} for a string, which the model's format of calls"
+                " writes without quotes; it cannot be enforced there"
+            )
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        choices = [json.dumps(text, ensure_ascii=False) for text in values if text != ""]
+        optional = "?" if "" in values else ""
+        if not all(isinstance(text, str) for text in values) or not choices:
+            raise InvalidRequestError("json_schema has an enum without a text")
+        return f"({' | '.join(choices)}){optional} {texts.fixed(end)}", []
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if low or high is not None:
+        # The first character of the text after it cannot be counted.
+        any_but = f"[^{re.escape(end[0])}]".replace("/", r"\/").replace("\n", "n")
+        count = f"{{{low},{'' if high is None else high}}}"
+        return f"{rule}_text {texts.fixed(end)}", [f"{rule}_text: /{any_but}{count}/"]
+    return f"{rule}_text", texts.up_to(f"{rule}_text", end)

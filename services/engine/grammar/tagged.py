@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.engine.errors import InvalidRequestError
-from services.engine.grammar.argument_pairs import PairRules
+from services.engine.grammar.argument_pairs import PairRules, Texts
+from services.engine.grammar.quoted_values import QuotedValues
 from services.engine.grammar.schema import read_schema
 
 FREE_TEXT = r"/(.|\n)*/"
@@ -85,15 +86,16 @@ def _document(
     """Returns the expression of a tag's document, and adds the rules that it needs."""
     if pairs is None:
         return schema_of(schema)
-    writer = PairRules(
-        f"tag_{index}",
-        pairs,
+    texts = Texts(
         of_schema=lambda each: schema_of(json.dumps(each)),
         fixed=lambda text: _fixed(text, special),
         up_to=lambda rule, text: _up_to(rule, text, special),
     )
+    values = QuotedValues(f"tag_{index}", pairs, texts)
+    of_schema = values.expression if pairs["quote"] else texts.of_schema
+    writer = PairRules(f"tag_{index}", pairs, of_schema=of_schema, texts=texts)
     expression = writer.expression(read_schema(schema))
-    rules += writer.rules
+    rules += [*writer.rules, *values.rules]
     return expression
 
 

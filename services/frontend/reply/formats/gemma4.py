@@ -6,7 +6,9 @@ Source: the chat template of google/gemma-4-31b-it.
 import json
 from collections.abc import Generator
 
+from services.frontend.engine_client.messages import ArgumentPairs
 from services.frontend.reply.bare_values import json_of
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import UnexpectedTextError, Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -17,13 +19,16 @@ MAX_DEPTH = 64
 
 
 class Gemma4Reader(ReplyReader):
-    """Reads calls as JSON; each argument is passed on when it is complete.
-
-    There is no grammar for calls: their strings have quotes of their own.
-    """
+    """Reads calls as JSON; each argument is passed on when it is complete."""
 
     think = ("<|channel>", "<channel|>")
     special_tokens = (OPENING, CLOSING, QUOTE)
+    call_form = CallForm(
+        f"{OPENING}call:NAME{{",
+        f"}}{CLOSING}",
+        trigger=OPENING,
+        pairs=ArgumentPairs(assign=":", separator=",", quote=QUOTE),
+    )
 
     def _read_reasoning(self, *closing: str) -> Wait:
         """Passes reasoning on, without the name of its channel."""
@@ -74,6 +79,8 @@ class Gemma4Reader(ReplyReader):
             word = yield from self._text.word()
             if not word:
                 raise UnexpectedTextError
+            if word[-1] in "eE" and (yield from self._text.accept("+")):  # 1e+5
+                word += "+" + (yield from self._text.word())
             return json_of(word, {"type": ["boolean", "null", "number", "string"]})
         closing = "}" if opening == "{" else "]"
         read = self._member if opening == "{" else self._value

@@ -208,6 +208,14 @@ def test_arguments_in_pairs_are_read_back_as_the_schema_says(name):
 
 
 WRITTEN_PAIRS = {
+    "gemma4": (
+        '<|tool_call>call:f{text:<|"|>1 < 2\nor "</p>,<|"|>,on:true,mode:<|"|>a b<|"|>,list:[1,2],'
+        'either:null}<tool_call|>',
+        "<|tool_call>call:f{on:yes,list:[]}<tool_call|>",
+        "<|tool_call>call:f{on:true,list:[1,2,3]}<tool_call|>",
+        '<|tool_call>call:f{on:true,mode:<|"|>b<|"|>,list:[]}<tool_call|>',
+        "<|tool_call>call:f{}<tool_call|>",
+    ),
     "pythonic": ('[f(on=True, mode="c", list=[1])]', '[f(on=true, list=[])]', "[f(on=True)]"),
     "glm4": (
         "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>1 < 2\nor </arg></arg_value>\n"
@@ -274,6 +282,76 @@ def test_a_schema_without_properties_takes_any_pairs(name):
 def test_a_schema_that_pairs_cannot_keep_is_refused(name, schema, message):
     with pytest.raises(InvalidRequestError, match=message):
         grammar_text(structured_output_of(pairs_of(FORMATS[name], schema), 2**16))
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "node": {"$ref": "#/$defs/node"},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "odd name": {"type": "number", "minimum": 1, "maximum": 2},
+        "o": {
+            "type": "object",
+            "properties": {
+                "a": {"type": ["string", "null"], "maxLength": 4},
+                "b": {"enum": [1, "x", "", None]},
+                "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2},
+            },
+            "required": ["b"],
+        },
+    },
+    "required": ["node", "counts", "odd name", "o"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            },
+            "required": ["v", "next"],
+        }
+    },
+}
+
+
+def test_values_with_quotes_of_their_own_follow_their_schemas_at_any_depth():
+    follower = Follower(FORMATS["gemma4"])
+    for seed in range(12):
+        text = follower.follow(pairs_of(FORMATS["gemma4"], NESTED), seed)
+        reader = FORMATS["gemma4"]({"f": NESTED})
+        [call] = piece_of(reader.push(text) + reader.finish()).calls
+        jsonschema.validate(json.loads(call.arguments), NESTED)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "string", "pattern": "x"}, "'pattern', which"),
+        ({"type": "array", "prefixItems": [{}]}, "'prefixItems', which"),
+        ({"oneOf": [{"type": "null"}]}, "'oneOf', which"),
+        ({"enum": [[1]]}, "of lists or objects"),
+        ({"items": False, "type": "array"}, "a value that none can be"),
+        ({"type": ["string", {}]}, "the type {}"),
+        ({"type": "array", "minItems": "2"}, "number of items"),
+        ({"$ref": "#/$defs/none"}, "is no definition"),
+        ({"type": "object", "minProperties": 1}, "'minProperties', which"),
+    ],
+)
+def test_what_values_with_quotes_of_their_own_cannot_keep_is_refused(schema, message):
+    form = pairs_of(FORMATS["gemma4"], {"properties": {"a": {"anyOf": [schema]}}})
+    with pytest.raises(InvalidRequestError, match=message):
+        grammar_text(structured_output_of(form, 2**16))
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+def test_pairs_of_any_names_have_values_of_their_schema(name):
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    follower = Follower(FORMATS[name])
+    for seed in range(4):
+        text = follower.follow(pairs_of(FORMATS[name], schema), seed)
+        reader = FORMATS[name]({"f": schema})
+        [call] = piece_of(reader.push(text) + reader.finish()).calls
+        jsonschema.validate(json.loads(call.arguments), schema)
 
 
 def test_a_bare_string_with_a_pattern_is_refused():

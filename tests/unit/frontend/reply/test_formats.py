@@ -327,12 +327,14 @@ def test_calls_of_kimi_k2_have_the_ids_that_the_model_writes() -> None:
 
 def test_arguments_of_gemma_4_become_json() -> None:
     text = '<|"|>x"\ny<|"|>'
-    written = f'{{a:[1,-2.5e3,true,null,{text}],b:{{c:{{}},<|"|>d e<|"|>:[{text},[]]}}, g : False}}'
+    written = (
+        f'{{a:[1,-2.5e3,1e+2,true,null,{text}],b:{{c:{{}},<|"|>d e<|"|>:[{text},[]]}}, g : False}}'
+    )
     for pieces in ([written], list(written)):
         deltas = read(Gemma4Reader({}), ["<|tool_call>call:now", *pieces, "<tool_call|>", " Done"])
         [(_, arguments)] = calls_of(deltas)
         assert json.loads(arguments) == {
-            "a": [1, -2500, True, None, 'x"\ny'],
+            "a": [1, -2500, 100, True, None, 'x"\ny'],
             "b": {"c": {}, "d e": ['x"\ny', []]},
             "g": False,
         }
