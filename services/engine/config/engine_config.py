@@ -1,5 +1,6 @@
 """Configuration of the engine, in sections."""
 
+import sys
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -74,6 +75,19 @@ class EngineConfig(BaseModel):
         return {
             flag: value for section in self.sections() for flag, value in getattr(self, section)
         }
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        """Refuses texts that no message to a worker can hold, such as folders of another locale."""
+        for flag, value in self.flags().items():
+            try:
+                f"{value}".encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"--{flag.replace('_', '-')} is {str(value)!r}: it has bytes that are not text"
+                    f" in {sys.getfilesystemencoding()}; use another name, or set LC_ALL=C.UTF-8"
+                ) from None
+        return self
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:

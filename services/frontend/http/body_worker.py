@@ -70,13 +70,14 @@ def _answer(
         check_structure(body)
         call = READERS[reader](body, request_id)
         is_cut = call.options.truncate_prompt_tokens is not None
-        check_prompt_size(
-            call.prompt,
-            max_bytes=limits["max_prompt_bytes"],
-            max_tokens=MAX_PROMPT_TOKENS if is_cut else max_prompt_tokens,
-        )
-        num_prompts = len(prompts_of(call.prompt))
-        check_options(call.options, max_samples=limits["max_samples"], num_prompts=num_prompts)
+        with call.naming_fields():
+            check_prompt_size(
+                call.prompt,
+                max_bytes=limits["max_prompt_bytes"],
+                max_tokens=MAX_PROMPT_TOKENS if is_cut else max_prompt_tokens,
+            )
+            num_prompts = len(prompts_of(call.prompt))
+            check_options(call.options, max_samples=limits["max_samples"], num_prompts=num_prompts)
     except InvalidRequestError as error:
         return Refusal(str(error), error.field, error.code)
     except MemoryError:

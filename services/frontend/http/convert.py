@@ -210,6 +210,8 @@ def options_of(
     }
     if named["seed"] == NO_SEED:
         named["seed"] = None
+    if named["seed"] is not None:
+        named["seed"] %= 2**64  # the engine's seeds have no sign
     if named["top_k"] == ALL_TOKENS:
         named["top_k"] = 0
     named["structured_output"] = structured_output_of(request.structured_outputs, response_format)

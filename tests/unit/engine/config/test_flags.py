@@ -83,6 +83,13 @@ def test_a_variable_takes_json_or_what_its_flag_takes(monkeypatch, variable, val
     assert config.flags()[variable.lower()] == expected
 
 
+def test_a_name_that_is_no_text_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["engine", "--model", "/models/mod\udce9l"])
+    assert main() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo engine: --model is '/models/mod\\udce9l': it has bytes that")
+
+
 def test_no_number_is_without_bounds():
     unbounded = [
         flag

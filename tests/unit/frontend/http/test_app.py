@@ -167,7 +167,7 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
         ("/v1/chat/completions", {"n": True}, "n"),
         ("/v1/chat/completions", {"user": 1}, "user"),
         ("/v1/chat/completions", {"functions": []}, "functions"),
-        ("/v1/chat/completions", {"seed": -2}, "seed"),
+        ("/v1/chat/completions", {"seed": -(2**63) - 1}, "seed"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format"),
         ("/v1/chat/completions", {"temperature": 3}, "temperature"),

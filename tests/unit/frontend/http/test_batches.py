@@ -78,6 +78,14 @@ async def test_a_stream_of_prompts_has_the_text_of_the_whole_answer():
     assert texts[1] == "one two threeone two three"
 
 
+async def test_a_negative_seed_is_one_of_its_own():
+    async with http_stack() as (stack, client):
+        for seed in (-(2**63), -2, 2**63 - 1):
+            await client.post("/v1/completions", json=COMPLETION | {"prompt": "a", "seed": seed})
+        seeds = [submit.sampling.seed for submit in stack.engine.submits]
+    assert seeds == [2**63, 2**64 - 2, 2**63 - 1]
+
+
 async def test_equal_seeds_make_a_prompt_the_same_alone_and_among_others():
     async with http_stack() as (stack, client):
         await client.post("/v1/completions", json=COMPLETION | {"prompt": TEXTS, "n": 2, "seed": 5})

@@ -62,13 +62,14 @@ async def test_the_engine_refuses_other_fields_by_their_own_name():
         ("/v1/messages/count_tokens", "messages"),
     ],
 )
-async def test_a_prompt_that_is_too_long_is_refused_by_the_name_that_the_body_has(path, field):
-    text = "x" * 200
+@pytest.mark.parametrize("size", [200, 200_000])
+async def test_a_prompt_that_is_too_long_is_refused_by_the_name_of_the_body(path, field, size):
+    text = "x" * size  # a large body is read in a process of its own
     message = [{"role": "user", "content": text}]
     prompt = message if field == "messages" else text
     async with running(max_prompt_bytes=100) as (_, _, client):
         answer = await client.post(path, json={"model": "fake", field: prompt})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert "200 bytes" in error["message"] or "the limit is 100" in error["message"]
+        assert "the limit is 100" in error["message"]
         assert error.get("param", field) == field
