@@ -4,6 +4,7 @@
 there are fewer.
 """
 
+import gc
 import os
 import signal
 
@@ -37,6 +38,18 @@ os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device, or as many as it says")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # All tests and their modules live as long as the process: each look of the garbage collector
+    # at them takes tenths of a second.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
