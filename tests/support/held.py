@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 
@@ -14,13 +15,21 @@ from tests.support.processes import ServiceProcess
 SETTLE_S = 30.0
 
 
+class Process(Protocol):
+    """A running process of a test."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+
 def worker_of(engine: ServiceProcess) -> psutil.Process:
     """Returns the engine's worker process."""
     (worker,) = children(engine)
     return worker
 
 
-def children(service: ServiceProcess) -> list[psutil.Process]:
+def children(service: Process) -> list[psutil.Process]:
     """Returns a service's other processes.
 
     They are its descendants, in sessions of their own, and forked ones in the group that it leads.

@@ -22,6 +22,9 @@ from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.server import listen, make_server
 from services.telemetry.tls import ServerTls
+from tests.support.forked_program import ForkedProgram
+from tests.support.forks import OF_SERVICES, fork_server
+from tests.support.held import children
 from tests.support.processes import LOG_TAIL_LINES, ROOT, Flag, flag_arguments
 
 _LIMITS = ServerLimits(
@@ -64,15 +67,15 @@ class NodeProcess:
 
         Args:
             head: the engine's address.
-            prefix: a command that runs the node's, such as `ip netns exec NAME`.
+            prefix: a command that runs the node's, such as `ip netns exec NAME`. Without one the
+                node is forked from a process that has its modules.
             flags: other flags of the node.
         """
-        self._command = [
-            *prefix, sys.executable, "-m", "services.engine", "worker-node",
-            *flag_arguments({"head": head, **flags}),
-        ]  # fmt: skip
+        arguments = flag_arguments({"head": head, **flags})
+        self._prefix = prefix
+        self._command = ["services.engine", "worker-node", *arguments]
         self._log = tempfile.NamedTemporaryFile(prefix="node-", suffix=".log")  # noqa: SIM115
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
 
     @property
     def log(self) -> str:
@@ -87,15 +90,26 @@ class NodeProcess:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """Its children and theirs."""
-        return psutil.Process(self.pid).children(recursive=True)
+        """Its other processes."""
+        return children(self)
 
     def start(self) -> None:
         """Starts the process."""
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OCTAVO_NODE_LOG_FORMAT": "json"}
+        if not self._prefix:
+            log = self._log.fileno()
+            self._process = ForkedProgram(
+                fork_server(*OF_SERVICES),
+                self._command,
+                environment=environment,
+                stdout=log,
+                stderr=log,
+            )
+            return
         self._process = subprocess.Popen(
-            self._command,
+            [*self._prefix, sys.executable, "-m", *self._command],
             cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1", "OCTAVO_NODE_LOG_FORMAT": "json"},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

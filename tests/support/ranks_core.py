@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from models.config import ModelConfig
 from services.engine.config.engine_config import EngineConfig
@@ -12,6 +14,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
 from services.engine.request import Request, SamplingParams
 from services.engine.worker.executor import WorkerExecutor
+from services.engine.worker.rank_process import WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.engine_harness import RecordingSink
 from tests.support.forked_workers import workers_forked
@@ -100,11 +103,23 @@ async def ranks_core(
     core = EngineCore(
         config, limits=limits, make_executor=make_executor, on_readiness=lambda is_ready: None
     )
-    # Libraries of a GPU read the worker's environment when they are loaded.
-    is_forked = config.worker.device == "cpu"
-    with workers_forked() if is_forked else nullcontext():
+    with _forked_on_cpu(config):
         async with _running(core, executors) as ranks:
             yield ranks
+
+
+async def start_error(config: EngineConfig, nodes: JoinedNodes | None = None) -> str:
+    """Returns why ranks do not start; none is left behind."""
+    executor = WorkerExecutor(config, nodes)
+    with _forked_on_cpu(config), pytest.raises(WorkerDiedError) as caught:
+        await executor.start()
+    assert executor.pid is None
+    return str(caught.value)
+
+
+def _forked_on_cpu(config: EngineConfig) -> AbstractContextManager[None]:
+    # Libraries of a GPU read the worker's environment when they are loaded.
+    return workers_forked() if config.worker.device == "cpu" else nullcontext()
 
 
 @asynccontextmanager

@@ -6,11 +6,9 @@ import signal
 import pytest
 import torch
 
-from services.engine.worker.executor import WorkerExecutor
-from services.engine.worker.rank_process import WorkerDiedError
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.ranks_core import ranks_config, ranks_core, start_error
 from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
@@ -155,11 +153,11 @@ async def test_layers_of_drafts_move_too(tmp_path):
 
 async def test_a_model_without_experts_is_refused(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
-    with pytest.raises(WorkerDiedError, match="--enable-expert-parallel needs a model with"):
-        await WorkerExecutor(expert_parallel(tmp_path, 2)).start()
+    error = await start_error(expert_parallel(tmp_path, 2))
+    assert "--enable-expert-parallel needs a model with" in error
 
 
 async def test_more_copies_than_fit_are_refused(tmp_path):
     write_checkpoint(tmp_path, "qwen3_moe")
-    with pytest.raises(WorkerDiedError, match="at most 8 copies of 8 experts"):
-        await WorkerExecutor(expert_parallel(tmp_path, 2, num_redundant_experts=9)).start()
+    error = await start_error(expert_parallel(tmp_path, 2, num_redundant_experts=9))
+    assert "at most 8 copies of 8 experts" in error

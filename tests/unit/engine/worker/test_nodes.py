@@ -5,12 +5,10 @@ import contextlib
 
 import pytest
 
-from services.engine.worker.executor import WorkerExecutor
-from services.engine.worker.rank_process import WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.nodes import NodeProcess, head_server
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.ranks_core import ranks_config, ranks_core, start_error
 from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
 
@@ -46,14 +44,6 @@ async def test_one_layer_shared_by_two_hosts_gives_the_tokens_of_transformers(ch
     async with joined(config) as nodes, ranks_core(config, nodes) as ranks:
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
         assert len(ranks.core.worker.ranks) == 4
-
-
-async def start_error(config, nodes):
-    executor = WorkerExecutor(config, nodes)
-    with pytest.raises(WorkerDiedError) as caught:
-        await executor.start()
-    assert executor.pid is None
-    return str(caught.value)
 
 
 async def test_a_fused_all_reduce_over_two_hosts_is_refused(checkpoint):

@@ -1,17 +1,24 @@
 """Starts of several ranks that fail, by the executor's word."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from services.engine.worker import executor as executor_module
 from services.engine.worker.executor import WorkerExecutor
-from services.engine.worker.rank_process import WorkerDiedError
 from tests.support import odd_rank
+from tests.support.forked_workers import workers_forked
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.ranks_core import ranks_config
+from tests.support.ranks_core import ranks_config, start_error
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    with workers_forked():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -19,15 +26,6 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(path, "llama", hidden_size=48, num_attention_heads=6)
     return path
-
-
-async def start_error(config):
-    """Returns why the ranks did not start; no process is left behind."""
-    executor = WorkerExecutor(config)
-    with pytest.raises(WorkerDiedError) as caught:
-        await executor.start()
-    assert executor.pid is None
-    return str(caught.value)
 
 
 async def test_a_rank_that_never_starts_is_named(folder, monkeypatch):

@@ -5,12 +5,10 @@ import os
 import pytest
 import torch
 
-from services.engine.worker.executor import WorkerExecutor
-from services.engine.worker.rank_process import WorkerDiedError
 from tests.support import odd_rank
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.ranks_core import ranks_config, ranks_core, start_error
 from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
@@ -171,12 +169,3 @@ async def test_stages_that_cannot_hold_the_layers_are_refused(tmp_path):
     assert "stages of 1, 1 layers do not hold the model's 3 layers" in message
     message = await start_error(ranks_config(tmp_path, pipeline_parallel_size=4))
     assert "3 layers are too few for 4 pipeline stages" in message
-
-
-async def start_error(config):
-    """Returns why the ranks did not start; no process is left behind."""
-    executor = WorkerExecutor(config)
-    with pytest.raises(WorkerDiedError) as caught:
-        await executor.start()
-    assert executor.pid is None
-    return str(caught.value)
