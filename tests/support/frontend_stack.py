@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 import grpc
+import httpx
 
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.frontend.config import FrontendConfig
@@ -39,6 +40,11 @@ class FrontendStack:
     def http_url(self) -> str:
         """Where HTTP is served, in a stack that was started with an `http_port`."""
         return f"http://127.0.0.1:{self.server.http_port}"
+
+    def http_client(self, *, timeout_s: float = 20) -> httpx.AsyncClient:
+        """Returns a client of `http_url`; enter it to close it."""
+        # To load certificates of authorities takes longer than most requests.
+        return httpx.AsyncClient(base_url=self.http_url, timeout=timeout_s, verify=False)
 
 
 @asynccontextmanager

@@ -58,7 +58,7 @@ async def running(
     async with (
         engine,
         frontend_stack(engine, http_port=0, **config) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield engine, stack, client
 

@@ -1,6 +1,6 @@
 """The routes of the HTTP API."""
 
-import json
+import asyncio
 import time
 
 from starlette.applications import Starlette
@@ -21,7 +21,7 @@ from services.frontend.http.messages.endpoint import (
     CountEndpoint,
     RequireVersion,
 )
-from services.frontend.http.openapi import openapi_document
+from services.frontend.http.openapi import openapi_json
 from services.frontend.http.responses.endpoint import ResponsesEndpoint
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
@@ -47,7 +47,6 @@ class ServiceEndpoints:
         self._metrics = metrics
         self._created_s = int(time.time())
         self._version = own_version()
-        self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
         """Answers 200 while requests are accepted, else 503."""
@@ -83,7 +82,8 @@ class ServiceEndpoints:
     async def describe(self, request: Request) -> Response:
         """Describes the API."""
         del request
-        return Response(self._openapi, media_type="application/json")
+        body = await asyncio.to_thread(openapi_json)
+        return Response(body, media_type="application/json")
 
     async def show_metrics(self, request: Request) -> Response:
         """Returns the metrics in Prometheus's format."""

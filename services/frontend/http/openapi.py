@@ -1,5 +1,7 @@
 """The OpenAPI description of the HTTP API, generated from its schemas."""
 
+import json
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -88,6 +90,12 @@ _ANSWERS = (
     answer_schema.VersionAnswer,
     answer_schema.HealthAnswer,
 )
+
+
+@cache
+def openapi_json() -> bytes:
+    """Returns the OpenAPI document as JSON; the first call takes a tenth of a second."""
+    return json.dumps(openapi_document(), separators=(",", ":")).encode()
 
 
 def openapi_document() -> dict[str, Any]:

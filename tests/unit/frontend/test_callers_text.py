@@ -2,7 +2,6 @@
 
 from contextlib import asynccontextmanager
 
-import httpx
 import numpy as np
 import pytest
 import tokenizers
@@ -25,7 +24,7 @@ async def running(engine=None, **config):
     async with (
         engine or FakeEngine() as engine,
         frontend_stack(engine, http_port=0, **config) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield engine, stack, client
 

@@ -7,7 +7,6 @@ import json
 from contextlib import asynccontextmanager, suppress
 
 import grpc
-import httpx
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -222,7 +221,7 @@ async def test_every_field_over_http(path):
     body = BODIES[path] | {"seed": 1}
     async with (
         running() as (engine, stack),
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
 
         async def effect(changed):
@@ -256,7 +255,7 @@ def _annotations(params) -> set[str]:
 async def test_an_unknown_field_is_refused_by_name():
     async with (
         running() as (_, stack),
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         for path, body in BODIES.items():
             response = await client.post(path, content=json.dumps(body | {"wish": 1}), headers={

@@ -4,7 +4,6 @@ import json
 from contextlib import asynccontextmanager
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
@@ -48,7 +47,7 @@ async def running(reply=REPLY, template=TEMPLATE, **config):
     async with (
         FakeEngine(script=says(reply), files=files) as engine,
         frontend_stack(engine, http_port=0, **config) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield engine, stack, client
 

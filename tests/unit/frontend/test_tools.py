@@ -4,7 +4,6 @@ import json
 from contextlib import asynccontextmanager
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 
@@ -57,7 +56,7 @@ async def running(template=TOOL_TEMPLATE):
     async with (
         FakeEngine(files=files) as engine,
         frontend_stack(engine, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield engine, stack, client
 

@@ -27,7 +27,7 @@ async def http_stack(engine: FakeEngine | None = None, **config: object):
     async with (
         engine or FakeEngine() as running,
         frontend_stack(running, http_port=0, **config) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield stack, client
 
@@ -304,7 +304,7 @@ async def test_without_an_engine_it_says_so():
     await engine.die()
     async with (
         frontend_stack(engine, wait_ready=False, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         response = await client.post("/v1/completions", json=COMPLETION)
         models = await client.get("/v1/models")

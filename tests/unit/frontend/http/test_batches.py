@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 
-import httpx
 import pytest
 
 from tests.support.byte_tokenizer import reference_tokenizer
@@ -155,7 +154,7 @@ async def test_a_batch_is_read_in_the_process_for_large_bodies_too():
     async with (
         FakeEngine(max_model_len=4096) as engine,
         frontend_stack(engine, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=60) as client,
+        stack.http_client(timeout_s=60) as client,
     ):
         wish = COMPLETION | {"prompt": [[5] * 1000] * 5}
         fine = await client.post("/v1/completions", json=wish)

@@ -2,7 +2,6 @@
 
 import contextlib
 
-import httpx
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -21,7 +20,7 @@ async def completions(engine: FakeEngine):
     async with (
         engine,
         frontend_stack(engine, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
 
         async def complete(**body):

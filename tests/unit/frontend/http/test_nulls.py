@@ -3,7 +3,6 @@
 import copy
 import json
 
-import httpx
 import openai
 import pytest
 from hypothesis import given
@@ -147,7 +146,7 @@ async def test_every_optional_parameter_of_the_client_may_be_null():
     async with (
         FakeEngine() as engine,
         frontend_stack(engine, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         for path, params, body in (
             (

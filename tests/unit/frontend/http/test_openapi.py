@@ -1,6 +1,5 @@
 """The API's description of itself."""
 
-import httpx
 import jsonschema
 import pytest
 
@@ -43,7 +42,7 @@ async def test_the_document_is_served_and_every_path_of_it_exists():
     async with (
         FakeEngine() as engine,
         frontend_stack(engine, http_port=0) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         document = (await client.get("/openapi.json")).json()
         assert document == openapi_document()

@@ -27,7 +27,7 @@ async def watched_stack(engine: FakeEngine | None = None, **config: object):
     async with (
         engine or FakeEngine() as running,
         frontend_stack(running, http_port=0, **config) as stack,
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         yield stack, client
 

@@ -1,7 +1,6 @@
 """Requests of all kinds of calls leave nothing for the garbage collector."""
 
 import grpc
-import httpx
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
@@ -57,7 +56,7 @@ async def leave_a_session(stack):
 
 
 async def use_http(stack):
-    async with httpx.AsyncClient(base_url=stack.http_url) as client:
+    async with stack.http_client() as client:
         for body in ({"prompt": "one"}, {"prompt": ""}, {"prompt": "one", "unknown": 1}):
             await client.post("/v1/completions", json=body)
 

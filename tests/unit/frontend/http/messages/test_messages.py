@@ -4,7 +4,6 @@ import json
 from contextlib import asynccontextmanager
 
 import anthropic
-import httpx
 import numpy as np
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -116,7 +115,7 @@ async def test_a_stream_makes_the_same_message(tokens_per_step):
 async def test_the_events_have_anthropics_names_and_order():
     async with (
         running(REPLY) as (_, stack, _),
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         body = {**ASK, "tools": TOOLS, "stream": True}
         async with client.stream("POST", "/v1/messages", json=body) as response:
@@ -302,7 +301,7 @@ def said(*blocks, role="user"):
 async def test_what_is_not_served_is_refused_by_name(changes, words):
     async with (
         running() as (engine, stack, _),
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
         response = await client.post("/v1/messages", json=ASK | changes)
     told = response.json()
@@ -344,7 +343,7 @@ async def test_every_field_is_honoured_refused_or_on_the_list_of_those_without_e
     assert set(MessagesRequest.model_fields) == CHANGES.keys() | WITHOUT_EFFECT.keys()
     async with (
         running() as (engine, stack, _),
-        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+        stack.http_client() as client,
     ):
 
         async def effect(**changes):
@@ -392,7 +391,7 @@ async def test_errors_are_those_that_the_client_knows(tmp_path):
             with pytest.raises(anthropic.RateLimitError) as busy:
                 await client.messages.create(**ASK)
             engine.resume()
-        async with httpx.AsyncClient(base_url=stack.http_url) as plain:
+        async with stack.http_client() as plain:
             key = {"x-api-key": "a-long-enough-secret"}
             wrong_method = (await plain.get("/v1/messages", headers=key)).json()
             chat = (await plain.get("/v1/chat/completions", headers=key)).json()
