@@ -41,7 +41,7 @@ checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
 ONE, SHORT = [[5]], [[5, 17, 3]]
 EDITED = {
     "temperature": 0.8, "top_k": 20, "repetition_penalty": 1.4, "logprobs": 2,
-    "prompt_logprobs": 1, "logit_bias": ((3, 1.0),), "min_tokens": 3,
+    "prompt_logprobs": 1, "logit_bias": ((3, 1.0),), "min_tokens": 2,
     "end_token_ids": frozenset({1, 2}),
 }
 TUNED = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
@@ -96,7 +96,7 @@ def serve(path, level, *, dtype=torch.bfloat16, keeps_format=False, **options):
         size = engine.limits.max_model_len * 5 // 8
         long = [[9] * size, [7] * size, [3] * 5]
         for prompts, sampling in ((ONE, {}), (SHORT, EDITED), (long, {}), (long, EDITED)):
-            engine.run(prompts, 3, **sampling)
+            engine.run(prompts, 2, **sampling)
         num_queries = engine.limits.decode_q_len
         for num_requests in (1, 3):
             sizes = {"max_num_seqs": num_requests, "max_num_batched_tokens": 3 * num_queries}
