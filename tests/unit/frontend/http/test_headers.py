@@ -70,7 +70,7 @@ async def test_compressed_bodies_are_read(name, compress):
         ("gzip", gzip.compress(b"{}")[:-3], 400),
         ("gzip", gzip.compress(b"{}") * 2, 400),
         ("deflate", gzip.compress(b"{}"), 400),
-        ("gzip", gzip.compress(b" " * 2**28), 413),
+        ("gzip", gzip.compress(b" " * 2**24), 413),
     ],
     ids=["br", "twice", "plain", "cut", "members", "other", "bomb"],
 )
