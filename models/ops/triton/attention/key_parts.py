@@ -1,5 +1,7 @@
 """Splits a sequence's keys into parts for several programs, and adds up their results."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -8,6 +10,14 @@ from models.ops.triton.attention.uniform_values import uniform
 
 _SEEN_AT_ONCE = tl.constexpr(256)
 """Requests that a program reads together."""
+
+
+class Parts(NamedTuple):
+    """Tensors of an AttentionWorkspace; in a kernel these are pointers."""
+
+    partials: Any
+    lse: Any
+    counters: Any
 
 
 @triton.jit
@@ -172,8 +182,8 @@ def _keys_of_many(
 
 @triton.jit
 def add_part(
-    acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
-    output_ptr, output_scale_ptr, first_partial, counter, output_pair, at_scale, scale_stride,
+    acc, highest, total, rows, in_rows, in_tile, dims, parts, output_ptr, output_scale_ptr,
+    first_partial, counter, output_pair, at_scale, scale_stride,
     split, active,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, DTYPE: tl.constexpr,
@@ -186,16 +196,16 @@ def add_part(
     at_scale: place of the first head's scale, scale_stride: distance of the next one's.
     output_scale_ptr, DTYPE: as in store_heads.
     """
-    partials_ptr += first_partial * GROUP * HEAD_DIM
-    lse_ptr += first_partial * GROUP
+    partials_ptr = parts.partials + first_partial * GROUP * HEAD_DIM
+    lse_ptr = parts.lse + first_partial * GROUP
     at_partial = (split * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(partials_ptr + at_partial, acc, mask=in_tile)
     tl.store(lse_ptr + split * GROUP + rows, highest + tl.log2(total), mask=in_rows)
     # All threads' stores come before the arrival that shows them to the last program.
     tl.debug_barrier()
-    num_arrived = tl.atomic_add(counters_ptr + counter, 1, sem="acq_rel")
+    num_arrived = tl.atomic_add(parts.counters + counter, 1, sem="acq_rel")
     if num_arrived == active - 1:
-        tl.store(counters_ptr + counter, 0)
+        tl.store(parts.counters + counter, 0)
         combine_parts(
             partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, output_scale_ptr,
             at_scale, scale_stride, active,

@@ -156,82 +156,80 @@ def widened(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_keys(
-    first, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-):  # fmt: skip
-    """Returns the tiles of cached keys and values of one kv head from `first`, zeros from `end`."""
-    keys = first + tl.arange(0, KEYS)
+def load_keys(first, end, table_ptr, cache, kv_head, dims, form: tl.constexpr):
+    """Returns the held_keys cached keys and values of one kv head from `first`, zeros from `end`.
+
+    form: DecodeForm.
+    """
+    keys = first + tl.arange(0, form.held_keys)
     is_key = keys < end
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-    in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-    at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-    k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
-    v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+    block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
+    slot = (block * form.block_size + keys % form.block_size) * form.num_kv_heads + kv_head
+    in_keys = is_key[:, None] & (dims < form.head_dim)[None, :]
+    at_keys = slot[:, None] * form.head_dim + dims[None, :]
+    k = tl.load(cache.k + at_keys, mask=in_keys, other=0.0)
+    v = tl.load(cache.v + at_keys, mask=in_keys, other=0.0)
     return k, v
 
 
 @triton.jit
 def attend_keys(
-    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
-    v_scale_ptr, kv_head, dims, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
+    q, acc, highest, total, start, end, positions, table_ptr, cache, kv_head, dims, scale_log2,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, form: tl.constexpr,
+    IS_EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
-    Off the diagonal end - start is a multiple of KEYS. HAS_SCALES: each head of k and v has a
-    scale.
+    Off the diagonal end - start is a multiple of form.keys. form: has num_kv_heads, head_dim,
+    block_size, keys, stages, has_scales and soft_cap of DecodeForm.
     """
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        in_keys = (dims < HEAD_DIM)[None, :]
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
+        in_keys = (dims < form.head_dim)[None, :]
         if IS_DIAGONAL:
             is_key = keys < end
-            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+            block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
             in_keys = is_key[:, None] & in_keys
         else:
-            block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
-        slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
-        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
-        if HAS_SCALES:
+            block = tl.load(table_ptr + keys // form.block_size).to(tl.int64)
+        slot = (block * form.block_size + keys % form.block_size) * form.num_kv_heads + kv_head
+        at_keys = slot[:, None] * form.head_dim + dims[None, :]
+        k = tl.load(cache.k + at_keys, mask=in_keys, other=0.0)
+        v = tl.load(cache.v + at_keys, mask=in_keys, other=0.0)
+        if form.has_scales:
             k, v = widened(k, q.dtype), widened(v, q.dtype)
         k_scale, v_scale = 1.0, 1.0
-        if HAS_SCALES:
-            k_scale = tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
-            v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
+        if form.has_scales:
+            k_scale = tl.load(cache.k_scale + slot, mask=keys < end, other=0.0)[None, :]
+            v_scale = tl.load(cache.v_scale + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
             q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, IS_EXACT,
+            IS_DIAGONAL, WINDOW, form.has_scales, form.soft_cap, IS_EXACT,
         )  # fmt: skip
     return acc, highest, total
 
 
 @triton.jit
 def attend_new_keys(
-    q, acc, highest, total, start, end, positions, new_k, new_v, first_token,
-    k_column, v_column, scale_log2,
-    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0,
+    q, acc, highest, total, start, end, positions, new, first_token, kv_head, scale_log2,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [start, end) of a chunk, which begins at first_token: fold_tile.
 
     Keys are rows of tensors, read in whole tiles. Positions count from the chunk's first token.
+    new: NewKeys of prefill_attention, form: its PrefillForm.
     """
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        k = new_k.load([first_token + first, k_column])
-        v = new_v.load([first_token + first, v_column])
+    k_column = kv_head * new.k_stride
+    v_column = kv_head * new.v_stride
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
+        k = new.k.load([first_token + first, k_column])
+        v = new.v.load([first_token + first, v_column])
         if IS_DIAGONAL:
             # After the chunk come other requests' values, which may be NaN: 0 * NaN is NaN.
             v = tl.where((keys < end)[:, None], v, 0.0)
         acc, highest, total = fold_tile(
             q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, False, SOFT_CAP,
+            IS_DIAGONAL, WINDOW, False, form.soft_cap,
         )  # fmt: skip
     return acc, highest, total

@@ -9,7 +9,8 @@ import triton.language as tl
 from models.kv_cache import KVCacheData
 from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.arithmetic.mean_square import mean_of, units_of
-from models.ops.triton.attention.cache.cache_scales import cache_scales, scale_of
+from models.ops.triton.attention.cache.cache_scales import scale_of
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -236,7 +237,7 @@ def rotate_and_cache(
     kept = k if kept_k is None else kept_k
     launch(
         (num_programs, -(-num_tokens // tokens), 1),
-        q, k, v, rotated_q, kept_k, kept_v, cache.k, cache.v, *cache_scales(cache), slot_mapping,
+        q, k, v, rotated_q, kept_k, kept_v, *cache_tensors(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
         num_tokens, *(x.stride(0) // head_dim for x in (q, k, v, kept, cos)), eps,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.head_transform import HeadTransform
-from models.ops.triton.attention.cache.cache_scales import cache_scales
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
     Tiles,
@@ -20,12 +20,11 @@ from models.ops.triton.attention.configurations import (
     num_splits,
 )
 from models.ops.triton.attention.decode.decode_kernel import (
-    Cache,
     DecodeForm,
     New,
-    Parts,
     decode_kernel,
 )
+from models.ops.triton.attention.key_parts import Parts
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
 
@@ -127,7 +126,7 @@ def decode_attention(
     )  # fmt: skip
     launch(
         (num_kv_heads, dealt + num_requests, 1 if dealt > 0 else splits),
-        q, Cache(cache.k, cache.v, *cache_scales(cache)), output, output_scale,
+        q, cache_tensors(cache), output, output_scale,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc, parts,
         New(k, v, cos, sin, q_weight, k_weight), slots,
         metadata.seq_lens if sinks is None else sinks,

@@ -81,15 +81,6 @@ class DecodeForm(NamedTuple):
     has_assembly: bool
 
 
-class Cache(NamedTuple):
-    """Keys and values of a layer, [blocks, block_size, Hk, D], and the scales of their heads."""
-
-    k: Any
-    v: Any
-    k_scale: Any
-    v_scale: Any
-
-
 class New(NamedTuple):
     """A step's keys and values, and how they and the queries are transformed: NewTokens."""
 
@@ -108,14 +99,6 @@ class Strides(NamedTuple):
     k: Any
     v: Any
     rotation: Any
-
-
-class Parts(NamedTuple):
-    """Tensors of an AttentionWorkspace."""
-
-    partials: Any
-    lse: Any
-    counters: Any
 
 
 VARYING = [
@@ -229,15 +212,9 @@ def _load_held(start, end, table_ptr, cache, kv_head, dims, form: tl.constexpr):
     """Returns the first held_keys keys and values of a part."""
     if form.reads_words:
         held_keys = start + tl.arange(0, form.held_keys)
-        return load_tile(
-            held_keys, held_keys < end, table_ptr, cache, kv_head, dims,
-            form.num_kv_heads, form.head_dim, form.block_size, form.block_d,
-        )  # fmt: skip
+        return load_tile(held_keys, held_keys < end, table_ptr, cache, kv_head, dims, form)
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
-        return load_keys(
-            start, end, table_ptr, cache.k, cache.v, kv_head, dims,
-            form.num_kv_heads, form.head_dim, form.block_size, form.held_keys,
-        )  # fmt: skip
+        return load_keys(start, end, table_ptr, cache, kv_head, dims, form)
 
 
 @triton.jit
@@ -297,8 +274,7 @@ def _attend_words(
         q, q_scale = repeated(q, form.rows), repeated(q_scale, form.rows)
     return attend_keys_of_8_bits(
         q, q_scale, acc, highest, total, start, end, held, table_ptr, cache, kv_head, dims,
-        scale_log2, form.num_kv_heads, form.head_dim, form.block_size, form.held_keys, form.keys,
-        form.stages, form.rows, form.block_d, form.soft_cap, form.has_assembly,
+        scale_log2, form,
     )  # fmt: skip
 
 
@@ -320,10 +296,8 @@ def _attend_tiles(
         start += form.held_keys
     if form.held_keys == 0 or start < end:
         acc, highest, total = attend_keys(
-            q, acc, highest, total, start, end, positions, table_ptr, cache.k, cache.v,
-            cache.k_scale, cache.v_scale, kv_head, dims, scale_log2, form.num_kv_heads,
-            form.head_dim, form.block_size, form.keys, True, form.stages, 0, form.has_scales,
-            form.soft_cap,
+            q, acc, highest, total, start, end, positions, table_ptr, cache, kv_head, dims,
+            scale_log2, True, 0, form,
         )  # fmt: skip
     return acc, highest, total
 
@@ -355,8 +329,8 @@ def _store(
             counter = request * form.num_kv_heads + kv_head
             first_partial = counter * num_splits
         add_part(
-            acc, highest, total, rows, in_rows, in_tile, dims, parts.partials, parts.lse,
-            parts.counters, output_ptr, output_scale_ptr, first_partial, counter,
-            token * form.num_kv_heads + kv_head, at_scale, output_scale_stride, split, active,
+            acc, highest, total, rows, in_rows, in_tile, dims, parts, output_ptr, output_scale_ptr,
+            first_partial, counter, token * form.num_kv_heads + kv_head, at_scale,
+            output_scale_stride, split, active,
             form.group, form.padded_group, form.head_dim, form.block_d, form.at_once, dtype,
         )  # fmt: skip

@@ -9,6 +9,7 @@ are added up by tile_parts.
 """
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,7 +18,7 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata, AttentionWorkspace
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
-from models.ops.triton.attention.cache.cache_scales import cache_scales
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.decode.few_configurations import few_query_tiles
 from models.ops.triton.attention.decode.position_loops import (
@@ -59,19 +60,73 @@ _VARYING = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
+class FewForm(NamedTuple):
+    """All that a build of the kernel is made for.
+
+    num_kv_heads, group: kv heads, and query heads of each.
+    head_dim, block_size: elements of a head, slots of a block.
+    window, soft_cap: 0 for none.
+    has_sinks: heads have a score without a key.
+    rows, queries: rows of a tile, and the tokens that have a row for each head of the group.
+    keys, stages, keys_as_rows: of Tiles.
+    block_d: power of two that holds a head.
+    least_tiles: fewest tiles of keys of a program that has any.
+    has_assembly: a GPU runs the kernel, not Triton's interpreter.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    window: int
+    soft_cap: float
+    has_sinks: bool
+    rows: int
+    queries: int
+    keys: int
+    stages: int
+    keys_as_rows: bool
+    block_d: int
+    least_tiles: int
+    has_assembly: bool
+
+
+class Piece(NamedTuple):
+    """A tile of queries, and the keys that a program attends them to.
+
+    query_start, num_queries: of the request; first_query: of the tile, in the request.
+    start, end: of the keys.
+    rows_shift: of a token's number in its request, to the end of the keys that it sees.
+    is_first: whether the tile's first key is one of them.
+    at_partials: row of the results of all parts of the tile's keys.
+    part, num_parts: which part of them these are, and how many there are.
+    """
+
+    query_start: Any
+    num_queries: Any
+    first_query: Any
+    start: Any
+    end: Any
+    rows_shift: Any
+    is_first: Any
+    at_partials: Any
+    part: Any
+    num_parts: Any
+
+
 @triton.jit
-def _seen_tiles(seq_lens, num_queries, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+def _seen_tiles(seq_lens, num_queries, form: tl.constexpr):
     """Returns the first key that a request's queries see, and their tiles of keys, at least one."""
     first = tl.zeros_like(seq_lens)
-    if WINDOW > 0:
-        first = tl.maximum(seq_lens - num_queries + 1 - WINDOW, 0) // KEYS * KEYS
-    return first, tl.maximum(tl.cdiv(seq_lens - first, KEYS), 1)
+    if form.window > 0:
+        first = tl.maximum(seq_lens - num_queries + 1 - form.window, 0) // form.keys * form.keys
+    return first, tl.maximum(tl.cdiv(seq_lens - first, form.keys), 1)
 
 
 @triton.jit
 def _request_of(
     work, seq_lens_ptr, query_start_ptr, num_requests, min_queries, most_queries,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Returns the request that has a tile of keys, by the tile's number, and its first tile.
 
@@ -87,9 +142,9 @@ def _request_of(
         starts = tl.load(query_start_ptr + requests, mask=is_request, other=0)
         num_queries = tl.load(query_start_ptr + requests + 1, mask=is_request, other=0) - starts
         seq_lens = tl.load(seq_lens_ptr + requests, mask=is_request, other=0)
-        _, num_tiles = _seen_tiles(seq_lens, num_queries, KEYS, WINDOW)
+        _, num_tiles = _seen_tiles(seq_lens, num_queries, form)
         is_mine = (num_queries >= min_queries) & (num_queries <= most_queries)
-        num_tiles *= tl.cdiv(num_queries, QUERIES)
+        num_tiles *= tl.cdiv(num_queries, form.queries)
         counts = tl.where(is_request & is_mine, num_tiles, 0)
         ends = num_before + tl.cumsum(counts, 0)
         is_before = is_request & (ends <= work)
@@ -101,78 +156,66 @@ def _request_of(
 
 @triton.jit
 def _attend_piece(
-    outputs, results, pointers, q_ptr, table_ptr, sinks_ptr, line_ptr, query_start, num_queries,
-    first_query, kv_head, start, end, rows_shift, has_sinks, at_partials, part, num_parts,
-    scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, SOFT_CAP: tl.constexpr,
-    HAS_ASSEMBLY: tl.constexpr, KEYS_AS_ROWS: tl.constexpr,
+    q_ptr, cache, output_ptr, output_scale_ptr, output_scale_stride, parts, table_ptr, sinks_ptr,
+    line_ptr, piece, kv_head, scale_log2, form: tl.constexpr,
 ):  # fmt: skip
-    """Attends a tile of queries to the keys in [start, end), one of num_parts parts of its keys.
-
-    outputs: output, its scales and their stride. results: of parts, and the logarithms of their
-    sums; this piece's begin at at_partials. rows_shift: of a token's number in its request, to the
-    end of the keys that it sees.
-    """
-    QUERIES: tl.constexpr = ROWS // GROUP
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, BLOCK_D)
-    head = rows % GROUP
-    queries = first_query + rows // GROUP
-    in_rows = (queries < num_queries) & (rows < QUERIES * GROUP)
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
-    token = (query_start + queries).to(tl.int64)
-    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    """Attends a piece's queries, with the heads of one kv head, to its keys."""
+    rows = tl.arange(0, form.rows)
+    dims = tl.arange(0, form.block_d)
+    head = rows % form.group
+    queries = piece.first_query + rows // form.group
+    in_rows = (queries < piece.num_queries) & (rows < form.queries * form.group)
+    in_tile = in_rows[:, None] & (dims < form.head_dim)[None, :]
+    token = (piece.query_start + queries).to(tl.int64)
+    at_heads = ((token * form.num_kv_heads + kv_head) * form.group + head)[:, None] * form.head_dim
+    at_heads += dims[None, :]
     q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
-    highest, total = see_nothing(ROWS)
-    if HAS_SINKS and has_sinks:
-        highest, total = see_sinks(sinks_ptr + kv_head * GROUP, head, in_rows)
-    rows_end = queries + rows_shift
-    if KEYS_AS_ROWS:
+    highest, total = see_nothing(form.rows)
+    if form.has_sinks and piece.is_first:
+        highest, total = see_sinks(sinks_ptr + kv_head * form.group, head, in_rows)
+    rows_end = queries + piece.rows_shift
+    if form.keys_as_rows:
         acc, highest, total = attend_with_keys_as_rows(
-            q, tl.minimum(rows_end, end), rows_end - WINDOW, highest, total, start, end, table_ptr,
-            pointers, kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES,
-            ROWS, BLOCK_D, WINDOW, SOFT_CAP, HAS_ASSEMBLY,
+            q, tl.minimum(rows_end, piece.end), rows_end - form.window, highest, total,
+            piece.start, piece.end, table_ptr, cache, kv_head, dims, scale_log2, form,
         )  # fmt: skip
     else:
         acc, highest, total = attend_with_queries_as_rows(
-            q, tl.minimum(rows_end, end), rows_end - WINDOW, highest, total, start, end, table_ptr,
-            pointers, kv_head, dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES,
-            ROWS, BLOCK_D, WINDOW, SOFT_CAP, HAS_ASSEMBLY,
+            q, tl.minimum(rows_end, piece.end), rows_end - form.window, highest, total,
+            piece.start, piece.end, table_ptr, cache, kv_head, dims, scale_log2, form,
         )  # fmt: skip
     # A dummy request has no keys; its output is zero. A row may see no key of a part.
     total = tl.where(total > 0.0, total, 1.0)
     acc *= (1.0 / total)[:, None]
-    if num_parts > 1:
-        partials_ptr, lse_ptr = results
-        at_rows = at_partials + ((queries - first_query) * num_parts + part) * GROUP + head
+    if piece.num_parts > 1:
+        at_tokens = ((queries - piece.first_query) * piece.num_parts + piece.part) * form.group
+        at_rows = piece.at_partials + at_tokens + head
         lse = highest + tl.log2(total)
-        write_part(acc, lse, at_rows, dims, in_tile, in_rows, partials_ptr, lse_ptr, HEAD_DIM)
-        if part == 0:
-            tl.store(line_ptr, num_parts)
-            tl.store(line_ptr + 1, query_start + first_query)
-            tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, QUERIES))
-            tl.store(line_ptr + 3, kv_head)
+        write_part(acc, lse, at_rows, dims, in_tile, in_rows, parts, form.head_dim)
+        if piece.part == 0:
+            _write_line(line_ptr, piece, kv_head, form)
     else:
-        output_ptr, scale_ptr, scale_stride = outputs
-        at_scales = (kv_head * GROUP + head) * scale_stride + token
+        at_scales = (kv_head * form.group + head) * output_scale_stride + token
         store_heads(
-            acc, output_ptr, scale_ptr, at_heads, at_scales, in_tile, in_rows,
+            acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows,
             q_ptr.dtype.element_ty,
         )  # fmt: skip
 
 
+@triton.jit
+def _write_line(line_ptr, piece, kv_head, form: tl.constexpr):
+    """Writes the line of the plan of a piece that has the first part of its tile's keys."""
+    tl.store(line_ptr, piece.num_parts)
+    tl.store(line_ptr + 1, piece.query_start + piece.first_query)
+    tl.store(line_ptr + 2, tl.minimum(piece.num_queries - piece.first_query, form.queries))
+    tl.store(line_ptr + 3, kv_head)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _few_queries_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, output_scale_ptr, block_tables_ptr,
-    seq_lens_ptr, query_start_ptr, sinks_ptr, partials_ptr, lse_ptr, plan_ptr, table_stride,
-    num_requests, min_queries, most_queries, output_scale_stride, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr, LEAST_TILES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
-    NUM_PLANNED: tl.constexpr, KEYS_AS_ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
+    q_ptr, cache, output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
+    sinks_ptr, parts, table_stride, num_requests, min_queries, most_queries, output_scale_stride,
+    scale_log2, form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends requests of min_queries to most_queries tokens, an equal share of keys a program.
 
@@ -182,47 +225,45 @@ def _few_queries_kernel(
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
-    QUERIES: tl.constexpr = ROWS // GROUP
     # Programs of all heads read the same tokens at a time, which are side by side in memory.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
     num_programs = tl.num_programs(1)
     first_place = kv_head * num_programs
-    line_ptr = plan_ptr + (1 + first_place + program) * NUM_PLANNED
+    line_ptr = parts.plan + (1 + first_place + program) * NUM_PLANNED
     tl.store(line_ptr, 0)
-    tl.store(plan_ptr, NUM_KV_HEADS * num_programs, mask=first_place + program == 0)
+    tl.store(parts.plan, form.num_kv_heads * num_programs, mask=first_place + program == 0)
     _, num_tiles = _request_of(
-        _ALL_WORK, seq_lens_ptr, query_start_ptr, num_requests, min_queries, most_queries,
-        QUERIES, KEYS, WINDOW,
-    )  # fmt: skip
-    share = tl.maximum(tl.cdiv(num_tiles, num_programs), LEAST_TILES)
+        _ALL_WORK, seq_lens_ptr, query_start_ptr, num_requests, min_queries, most_queries, form
+    )
+    share = tl.maximum(tl.cdiv(num_tiles, num_programs), form.least_tiles)
     work = program * share
     last = tl.minimum(work + share, num_tiles)
     while work < last:
         request, request_start = _request_of(
-            work, seq_lens_ptr, query_start_ptr, num_requests, min_queries, most_queries,
-            QUERIES, KEYS, WINDOW,
-        )  # fmt: skip
+            work, seq_lens_ptr, query_start_ptr, num_requests, min_queries, most_queries, form
+        )
         query_start = tl.load(query_start_ptr + request)
         num_queries = tl.load(query_start_ptr + request + 1) - query_start
         seq_len = tl.load(seq_lens_ptr + request)
-        first_key, piece_tiles = _seen_tiles(seq_len, num_queries, KEYS, WINDOW)
-        piece = (work - request_start) // piece_tiles
-        piece_start = request_start + piece * piece_tiles
+        first_key, piece_tiles = _seen_tiles(seq_len, num_queries, form)
+        number = (work - request_start) // piece_tiles
+        piece_start = request_start + number * piece_tiles
         piece_end = piece_start + piece_tiles
         owner = piece_start // share
         work_end = tl.minimum(piece_end, last)
+        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+        piece = Piece(
+            query_start, num_queries, number * form.queries,
+            first_key + (work - piece_start) * form.keys,
+            tl.minimum(first_key + (work_end - piece_start) * form.keys, seq_len),
+            seq_len - num_queries + 1, work == piece_start,
+            (first_place + owner) * (2 * form.rows), program - owner,
+            (piece_end - 1) // share - owner + 1,
+        )  # fmt: skip
         _attend_piece(
-            (output_ptr, output_scale_ptr, output_scale_stride), (partials_ptr, lse_ptr),
-            (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr), q_ptr,
-            block_tables_ptr + request.to(tl.int64) * table_stride, sinks_ptr, line_ptr,
-            query_start, num_queries, piece * QUERIES, kv_head,
-            first_key + (work - piece_start) * KEYS,
-            tl.minimum(first_key + (work_end - piece_start) * KEYS, seq_len),
-            seq_len - num_queries + 1, work == piece_start, (first_place + owner) * (2 * ROWS),
-            program - owner, (piece_end - 1) // share - owner + 1, scale_log2,
-            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, ROWS, KEYS, BLOCK_D, STAGES, WINDOW,
-            HAS_SINKS, SOFT_CAP, HAS_ASSEMBLY, KEYS_AS_ROWS,
+            q_ptr, cache, output_ptr, output_scale_ptr, output_scale_stride, parts, table_ptr,
+            sinks_ptr, line_ptr, piece, kv_head, scale_log2, form,
         )  # fmt: skip
         work = work_end
 
@@ -290,9 +331,9 @@ def attend_few_queries(
     )  # fmt: skip
     launch(
         (num_kv_heads, shared.num_places // num_kv_heads, 1),
-        q, cache.k, cache.v, *cache_scales(cache), output, output_scale, metadata.block_tables,
-        metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
-        *parts_of(shared), metadata.block_tables.stride(0), num_requests, min_queries, most,
+        q, cache_tensors(cache), output, output_scale, metadata.block_tables, metadata.seq_lens,
+        metadata.query_start_loc, q if sinks is None else sinks, parts_of(shared),
+        metadata.block_tables.stride(0), num_requests, min_queries, most,
         0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
     )  # fmt: skip
     add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
@@ -318,12 +359,14 @@ def _launcher(
     soft_cap: float,
     device: torch.device,
 ) -> Launch:
+    form = FewForm(
+        num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, block_size=block_size,
+        window=window, soft_cap=soft_cap, has_sinks=has_sinks, rows=tiles.rows,
+        queries=tiles.rows // group, keys=tiles.keys, stages=tiles.num_stages,
+        keys_as_rows=tiles.keys_as_rows, block_d=triton.next_power_of_2(head_dim),
+        least_tiles=tiles.least_part // tiles.keys, has_assembly=device.type == "cuda",
+    )  # fmt: skip
     return Launch(
-        _few_queries_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, ROWS=tiles.rows, KEYS=tiles.keys,
-        BLOCK_D=triton.next_power_of_2(head_dim), STAGES=tiles.num_stages,
-        LEAST_TILES=tiles.least_part // tiles.keys, WINDOW=window, HAS_SINKS=has_sinks,
-        SOFT_CAP=soft_cap, HAS_ASSEMBLY=device.type == "cuda", NUM_PLANNED=NUM_PLANNED.value,
-        KEYS_AS_ROWS=tiles.keys_as_rows,
-        num_warps=tiles.num_warps, maxnreg=tiles.registers, **launch_options(device),
+        _few_queries_kernel, form=form, num_warps=tiles.num_warps, maxnreg=tiles.registers,
+        **launch_options(device),
     )  # fmt: skip

@@ -80,28 +80,23 @@ def in_float16(q, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    keys, is_key, table_ptr, pointers, kv_head, dims,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Returns cached keys of one kv head, [KEYS, BLOCK_D], and their values in words of four.
+def load_tile(keys, is_key, table_ptr, cache, kv_head, dims, form: tl.constexpr):
+    """Returns cached keys of one kv head, [keys, block_d], and their values in words of four.
 
-    The words are turned, [BLOCK_D / 4, KEYS]. Keys and values are each followed by their scales;
-    what is no key is zero.
+    The words are turned, [block_d / 4, keys]. Keys and values are each followed by their scales;
+    what is no key is zero. form: has num_kv_heads, head_dim, block_size and block_d of DecodeForm.
     """
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = pointers
-    quarters = tl.arange(0, BLOCK_D // 4)
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-    in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-    k = tl.load(k_ptr + slot[:, None] * HEAD_DIM + dims[None, :], mask=in_keys, other=0.0)
-    in_values = is_key[None, :] & (quarters < HEAD_DIM // 4)[:, None]
-    at_values = slot[None, :] * (HEAD_DIM // 4) + quarters[:, None]
-    words_ptr = v_ptr.to(tl.pointer_type(tl.uint32))
+    quarters = tl.arange(0, form.block_d // 4)
+    block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
+    slot = (block * form.block_size + keys % form.block_size) * form.num_kv_heads + kv_head
+    in_keys = is_key[:, None] & (dims < form.head_dim)[None, :]
+    k = tl.load(cache.k + slot[:, None] * form.head_dim + dims[None, :], mask=in_keys, other=0.0)
+    in_values = is_key[None, :] & (quarters < form.head_dim // 4)[:, None]
+    at_values = slot[None, :] * (form.head_dim // 4) + quarters[:, None]
+    words_ptr = cache.v.to(tl.pointer_type(tl.uint32))
     words = tl.load(words_ptr + at_values, mask=in_values, other=0)
-    k_scale = tl.load(k_scale_ptr + slot, mask=is_key, other=0.0)
-    v_scale = tl.load(v_scale_ptr + slot, mask=is_key, other=0.0)
+    k_scale = tl.load(cache.k_scale + slot, mask=is_key, other=0.0)
+    v_scale = tl.load(cache.v_scale + slot, mask=is_key, other=0.0)
     return k, k_scale, words, v_scale
 
 
@@ -145,41 +140,34 @@ def fold_words(
 
 @triton.jit
 def attend_keys_of_8_bits(
-    q, q_scale, acc, highest, total, start, end, held, table_ptr, pointers, kv_head, dims,
-    scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HELD_KEYS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+    q, q_scale, acc, highest, total, start, end, held, table_ptr, cache, kv_head, dims, scale_log2,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Does what attend_keys does for queries that see all keys in [start, end).
 
-    q, q_scale: of in_float16. held: tile of the first HELD_KEYS keys, if any. pointers: to keys,
-    values and the scales of both. HEAD_DIM is a multiple of 4. HAS_ASSEMBLY: a GPU runs the kernel,
-    not Triton's interpreter.
+    q, q_scale: of in_float16. held: tile of the first held_keys keys, if any. form: DecodeForm,
+    whose head_dim is a multiple of 4.
     """
     q = tl.trans(q)
-    a, b, c, d = split_quarters(acc, ROWS, BLOCK_D)
+    a, b, c, d = split_quarters(acc, form.rows, form.block_d)
     sums = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
     unit = 1.0
-    if HELD_KEYS > 0:
-        is_held = (start + tl.arange(0, HELD_KEYS) < end)[:, None]
+    if form.held_keys > 0:
+        is_held = (start + tl.arange(0, form.held_keys) < end)[:, None]
         sums, unit, highest, total = fold_words(
-            q, q_scale, held, is_held, sums, unit, highest, total, scale_log2, SOFT_CAP,
-            HAS_ASSEMBLY,
+            q, q_scale, held, is_held, sums, unit, highest, total, scale_log2, form.soft_cap,
+            form.has_assembly,
         )  # fmt: skip
-        start += HELD_KEYS
-    if HELD_KEYS == 0 or start < end:
-        for first in tl.range(start, end, KEYS, num_stages=STAGES):
-            keys = first + tl.arange(0, KEYS)
+        start += form.held_keys
+    if form.held_keys == 0 or start < end:
+        for first in tl.range(start, end, form.keys, num_stages=form.stages):
+            keys = first + tl.arange(0, form.keys)
             is_key = keys < end
-            tile = load_tile(
-                keys, is_key, table_ptr, pointers, kv_head, dims,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
-            )  # fmt: skip
+            tile = load_tile(keys, is_key, table_ptr, cache, kv_head, dims, form)
             sums, unit, highest, total = fold_words(
-                q, q_scale, tile, is_key[:, None], sums, unit, highest, total, scale_log2, SOFT_CAP,
-                HAS_ASSEMBLY,
+                q, q_scale, tile, is_key[:, None], sums, unit, highest, total, scale_log2,
+                form.soft_cap, form.has_assembly,
             )  # fmt: skip
     a, b, c, d = sums
-    acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), ROWS, BLOCK_D)
+    acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), form.rows, form.block_d)
     return acc * unit, highest, total

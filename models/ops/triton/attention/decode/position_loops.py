@@ -18,71 +18,61 @@ from models.ops.triton.attention.online_softmax import soft_capped
 
 @triton.jit
 def attend_with_keys_as_rows(
-    q, rows_end, rows_start, highest, total, start, end, table_ptr, pointers, kv_head, dims,
-    scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+    q, rows_end, rows_start, highest, total, start, end, table_ptr, cache, kv_head, dims,
+    scale_log2, form: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [start, end) into a running softmax that has seen no value.
 
-    Each row sees those in [rows_start, rows_end).
+    Each row sees those in [rows_start, rows_end). form: FewForm.
     """
-    q, q_scale = in_float16(q, ROWS)
+    q, q_scale = in_float16(q, form.rows)
     q = tl.trans(q)
-    nothing = tl.zeros([BLOCK_D // 4, ROWS], tl.float32)
+    nothing = tl.full([form.block_d // 4, form.rows], 0.0, tl.float32)
     sums = (nothing, nothing, nothing, nothing)
     unit = 1.0
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        tile = load_tile(
-            keys, keys < end, table_ptr, pointers, kv_head, dims,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D,
-        )  # fmt: skip
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
+        tile = load_tile(keys, keys < end, table_ptr, cache, kv_head, dims, form)
         is_seen = keys[:, None] < rows_end[None, :]
-        if WINDOW > 0:
+        if form.window > 0:
             is_seen = is_seen & (keys[:, None] >= rows_start[None, :])
         sums, unit, highest, total = fold_words(
-            q, q_scale, tile, is_seen, sums, unit, highest, total, scale_log2, SOFT_CAP,
-            HAS_ASSEMBLY,
+            q, q_scale, tile, is_seen, sums, unit, highest, total, scale_log2, form.soft_cap,
+            form.has_assembly,
         )  # fmt: skip
     a, b, c, d = sums
-    acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), ROWS, BLOCK_D)
+    acc = join_quarters(tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d), form.rows, form.block_d)
     return acc * unit, highest, total
 
 
 @triton.jit
 def attend_with_queries_as_rows(
-    q, rows_end, rows_start, highest, total, start, end, table_ptr, pointers, kv_head, dims,
-    scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+    q, rows_end, rows_start, highest, total, start, end, table_ptr, cache, kv_head, dims,
+    scale_log2, form: tl.constexpr,
 ):  # fmt: skip
     """Does what attend_with_keys_as_rows does; a tile has 64 rows of queries, as wgmma takes."""
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = pointers
-    q, q_scale = in_float16(q, ROWS)
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    q, q_scale = in_float16(q, form.rows)
+    acc = tl.full([form.rows, form.block_d], 0.0, tl.float32)
     unit = 1.0
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
         is_key = keys < end
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-        in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
-        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
+        slot = (block * form.block_size + keys % form.block_size) * form.num_kv_heads + kv_head
+        at_keys = slot[:, None] * form.head_dim + dims[None, :]
+        in_keys = is_key[:, None] & (dims < form.head_dim)[None, :]
+        k = tl.load(cache.k + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        v = tl.load(cache.v + at_keys, mask=in_keys, other=0.0).to(q.dtype)
         # Together they are as many as threads: else each thread would load those of its columns.
-        at_scales = tl.join(k_scale_ptr + slot, v_scale_ptr + slot)
+        at_scales = tl.join(cache.k_scale + slot, cache.v_scale + slot)
         k_scale, v_scale = tl.split(tl.load(at_scales, mask=is_key[:, None], other=0.0))
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * k_scale[None, :]
         factor = q_scale * scale_log2
-        if SOFT_CAP > 0.0:
-            scores = soft_capped(scores * q_scale[:, None], scale_log2, SOFT_CAP)
+        if form.soft_cap > 0.0:
+            scores = soft_capped(scores * q_scale[:, None], scale_log2, form.soft_cap)
             factor = tl.full(q_scale.shape, 1.0, tl.float32)
         is_seen = keys[None, :] < rows_end[:, None]
-        if WINDOW > 0:
+        if form.window > 0:
             is_seen = is_seen & (keys[None, :] >= rows_start[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)

@@ -7,6 +7,7 @@ one program does each part and the last to finish merges them.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,9 +16,10 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
-from models.ops.triton.attention.cache.cache_scales import cache_scales
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.invariant.invariant_configurations import LANES, PART
+from models.ops.triton.attention.key_parts import Parts
 from models.ops.triton.attention.online_softmax import add_lanes, attend_keys, whole_power
 from models.ops.triton.attention.request_search import request_of_tile
 from models.ops.triton.launching.dependent_launch import (
@@ -29,6 +31,7 @@ from models.ops.triton.launching.launch import Launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _LANES = tl.constexpr(LANES)
+_PART = tl.constexpr(PART)
 _MOST_SPLITS = 64
 """Most programs that share the parts of a sequence."""
 _MOST_SPLIT_QUERIES = 8
@@ -39,61 +42,83 @@ _VARYING = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
+class InvariantForm(NamedTuple):
+    """All that a build of the kernel is made for.
+
+    num_kv_heads, group: kv heads, and query heads of each.
+    head_dim, block_size: elements of a head, slots of a block.
+    window, soft_cap: 0 for none.
+    has_sinks: heads have a score without a key.
+    has_scales: the cache has 8 bits and scales.
+    queries: tokens of a tile.
+    padded_group, block_d: powers of two that hold a group and a head.
+    keys, stages, is_exact: of Tiles.
+    is_single: every request has one token.
+    is_short: the tiles are those of requests of up to `queries` tokens; others are skipped.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    window: int
+    soft_cap: float
+    has_sinks: bool
+    has_scales: bool
+    queries: int
+    padded_group: int
+    block_d: int
+    keys: int
+    stages: int
+    is_exact: bool
+    is_single: bool
+    is_short: bool
+
+
 @triton.jit
 def _attend_part(
-    q, first, end, diagonal, positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_EXACT: tl.constexpr,
-    HAS_UNMASKED: tl.constexpr,
+    q, first, end, diagonal, positions, table_ptr, cache, kv_head, dims, scale_log2,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Returns weighted values, highest score and sum of exponentials of the keys [first, end).
 
-    All queries of the tile see the keys before `diagonal`. HAS_UNMASKED: these have a loop without
-    masks; for few rows its code costs more registers than it saves work.
+    All queries of the tile see the keys before `diagonal`. These have a loop without masks; for few
+    rows its code costs more registers than it saves work.
     """
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = cache_ptrs
-    acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
+    acc = tl.full([q.shape[0], form.block_d], 0.0, tl.float32)
     # Finite, as a query may see no key of the part and inf - inf is NaN.
     highest = tl.full([q.shape[0]], -1e30, tl.float32)
-    if IS_EXACT:
+    if form.is_exact:
         total = tl.zeros([q.shape[0], _LANES], tl.float32)
     else:
         total = tl.zeros([q.shape[0]], tl.float32)
     diagonal = tl.minimum(tl.maximum(diagonal, first), end)
-    if WINDOW == 0 and HAS_UNMASKED:
+    if form.window == 0 and q.shape[0] > 16:
         acc, highest, total = attend_keys(
-            q, acc, highest, total, first, diagonal, positions, table_ptr, k_ptr, v_ptr,
-            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES, SOFT_CAP,
-            IS_EXACT,
+            q, acc, highest, total, first, diagonal, positions, table_ptr, cache, kv_head, dims,
+            scale_log2, False, 0, form, form.is_exact,
         )  # fmt: skip
         first = diagonal
     acc, highest, total = attend_keys(
-        q, acc, highest, total, first, end, positions, table_ptr, k_ptr, v_ptr,
-        k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-        IS_EXACT,
+        q, acc, highest, total, first, end, positions, table_ptr, cache, kv_head, dims, scale_log2,
+        True, form.window, form, form.is_exact,
     )  # fmt: skip
-    if IS_EXACT:
+    if form.is_exact:
         total = add_lanes(total)
     return acc, highest, total
 
 
 @triton.jit
-def _before_keys(
-    sinks_ptr, head, GROUP: tl.constexpr, HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr,
-    IS_EXACT: tl.constexpr,
-):  # fmt: skip
+def _before_keys(sinks_ptr, head, DTYPE: tl.constexpr, form: tl.constexpr):
     """Returns the highest score and the total of rows before they see any key."""
     highest = tl.full(head.shape, -1e30, tl.float32)
     total = tl.zeros(head.shape, tl.float32)
-    if HAS_SINKS:
+    if form.has_sinks:
         # Scores without keys count as if seen first.
-        sinks = tl.load(sinks_ptr + head, mask=head < GROUP, other=0.0).to(tl.float32)
+        sinks = tl.load(sinks_ptr + head, mask=head < form.group, other=0.0).to(tl.float32)
         highest = sinks * _LOG2_E
         total = tl.full(head.shape, 1.0, tl.float32)
-        if IS_EXACT:
+        if form.is_exact:
             highest = whole_power(highest, DTYPE)
             total = tl.exp2(tl.fma(sinks, _LOG2_E, -highest))
     return highest, total
@@ -118,40 +143,31 @@ def _store(output_ptrs, acc, total, in_tile):
 
 
 @triton.jit
-def _queries_of(
-    tile, query_start_ptr, num_requests, QUERIES: tl.constexpr, IS_SINGLE: tl.constexpr,
-    IS_SHORT: tl.constexpr,
-):  # fmt: skip
+def _queries_of(tile, query_start_ptr, num_requests, form: tl.constexpr):
     """Returns a tile's request, its first token, number of tokens and first one in the tile."""
-    if IS_SINGLE:
+    if form.is_single:
         # With few keys for each request, the search would take as long as their attention.
         return tile, tile, 1, 0
     request = tile
-    if not IS_SHORT:
-        request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    if not form.is_short:
+        request = request_of_tile(tile, query_start_ptr, num_requests, form.queries)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    if IS_SHORT:
-        return request, query_start, num_queries * (num_queries <= QUERIES), 0
-    return request, query_start, num_queries, (tile - query_start // QUERIES - request) * QUERIES
+    if form.is_short:
+        return request, query_start, num_queries * (num_queries <= form.queries), 0
+    first_query = (tile - query_start // form.queries - request) * form.queries
+    return request, query_start, num_queries, first_query
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all queries and their merge
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, sinks_ptr, partials_ptr, sums_ptr, counters_ptr,
+    q_ptr, cache, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, parts,
     table_stride, num_requests, most_parts, split_queries, most_partials, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
-    PART: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr, IS_SINGLE: tl.constexpr,
-    IS_SHORT: tl.constexpr, IS_EXACT: tl.constexpr, DEPENDENT: tl.constexpr,
+    form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+    """Attends neighbouring tokens, the heads of one kv head each, to their prefixes.
 
-    IS_SINGLE: every request has one token. IS_SHORT: the tiles are those of requests of up to
-        QUERIES tokens; others are skipped.
+    parts.lse: highest scores of the partial results, and from most_partials on their totals.
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
@@ -160,78 +176,76 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     split = tl.program_id(2)
     request, query_start, num_queries, first_query = _queries_of(
-        tile, query_start_ptr, num_requests, QUERIES, IS_SINGLE, IS_SHORT
+        tile, query_start_ptr, num_requests, form
     )
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
     if first_query >= num_queries:
         return
-    end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
+    end = num_cached + tl.minimum(first_query + form.queries, num_queries)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
-    diagonal = (num_cached + first_query + 1) // KEYS * KEYS
+    diagonal = (num_cached + first_query + 1) // form.keys * form.keys
     first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
-    first_part = first_key // PART
-    num_parts = tl.cdiv(end, PART) - first_part
+    if form.window > 0:
+        first_key = num_cached + first_query + 1 - form.window
+        first_key = tl.maximum(first_key, 0) // form.keys * form.keys
+    first_part = first_key // _PART
+    num_parts = tl.cdiv(end, _PART) - first_part
     is_split = (num_queries <= split_queries) & (num_parts > 1) & (num_parts <= most_parts)
     num_workers = tl.where(is_split, tl.minimum(num_parts, tl.num_programs(2)), 1)
     if split >= num_workers:
         return
 
-    rows = tl.arange(0, QUERIES * PADDED_GROUP)
-    dims = tl.arange(0, BLOCK_D)
-    queries = first_query + rows // PADDED_GROUP
-    head = rows % PADDED_GROUP
-    in_rows = (queries < num_queries) & (head < GROUP)
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    rows = tl.arange(0, form.queries * form.padded_group)
+    dims = tl.arange(0, form.block_d)
+    queries = first_query + rows // form.padded_group
+    head = rows % form.padded_group
+    in_rows = (queries < num_queries) & (head < form.group)
+    in_tile = in_rows[:, None] & (dims < form.head_dim)[None, :]
     token = (query_start + queries).to(tl.int64)
-    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    at_heads = ((token * form.num_kv_heads + kv_head) * form.group + head)[:, None] * form.head_dim
+    at_heads += dims[None, :]
     q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
     positions = num_cached + queries
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    cache_ptrs = (k_ptr, v_ptr, k_scale_ptr, v_scale_ptr)
-    acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
-    highest, total = _before_keys(
-        sinks_ptr + kv_head * GROUP, head, GROUP, HAS_SINKS, q.dtype, IS_EXACT
-    )
+    acc = tl.full([form.queries * form.padded_group, form.block_d], 0.0, tl.float32)
+    highest, total = _before_keys(sinks_ptr + kv_head * form.group, head, q.dtype, form)
     # Rows of a request's partial results: its queries' heads, for each part.
-    pair = (request * NUM_KV_HEADS + kv_head).to(tl.int64)
-    at_sums = (pair * most_parts * split_queries + queries) * GROUP + head
-    part_size = split_queries * GROUP
+    pair = (request * form.num_kv_heads + kv_head).to(tl.int64)
+    at_sums = (pair * most_parts * split_queries + queries) * form.group + head
+    part_size = split_queries * form.group
     # As a loop, so that there is one piece of code for the parts of all programs.
     for part in range(first_part + split, first_part + num_parts, num_workers):
         part_acc, part_highest, part_total = _attend_part(
-            q, tl.maximum(part * PART, first_key), tl.minimum((part + 1) * PART, end), diagonal,
-            positions, table_ptr, cache_ptrs, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, BLOCK_D, STAGES, WINDOW, HAS_SCALES, SOFT_CAP,
-            IS_EXACT, QUERIES * PADDED_GROUP > 16,
+            q, tl.maximum(part * _PART, first_key), tl.minimum((part + 1) * _PART, end), diagonal,
+            positions, table_ptr, cache, kv_head, dims, scale_log2, form,
         )  # fmt: skip
         if is_split:
             at = at_sums + (part - first_part) * part_size
-            tl.store(partials_ptr + at[:, None] * HEAD_DIM + dims[None, :], part_acc, mask=in_tile)
-            tl.store(sums_ptr + at, part_highest, mask=in_rows)
-            tl.store(sums_ptr + most_partials + at, part_total, mask=in_rows)
+            at_partial = parts.partials + at[:, None] * form.head_dim + dims[None, :]
+            tl.store(at_partial, part_acc, mask=in_tile)
+            tl.store(parts.lse + at, part_highest, mask=in_rows)
+            tl.store(parts.lse + most_partials + at, part_total, mask=in_rows)
         else:
             acc, highest, total = merge(acc, highest, total, part_acc, part_highest, part_total)
     at_output = output_ptr + at_heads
     if is_split:
         # All threads' stores come before the arrival that shows them to the last program.
         tl.debug_barrier()
-        num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
+        num_arrived = tl.atomic_add(parts.counters + pair, 1, sem="acq_rel")
         if num_arrived == num_workers - 1:
-            tl.store(counters_ptr + pair, 0)
+            tl.store(parts.counters + pair, 0)
             for part in range(num_parts):
                 at = at_sums + part * part_size
-                at_partial = at[:, None] * HEAD_DIM + dims[None, :]
+                at_partial = at[:, None] * form.head_dim + dims[None, :]
                 # .cg bypasses the first-level cache, which may hold values of earlier launches.
                 part_acc = tl.load(
-                    partials_ptr + at_partial, mask=in_tile, other=0.0, cache_modifier=".cg"
+                    parts.partials + at_partial, mask=in_tile, other=0.0, cache_modifier=".cg"
                 )
                 part_highest = tl.load(
-                    sums_ptr + at, mask=in_rows, other=-1e30, cache_modifier=".cg"
+                    parts.lse + at, mask=in_rows, other=-1e30, cache_modifier=".cg"
                 )
                 part_total = tl.load(
-                    sums_ptr + most_partials + at, mask=in_rows, other=0.0, cache_modifier=".cg"
+                    parts.lse + most_partials + at, mask=in_rows, other=0.0, cache_modifier=".cg"
                 )
                 acc, highest, total = merge(acc, highest, total, part_acc, part_highest, part_total)
             _store(at_output, acc, total, in_tile)
@@ -284,20 +298,20 @@ def attend_parts(
     split_queries = min(split_queries, queries)
     most_parts, most_partials = 1, 0
     # Without splits the kernel touches none of these three.
-    partials, sums, counters = output, output, metadata.seq_lens
+    parts = Parts(output, output, metadata.seq_lens)
     if workspace is not None:
-        partials, sums, counters = workspace.partials, workspace.lse, workspace.counters
-        most_partials = sums.numel() // 2
-        room = partials.numel() // (num_requests * num_heads * split_queries * head_dim)
+        parts = Parts(workspace.partials, workspace.lse, workspace.counters)
+        most_partials = parts.lse.numel() // 2
+        room = parts.partials.numel() // (num_requests * num_heads * split_queries * head_dim)
         room = min(room, most_partials // (num_requests * num_heads * split_queries))
-        if num_requests * num_kv_heads <= counters.numel():
+        if num_requests * num_kv_heads <= parts.counters.numel():
             most_parts = max(1, room)
     launch(
         (num_kv_heads, num_tiles, min(_MOST_SPLITS, most_parts)),
-        q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables,
-        metadata.seq_lens, metadata.query_start_loc, q if sinks is None else sinks,
-        partials, sums, counters, metadata.block_tables.stride(0), num_requests, most_parts,
-        split_queries, most_partials, scale * LOG2_E,
+        q, cache_tensors(cache), output, metadata.block_tables, metadata.seq_lens,
+        metadata.query_start_loc, q if sinks is None else sinks, parts,
+        metadata.block_tables.stride(0), num_requests, most_parts, split_queries, most_partials,
+        scale * LOG2_E,
     )  # fmt: skip
 
 
@@ -317,13 +331,14 @@ def _launcher(
     device: torch.device,
 ) -> Launch:
     group = num_heads // num_kv_heads
-    padded_group = triton.next_power_of_2(group)
+    form = InvariantForm(
+        num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, block_size=block_size,
+        window=window, soft_cap=soft_cap, has_sinks=has_sinks, has_scales=has_scales,
+        queries=tile_queries(tiles, group), padded_group=triton.next_power_of_2(group),
+        block_d=max(16, triton.next_power_of_2(head_dim)), keys=tiles.keys, stages=tiles.num_stages,
+        is_exact=tiles.is_exact, is_single=is_single, is_short=is_short,
+    )  # fmt: skip
     return Launch(
-        _invariant_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, QUERIES=tile_queries(tiles, group), PADDED_GROUP=padded_group,
-        PART=PART, KEYS=tiles.keys, IS_EXACT=tiles.is_exact,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
-        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, SOFT_CAP=soft_cap, IS_SINGLE=is_single,
-        IS_SHORT=is_short, num_warps=tiles.num_warps, maxnreg=tiles.registers,
+        _invariant_kernel, form=form, num_warps=tiles.num_warps, maxnreg=tiles.registers,
         **launch_options(device),
     )  # fmt: skip

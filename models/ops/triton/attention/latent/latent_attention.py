@@ -14,7 +14,7 @@ from models.ops.triton.attention.configurations import (
     MAX_LATENT_PARTIALS,
     MAX_SPLITS,
 )
-from models.ops.triton.attention.key_parts import add_part, deal_keys
+from models.ops.triton.attention.key_parts import Parts, add_part, deal_keys
 from models.ops.triton.attention.latent.index_choice import choose_keys
 from models.ops.triton.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.ops.triton.attention.request_search import request_of
@@ -201,9 +201,9 @@ def _latent_kernel(
         rows = tl.arange(0, HEADS)
         heads_of_token = token.to(tl.int64) * (NUM_HEADS // HEADS) + tl.program_id(0)
         add_part(
-            acc, highest, total, rows, rows < HEADS, in_tile, columns, partials_ptr, lse_ptr,
-            counters_ptr, output_ptr, None, partial, partial, heads_of_token, 0, 0, split,
-            active, HEADS, HEADS, LATENT, BLOCK_C, 1, tl.float32,
+            acc, highest, total, rows, rows < HEADS, in_tile, columns,
+            Parts(partials_ptr, lse_ptr, counters_ptr), output_ptr, None, partial, partial,
+            heads_of_token, 0, 0, split, active, HEADS, HEADS, LATENT, BLOCK_C, 1, tl.float32,
         )  # fmt: skip
         return
     at = row[:, None] * LATENT + columns[None, :]

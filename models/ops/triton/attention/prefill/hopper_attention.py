@@ -7,6 +7,7 @@ Source: Shah et al. 2024, "FlashAttention-3", sections 3.1 and 3.2.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -44,6 +45,27 @@ _METADATA = [
 ]  # fmt: skip
 
 
+class HopperForm(NamedTuple):
+    """All that a build of the kernel is made for, with the tiles of its descriptors.
+
+    num_kv_heads, group: kv heads, and query heads of each.
+    block_size: slots of a block. window: 0 for none.
+    stages: of Tiles.
+    has_sinks: heads have a score without a key.
+    part: as of hopper_attention.
+    has_ready: requests may be skipped.
+    """
+
+    num_kv_heads: int
+    group: int
+    block_size: int
+    window: int
+    stages: int
+    has_sinks: bool
+    part: int
+    has_ready: bool
+
+
 @gluon.jit
 def _barriers(number: gl.constexpr, count: gl.constexpr):
     """Returns barriers in shared memory that wait for `count` arrivals each."""
@@ -66,12 +88,9 @@ def _spare_layout():
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, output_scale_ptr, ticket_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, partials_ptr,
-    lse_ptr, plan_ptr, table_stride, num_requests, min_queries, num_shares, output_scale_stride,
-    scale_log2,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
-    PART: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_ready_ptr, parts,
+    table_stride, num_requests, min_queries, num_shares, output_scale_stride, scale_log2,
+    form: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
     let_next_start(DEPENDENT)
@@ -79,22 +98,26 @@ def _hopper_attention_kernel(
     HEAD_DIM: gl.constexpr = new_k.block_type.shape[1]
     layout: gl.constexpr = new_k.layout
     q_tiles = gl.allocate_shared_memory(new_k.dtype, [2 * SLOTS, ROWS, HEAD_DIM], layout)
-    k_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
-    v_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
+    k_tiles = gl.allocate_shared_memory(new_k.dtype, [form.stages, KEYS, HEAD_DIM], layout)
+    v_tiles = gl.allocate_shared_memory(new_k.dtype, [form.stages, KEYS, HEAD_DIM], layout)
     notes = gl.allocate_shared_memory(
         gl.int32,
-        [SLOTS * num_notes(plan_ptr is not None), 1],
+        [SLOTS * num_notes(parts is not None), 1],
         gl.SwizzledSharedLayout(1, 1, 1, [0]),
     )
-    q_ring = (q_tiles, notes, _barriers(SLOTS, arrivals_of_queries(GROUP)), _barriers(SLOTS, 2))
-    k_ring = (k_tiles, _barriers(STAGES, 1))
-    v_ring = (v_tiles, _barriers(STAGES, 1))
-    parts = (partials_ptr, lse_ptr)
+    q_ring = (
+        q_tiles,
+        notes,
+        _barriers(SLOTS, arrivals_of_queries(form.group)),
+        _barriers(SLOTS, 2),
+    )
+    k_ring = (k_tiles, _barriers(form.stages, 1))
+    v_ring = (v_tiles, _barriers(form.stages, 1))
     outputs = (output_ptr, output_scale_ptr, output_scale_stride)
-    released = _barriers(STAGES, 2)
+    released = _barriers(form.stages, 2)
     cleared = _barriers(1, 1).index(0)
     spares = (None,)
-    if PART > 0 and KEYS * HEAD_DIM > 64 * 128:
+    if form.part > 0 and KEYS * HEAD_DIM > 64 * 128:
         both = gl.allocate_shared_memory(gl.float32, [2, ROWS, HEAD_DIM // 2], _spare_layout())
         spares = (both,)
     fence_async_shared()
@@ -102,17 +125,16 @@ def _hopper_attention_kernel(
         [
             (attend_all, (
                 gl.constexpr(0), q_ring, k_ring, v_ring, released, spares, outputs, parts,
-                sinks_ptr, scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                sinks_ptr, scale_log2, form, DEPENDENT,
             )),
             (attend_all, (
                 gl.constexpr(1), q_ring, k_ring, v_ring, released, spares, outputs, parts,
-                sinks_ptr, scale_log2, NUM_KV_HEADS, GROUP, WINDOW, HAS_SINKS, PART, DEPENDENT,
+                sinks_ptr, scale_log2, form, DEPENDENT,
             )),
             (copy_all, (
                 q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
                 k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr,
-                plan_ptr, table_stride, num_requests, min_queries, num_shares,
-                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW, HAS_READY, DEPENDENT,
+                parts, table_stride, num_requests, min_queries, num_shares, form, DEPENDENT,
             )),
         ],
         [4, 1],
@@ -173,7 +195,7 @@ def hopper_attention(
         queries, new_k, new_v, k_cache, v_cache, output, output_scale, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.seq_lens if is_ready is None else is_ready,
-        *parts_of(shared),
+        parts_of(shared),
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], min_queries,
         None if shared is None else shared.num_shares,
         0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
@@ -204,11 +226,12 @@ def _launcher(
     has_ready: bool,
     device: torch.device,
 ) -> Launch:
-    return Launch(
-        _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
-        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, PART=part,
-        HAS_READY=has_ready, num_warps=tiles.num_warps, **launch_options(device),
+    form = HopperForm(
+        num_kv_heads=num_kv_heads, group=group, block_size=block_size, window=window,
+        stages=tiles.num_stages, has_sinks=has_sinks, part=part, has_ready=has_ready,
     )  # fmt: skip
+    options = launch_options(device)
+    return Launch(_hopper_attention_kernel, form=form, num_warps=tiles.num_warps, **options)
 
 
 @lru_cache

@@ -67,9 +67,9 @@ def arrivals_of_queries(group):
 @gluon.jit
 def _gather_queries(
     tiles, slot, arrived, q_ptr, kv_head, query_start, num_queries, first_query, new_k,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    form: gl.constexpr,
 ):  # fmt: skip
-    """Copies a piece's queries: row i is head i % GROUP of token i // GROUP, at most the last one.
+    """Copies a piece's queries: row i is head i % group of token i // group, at most the last one.
 
     All lanes copy, and each arrives once its copies have.
     """
@@ -83,8 +83,10 @@ def _gather_queries(
     dims = gl.arange(0, CHUNK_DIMS, gl.SliceLayout(0, lanes))
     for i in range(2 * PARTS):
         rows = i * _GATHERED_ROWS + gl.arange(0, _GATHERED_ROWS, gl.SliceLayout(1, lanes))
-        token = query_start + gl.minimum(first_query + rows // GROUP, num_queries - 1)
-        at_heads = (token.to(gl.int64) * NUM_KV_HEADS + kv_head) * GROUP + rows % GROUP
+        token = query_start + gl.minimum(first_query + rows // form.group, num_queries - 1)
+        at_heads = (
+            token.to(gl.int64) * form.num_kv_heads + kv_head
+        ) * form.group + rows % form.group
         pointers = q_ptr + at_heads[:, None] * HEAD_DIM + dims[None, :]
         for chunk in gl.static_range(CHUNKS):
             piece = ((2 * slot + i // PARTS) * CHUNKS + chunk) * PARTS + i % PARTS
@@ -98,8 +100,7 @@ def _gather_queries(
 @gluon.jit
 def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
-    first_query, part, num_parts, place, new_k, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    IS_SHARED: gl.constexpr,
+    first_query, part, num_parts, place, new_k, IS_SHARED: gl.constexpr, form: gl.constexpr,
 ):  # fmt: skip
     """Loads a piece's queries, half of the rows for each warpgroup, and writes its notes."""
     tiles, notes, full, empty = q_ring
@@ -112,10 +113,10 @@ def _announce(
     )  # fmt: skip
     for i in gl.static_range(num_notes(IS_SHARED)):
         _note(notes, slot * num_notes(IS_SHARED) + i, values[i])
-    if is_packed(GROUP):
+    if is_packed(form.group):
         _gather_queries(
             tiles, slot, full.index(slot), queries, kv_head, query_start, num_queries, first_query,
-            new_k, NUM_KV_HEADS, GROUP,
+            new_k, form,
         )  # fmt: skip
     else:
         QUERIES: gl.constexpr = queries.block_type.shape[0]
@@ -127,7 +128,7 @@ def _announce(
         mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(
-                queries, [query_start + first_query + half * QUERIES, kv_head * GROUP, 0],
+                queries, [query_start + first_query + half * QUERIES, kv_head * form.group, 0],
                 full.index(slot), boxes.index(slot * 2 + half),
             )  # fmt: skip
 
@@ -278,10 +279,8 @@ def _copy_piece(
 @gluon.jit
 def copy_all(
     q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v, k_cache, v_cache,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, plan_ptr, table_stride,
-    num_requests, min_queries, num_shares,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    WINDOW: gl.constexpr, HAS_READY: gl.constexpr, DEPENDENT: gl.constexpr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, is_ready_ptr, parts, table_stride,
+    num_requests, min_queries, num_shares, form: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Loads pieces of work until there are none left: hopper_attention.
 
@@ -289,34 +288,34 @@ def copy_all(
     draws the next ticket, and the one that draws the last resets the counter. A piece without keys
     ends the warpgroups.
     """
-    QUERIES: gl.constexpr = 2 * q_ring[0].shape[1] // rows_of_token(GROUP)
+    QUERIES: gl.constexpr = 2 * q_ring[0].shape[1] // rows_of_token(form.group)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
-    IS_SHARED: gl.constexpr = plan_ptr is not None
+    IS_SHARED: gl.constexpr = parts is not None
     wait_for_previous(DEPENDENT)
     parts_of_key = 0.0
     if IS_SHARED:
         parts_of_key = parts_of_each_key(
             query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries, num_shares,
-            NUM_KV_HEADS, QUERIES, KEYS, WINDOW, HAS_READY,
+            QUERIES, KEYS, form,
         )  # fmt: skip
     _, num_units, num_split = request_of_unit(
         NO_UNIT, query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries,
-        parts_of_key, QUERIES, WINDOW, HAS_READY, IS_SHARED,
+        parts_of_key, QUERIES, IS_SHARED, form,
     )  # fmt: skip
-    num_pieces = num_units * NUM_KV_HEADS
+    num_pieces = num_units * form.num_kv_heads
     work = gl.program_id(0)
     if IS_SHARED:
-        gl.store(plan_ptr, num_split * NUM_KV_HEADS, mask=work == 0)
+        gl.store(parts.plan, num_split * form.num_kv_heads, mask=work == 0)
     num_announced = 0
     num_copied = 0
     num_cleared = 0
     while work < num_pieces:
         # The last tiles of a chunk have the most keys; they start first.
-        unit = num_units - 1 - work // NUM_KV_HEADS
-        kv_head = work % NUM_KV_HEADS
+        unit = num_units - 1 - work // form.num_kv_heads
+        kv_head = work % form.num_kv_heads
         request, first_unit, num_before = request_of_unit(
             unit, query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries,
-            parts_of_key, QUERIES, WINDOW, HAS_READY, IS_SHARED,
+            parts_of_key, QUERIES, IS_SHARED, form,
         )  # fmt: skip
         query_start = gl.load(query_start_ptr + request)
         num_queries = gl.load(query_start_ptr + request + 1) - query_start
@@ -327,35 +326,37 @@ def copy_all(
         part = 0
         num_parts = 1
         if IS_SHARED:
-            num_parts = parts_of_tile(num_cached, parts_of_key, WINDOW)
+            num_parts = parts_of_tile(num_cached, parts_of_key, form.window)
             part = tile % num_parts
             tile = tile // num_parts
         first_query = tile * QUERIES
         first = 0
-        if WINDOW > 0:
-            first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+        if form.window > 0:
+            first = gl.maximum(num_cached + first_query + 1 - form.window, 0) // KEYS * KEYS
         end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
         place = 0
         if IS_SHARED:
-            place = num_before * NUM_KV_HEADS + (tile * NUM_KV_HEADS + kv_head) * num_parts
+            place = (
+                num_before * form.num_kv_heads + (tile * form.num_kv_heads + kv_head) * num_parts
+            )
             note_part(
-                plan_ptr, place, part, num_parts, query_start + first_query,
+                parts.plan, place, part, num_parts, query_start + first_query,
                 gl.minimum(num_queries - first_query, QUERIES), kv_head,
             )  # fmt: skip
             first, end = keys_of_part(part, num_parts, first, end, KEYS)
         _announce(
             q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
-            num_cached, first_query, part, num_parts, place, new_k, NUM_KV_HEADS, GROUP, IS_SHARED,
+            num_cached, first_query, part, num_parts, place, new_k, IS_SHARED, form,
         )  # fmt: skip
         num_announced += 1
         num_copied, num_cleared = _copy_piece(
             k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache,
             v_cache, block_tables_ptr + request.to(gl.int64) * table_stride, first, end,
-            query_start, num_cached, seq_len, kv_head, BLOCK_SIZE,
+            query_start, num_cached, seq_len, kv_head, form.block_size,
         )  # fmt: skip
         # Drawn no earlier, so that the first free program gets the longest piece left.
         ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
         if ticket == num_pieces - 1:
             gl.store(ticket_ptr, 0)
         work = gl.num_programs(0) + ticket
-    _announce_end(q_ring, num_announced, GROUP, IS_SHARED)
+    _announce_end(q_ring, num_announced, form.group, IS_SHARED)

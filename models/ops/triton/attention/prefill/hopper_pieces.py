@@ -20,7 +20,7 @@ def _add(first, second):
 @gluon.jit
 def _tiles_of_many(
     first, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES: gl.constexpr,
-    HAS_READY: gl.constexpr,
+    form: gl.constexpr,
 ):  # fmt: skip
     """Returns requests from `first` on, which there are, their tokens and their tiles of queries.
 
@@ -32,7 +32,7 @@ def _tiles_of_many(
     starts = gl.load(query_start_ptr + requests, mask=is_request, other=0)
     num_queries = gl.load(query_start_ptr + requests + 1, mask=is_request, other=0) - starts
     is_mine = is_request & (num_queries >= min_queries)
-    if HAS_READY:
+    if form.has_ready:
         is_mine = is_mine & (gl.load(is_ready_ptr + requests, mask=is_request, other=0) != 0)
     num_tiles = gl.where(is_mine, (num_queries + QUERIES - 1) // QUERIES, 0)
     return requests, is_request, num_queries, num_tiles
@@ -41,8 +41,7 @@ def _tiles_of_many(
 @gluon.jit
 def parts_of_each_key(
     query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries, num_shares,
-    NUM_KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr,
-    HAS_READY: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, form: gl.constexpr,
 ):  # fmt: skip
     """Returns one over the keys that each of num_shares programs would get, at least LEAST_PART.
 
@@ -54,16 +53,16 @@ def parts_of_each_key(
         num_key_tiles = 0
         for first in range(0, num_requests, _SEEN_AT_ONCE):
             requests, is_request, num_queries, num_tiles = _tiles_of_many(
-                first, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
+                first, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, form
             )
             num_keys = gl.load(seq_lens_ptr + requests, mask=is_request, other=0)
             # Half of a chunk's own keys, on average.
             seen = gl.maximum(num_keys - num_queries, 0) + num_tiles * (QUERIES // 2)
-            if WINDOW > 0:
-                seen = gl.minimum(seen, WINDOW)
+            if form.window > 0:
+                seen = gl.minimum(seen, form.window)
             # Of integers all lanes have the same sum for the compiler.
             num_key_tiles += gl.sum(num_tiles * ((seen + KEYS - 1) // KEYS), 0)
-        fair = num_key_tiles * (1.0 * KEYS * NUM_KV_HEADS) / num_shares
+        fair = num_key_tiles * (1.0 * KEYS * form.num_kv_heads) / num_shares
         parts = 1.0 / gl.maximum(fair, 1.0 * LEAST_PART)
     return parts
 
@@ -82,8 +81,7 @@ def parts_of_tile(num_cached, parts_of_key, WINDOW: gl.constexpr):
 @gluon.jit
 def request_of_unit(
     unit, query_start_ptr, seq_lens_ptr, is_ready_ptr, num_requests, min_queries, parts_of_key,
-    QUERIES: gl.constexpr, WINDOW: gl.constexpr, HAS_READY: gl.constexpr,
-    IS_SHARED: gl.constexpr,
+    QUERIES: gl.constexpr, IS_SHARED: gl.constexpr, form: gl.constexpr,
 ):  # fmt: skip
     """Returns a unit's request, that request's first unit, and the earlier units of split tiles.
 
@@ -96,11 +94,11 @@ def request_of_unit(
     num_split = 0
     for first in range(0, num_requests, _SEEN_AT_ONCE):
         requests, is_request, num_queries, counts = _tiles_of_many(
-            first, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, HAS_READY
+            first, query_start_ptr, is_ready_ptr, num_requests, min_queries, QUERIES, form
         )
         if IS_SHARED:
             num_keys = gl.load(seq_lens_ptr + requests, mask=is_request, other=0)
-            num_parts = parts_of_tile(num_keys - num_queries, parts_of_key, WINDOW)
+            num_parts = parts_of_tile(num_keys - num_queries, parts_of_key, form.window)
             counts *= num_parts
         ends = num_before + gl.associative_scan(counts, 0, _add)
         is_earlier = is_request & (ends <= unit)

@@ -35,16 +35,15 @@ def _whole_power(exponent, dtype: gl.constexpr):
 
 @gluon.jit
 def _before_keys(
-    head, is_first, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr,
-    IS_EXACT: gl.constexpr, DTYPE: gl.constexpr,
+    head, is_first, sinks_ptr, layout: gl.constexpr, DTYPE: gl.constexpr, form: gl.constexpr,
 ):  # fmt: skip
     """Returns the highest score and the total of rows before they see any key."""
     highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
-    if HAS_SINKS:
+    if form.has_sinks:
         # Scores without keys count as if seen first.
-        sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0).to(gl.float32)
-        if IS_EXACT:
+        sinks = gl.load(sinks_ptr + head, mask=head < form.group, other=0.0).to(gl.float32)
+        if form.part > 0:
             highest = _whole_power(sinks * _LOG2_E, DTYPE)
             total = gl.exp2(gl.fma(sinks, _LOG2_E, -highest))
         else:
@@ -182,17 +181,16 @@ def _fold(sums, kept, part, weight):
 @gluon.jit
 def _attend_parts(
     q, scores, highest, total, k_ring, v_ring, released, spare, num_tiles, first, end,
-    first_position, positions, scale_log2, WINDOW: gl.constexpr, PART: gl.constexpr,
-    HAS_SINKS: gl.constexpr,
+    first_position, positions, scale_log2, form: gl.constexpr,
 ):  # fmt: skip
-    """Does what _attend_keys does, with sums of their own for parts of PART keys by position.
+    """Does what _attend_keys does, with sums of their own for parts of the keys by position.
 
     Registers hold one half of the sums of earlier parts, `spare` the other.
     """
     HEAD_DIM: gl.constexpr = v_ring[0].shape[2]
     # Else a part is relative to the powers of earlier parts, which saves work and changes no bit.
     # Relative to a sink, which has no values, all weights could vanish.
-    HAS_OWN_POWERS: gl.constexpr = q.dtype != gl.bfloat16 or HAS_SINKS
+    HAS_OWN_POWERS: gl.constexpr = q.dtype != gl.bfloat16 or form.has_sinks
     layout: gl.constexpr = scores.type.layout
     lanes: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _LANES, 16])
     half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM // 2, 16])
@@ -201,14 +199,15 @@ def _attend_parts(
     high = low
     if spare is not None:
         spare.store(low)
-    for part in range(first // PART, (end + PART - 1) // PART):
+    for part in range(first // form.part, (end + form.part - 1) // form.part):
         before = highest
         if HAS_OWN_POWERS:
             highest = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, layout))
         acc, highest, totals, scores, num_tiles = _attend_keys(
             q, scores, highest, gl.zeros([ROWS, _LANES], gl.float32, lanes), k_ring, v_ring,
-            released, num_tiles, gl.maximum(part * PART, first), gl.minimum((part + 1) * PART, end),
-            end, first_position, positions, scale_log2, WINDOW, True,
+            released, num_tiles, gl.maximum(part * form.part, first),
+            gl.minimum((part + 1) * form.part, end), end, first_position, positions, scale_log2,
+            form.window, True,
         )  # fmt: skip
         part_total = _add_lanes(totals, layout)
         weight = None
@@ -234,30 +233,27 @@ def _attend_parts(
 @gluon.jit
 def _attend(
     half: gl.constexpr, q, k_ring, v_ring, released, spares, num_tiles, first, end, first_position,
-    is_first, sinks_ptr, scale_log2,
-    GROUP: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr, PART: gl.constexpr,
+    is_first, sinks_ptr, scale_log2, form: gl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
     is_first: whether these are a tile's first keys; None: they are all. Unless None, the base-2
     logarithms of the sums of exponentials are beside the attention. num_tiles counts tiles of keys.
-    PART > 0: each part of PART keys, by position, has a softmax of its own.
+    form.part > 0: each part of form.part keys, by position, has a softmax of its own.
     """
     KEYS: gl.constexpr = v_ring[0].shape[1]
     STAGES: gl.constexpr = v_ring[0].shape[0]
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
-    HEADS: gl.constexpr = rows_of_token(GROUP)
+    HEADS: gl.constexpr = rows_of_token(form.group)
     positions = first_position + rows // HEADS
-    highest, total = _before_keys(
-        rows % HEADS, is_first, sinks_ptr, scores_layout, GROUP, HAS_SINKS, PART > 0, q.dtype
-    )
+    highest, total = _before_keys(rows % HEADS, is_first, sinks_ptr, scores_layout, q.dtype, form)
     scores = warpgroup_mma_wait(0, [_score(q, k_ring, num_tiles, scores_layout)])
     mbarrier.arrive(released.index(num_tiles % STAGES), count=1)
-    if PART == 0:
+    if form.part == 0:
         acc, highest, total, scores, num_tiles = _attend_keys(
             q, scores, highest, total, k_ring, v_ring, released, num_tiles, first, end, end,
-            first_position, positions, scale_log2, WINDOW, False,
+            first_position, positions, scale_log2, form.window, False,
         )  # fmt: skip
     else:
         spare = None
@@ -265,7 +261,7 @@ def _attend(
             spare = spares[0].index(half)
         acc, total, num_tiles = _attend_parts(
             q, scores, highest, total, k_ring, v_ring, released, spare, num_tiles, first, end,
-            first_position, positions, scale_log2, WINDOW, PART, HAS_SINKS,
+            first_position, positions, scale_log2, form,
         )  # fmt: skip
     if is_first is not None:
         # A row may see no key of a part; its lse is that of a row that sees none at all.
@@ -280,14 +276,12 @@ def _attend(
 @gluon.jit
 def attend_all(
     half: gl.constexpr, q_ring, k_ring, v_ring, released, spares, outputs, parts, sinks_ptr,
-    scale_log2,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WINDOW: gl.constexpr,
-    HAS_SINKS: gl.constexpr, PART: gl.constexpr, DEPENDENT: gl.constexpr,
+    scale_log2, form: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
     SLOTS: gl.constexpr = q_full.shape[0]
-    IS_SHARED: gl.constexpr = parts[0] is not None
+    IS_SHARED: gl.constexpr = parts is not None
     NUM_NOTES: gl.constexpr = num_notes(IS_SHARED)
     number = 0
     num_tiles = 0
@@ -303,7 +297,7 @@ def attend_all(
         num_cached = _read(notes, slot * NUM_NOTES + 5)
         first_query = _read(notes, slot * NUM_NOTES + 6)
         q = q_tiles.index(2 * slot + half)
-        if is_packed(GROUP):
+        if is_packed(form.group):
             # Its lanes copied the queries, which tensor cores read as the copy engine writes.
             fence_async_shared()
         is_first = None
@@ -311,8 +305,7 @@ def attend_all(
             is_first = _read(notes, slot * NUM_NOTES + 7) == 0
         results, num_tiles = _attend(
             half, q, k_ring, v_ring, released, spares, num_tiles, first, end,
-            num_cached + first_query, is_first, sinks_ptr + kv_head * GROUP, scale_log2,
-            GROUP, WINDOW, HAS_SINKS, PART,
+            num_cached + first_query, is_first, sinks_ptr + kv_head * form.group, scale_log2, form,
         )  # fmt: skip
         num_parts = 1
         if IS_SHARED:
@@ -322,13 +315,12 @@ def attend_all(
             part = _read(notes, slot * NUM_NOTES + 7)
             place = _read(notes, slot * NUM_NOTES + 9)
             write_part(
-                half, results, parts, place, num_parts, part, num_queries - first_query, GROUP
+                half, results, parts, place, num_parts, part, num_queries - first_query, form
             )
         else:
             q.store(results[0].to(q.dtype))
             write_rows(
-                half, q, outputs, query_start, first_query, num_queries, kv_head,
-                NUM_KV_HEADS, GROUP,
+                half, q, outputs, query_start, first_query, num_queries, kv_head, form,
             )  # fmt: skip
         # The copy engine writes there next.
         fence_async_shared()

@@ -1,6 +1,7 @@
 """Paged causal attention of chunks of queries of any lengths."""
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -10,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
 from models.ops.operands.base_two import LOG2_E
-from models.ops.triton.attention.cache.cache_scales import cache_scales
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.attention.configurations import Tiles, prefill_tiles
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
 from models.ops.triton.attention.prefill.hopper_attention import hopper_attention
@@ -45,176 +46,210 @@ _METADATA = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
+class PrefillForm(NamedTuple):
+    """All that a build of the kernel is made for.
+
+    num_kv_heads, group: kv heads, and query heads of each.
+    head_dim, block_size: elements of a head, slots of a block.
+    window, soft_cap: 0 for none.
+    has_sinks: heads have a score without a key.
+    has_scales: the cache has 8 bits and scales.
+    has_prefix: takes chunks after cached tokens; others without it.
+    queries: tokens of a tile.
+    padded_group, block_d: powers of two that hold a group and a head.
+    keys, stages: of Tiles.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    window: int
+    soft_cap: float
+    has_sinks: bool
+    has_scales: bool
+    has_prefix: bool
+    queries: int
+    padded_group: int
+    block_d: int
+    keys: int
+    stages: int
+
+
+class NewKeys(NamedTuple):
+    """A step's keys and values, as the copy engine reads them, and columns from head to head."""
+
+    k: Any
+    v: Any
+    k_stride: Any
+    v_stride: Any
+
+
+class Outputs(NamedTuple):
+    """Where heads are stored; as in store_heads, with the distance of the next head's scale."""
+
+    heads: Any
+    scales: Any
+    scale_stride: Any
+
+
+class Requests(NamedTuple):
+    """Tensors of AttentionMetadata, and the entries of a row of block_tables."""
+
+    block_tables: Any
+    seq_lens: Any
+    query_start: Any
+    table_stride: Any
+
+
 @triton.jit
-def _place_of(
-    tile, seq_lens_ptr, query_start_ptr, num_requests, min_queries, QUERIES: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
-):  # fmt: skip
+def _place_of(tile, requests, num_requests, min_queries, form: tl.constexpr):
     """Returns a tile's request and first query, and whether this form of the kernel takes it."""
-    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    first_query = (tile - query_start // QUERIES - request) * QUERIES
-    is_mine = (num_cached > 0) == HAS_PREFIX
+    request = request_of_tile(tile, requests.query_start, num_requests, form.queries)
+    query_start = tl.load(requests.query_start + request)
+    num_queries = tl.load(requests.query_start + request + 1) - query_start
+    num_cached = tl.load(requests.seq_lens + request) - num_queries
+    first_query = (tile - query_start // form.queries - request) * form.queries
+    is_mine = (num_cached > 0) == form.has_prefix
     is_mine = is_mine & (first_query < num_queries) & (num_queries >= min_queries)
     return request, first_query, is_mine
 
 
 @triton.jit
 def _attend_tile(
-    request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v,
-    new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr,
-    query_start_ptr, sinks_ptr, partials_ptr, lse_ptr, place, part, num_parts, table_stride,
-    output_scale_stride, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
-    HAS_PARTS: tl.constexpr, SOFT_CAP: tl.constexpr,
+    q_ptr, cache, new, outputs, requests, sinks_ptr, parts, request, first_query, kv_head, place,
+    part, num_parts, scale_log2, form: tl.constexpr,
 ):  # fmt: skip
-    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+    """Attends neighbouring tokens, the heads of one kv head each, to their prefixes.
 
-    HAS_PARTS: to one of num_parts parts of them, whose results go to `place` if there are several.
+    With parts, to one of num_parts parts of them, whose results go to `place` if there are several.
     """
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    query_start = tl.load(requests.query_start + request)
+    num_queries = tl.load(requests.query_start + request + 1) - query_start
     num_cached = 0  # which the compiler makes use of
-    if HAS_PREFIX:
-        num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    rows = tl.arange(0, QUERIES * PADDED_GROUP)
-    dims = tl.arange(0, BLOCK_D)
-    queries = first_query + rows // PADDED_GROUP
-    head = rows % PADDED_GROUP
-    in_rows = (queries < num_queries) & (head < GROUP)
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    if form.has_prefix:
+        num_cached = tl.load(requests.seq_lens + request) - num_queries
+    rows = tl.arange(0, form.queries * form.padded_group)
+    dims = tl.arange(0, form.block_d)
+    queries = first_query + rows // form.padded_group
+    head = rows % form.padded_group
+    in_rows = (queries < num_queries) & (head < form.group)
+    in_tile = in_rows[:, None] & (dims < form.head_dim)[None, :]
     token = (query_start + queries).to(tl.int64)
-    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    at_heads = ((token * form.num_kv_heads + kv_head) * form.group + head)[:, None] * form.head_dim
+    at_heads += dims[None, :]
     q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
     positions = num_cached + queries
-    acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
-    highest = tl.full([QUERIES * PADDED_GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
-    if HAS_SINKS:
-        # Scores without keys count as if seen first.
-        sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(tl.float32) * _LOG2_E
-        total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
-        if HAS_PARTS:
-            highest = tl.where(part == 0, highest, float("-inf"))
-            total = tl.where(part == 0, total, 0.0)
+    acc = tl.full([form.queries * form.padded_group, form.block_d], 0.0, tl.float32)
+    highest, total = _before_keys(sinks_ptr, head, kv_head, part, parts is not None, form)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
-    diagonal = (num_cached + first_query + 1) // KEYS * KEYS
-    end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
-    if WINDOW > 0:
+    diagonal = (num_cached + first_query + 1) // form.keys * form.keys
+    end = num_cached + tl.minimum(first_query + form.queries, num_queries)
+    if form.window > 0:
         # From the first query's first key on, any tile may need the mask of a query's window.
-        diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+        diagonal = num_cached + first_query + 1 - form.window
+        diagonal = tl.maximum(diagonal, 0) // form.keys * form.keys
     start = 0
-    if HAS_PARTS:
-        start, diagonal, end = keys_of_part(part, num_parts, diagonal, end, KEYS, WINDOW)
-    if HAS_PREFIX:
-        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-        if WINDOW == 0:
+    if parts is not None:
+        start, diagonal, end = keys_of_part(part, num_parts, diagonal, end, form.keys, form.window)
+    if form.has_prefix:
+        table_ptr = requests.block_tables + request.to(tl.int64) * requests.table_stride
+        if form.window == 0:
             acc, highest, total = attend_keys(
-                q, acc, highest, total, start, diagonal, positions, table_ptr, k_ptr, v_ptr,
-                k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
-                SOFT_CAP,
+                q, acc, highest, total, start, diagonal, positions, table_ptr, cache, kv_head, dims,
+                scale_log2, False, 0, form,
             )  # fmt: skip
         acc, highest, total = attend_keys(
-            q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
-            v_scale_ptr, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES,
-            SOFT_CAP,
+            q, acc, highest, total, diagonal, end, positions, table_ptr, cache, kv_head, dims,
+            scale_log2, True, form.window, form,
         )  # fmt: skip
     else:
-        if WINDOW == 0:
+        if form.window == 0:
             acc, highest, total = attend_new_keys(
-                q, acc, highest, total, 0, diagonal, positions, new_k, new_v, query_start,
-                kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, False, STAGES, 0,
-                SOFT_CAP,
+                q, acc, highest, total, 0, diagonal, positions, new, query_start, kv_head,
+                scale_log2, False, 0, form,
             )  # fmt: skip
         acc, highest, total = attend_new_keys(
-            q, acc, highest, total, diagonal, end, positions, new_k, new_v, query_start,
-            kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, True, STAGES, WINDOW,
-            SOFT_CAP,
+            q, acc, highest, total, diagonal, end, positions, new, query_start, kv_head, scale_log2,
+            True, form.window, form,
         )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    if HAS_PARTS and num_parts > 1:
-        at_rows = place * (QUERIES * PADDED_GROUP)
-        at_rows += ((queries - first_query) * num_parts + part) * GROUP + head
-        write_part(
-            acc, highest + tl.log2(total), at_rows, dims, in_tile, in_rows, partials_ptr, lse_ptr,
-            HEAD_DIM,
-        )  # fmt: skip
+    if parts is not None and num_parts > 1:
+        at_rows = place * (form.queries * form.padded_group)
+        at_rows += ((queries - first_query) * num_parts + part) * form.group + head
+        lse = highest + tl.log2(total)
+        write_part(acc, lse, at_rows, dims, in_tile, in_rows, parts, form.head_dim)
     else:
-        at_scales = (kv_head * GROUP + head) * output_scale_stride + token
+        at_scales = (kv_head * form.group + head) * outputs.scale_stride + token
         store_heads(
-            acc, output_ptr, output_scale_ptr, at_heads, at_scales, in_tile, in_rows, q.dtype
+            acc, outputs.heads, outputs.scales, at_heads, at_scales, in_tile, in_rows, q.dtype
         )
+
+
+@triton.jit
+def _before_keys(sinks_ptr, head, kv_head, part, HAS_PARTS: tl.constexpr, form: tl.constexpr):
+    """Returns the highest score and the total of rows before they see any key."""
+    highest = tl.full(head.shape, float("-inf"), tl.float32)
+    total = tl.full(head.shape, 0.0, tl.float32)
+    if form.has_sinks:
+        # Scores without keys count as if seen first.
+        at_sinks = sinks_ptr + kv_head * form.group + head
+        sinks = tl.load(at_sinks, mask=head < form.group, other=0.0)
+        highest = sinks.to(tl.float32) * _LOG2_E
+        total = tl.full(head.shape, 1.0, tl.float32)
+        if HAS_PARTS:
+            highest = tl.where(part == 0, highest, float("-inf"))
+            total = tl.where(part == 0, total, 0.0)
+    return highest, total
 
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
-    output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
-    is_done_ptr, is_left_ptr, partials_ptr, lse_ptr, plan_ptr, table_stride, num_requests,
-    min_queries, num_tiles, num_splits, output_scale_stride, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
-    SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+    q_ptr, cache, new_k, new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_done_ptr, is_left_ptr, parts,
+    table_stride, num_requests, min_queries, num_tiles, num_splits, output_scale_stride, scale_log2,
+    form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Attends the chunks after cached tokens (HAS_PREFIX), or those without, a tile a program.
+    """Attends the chunks after cached tokens (has_prefix), or those without, a tile a program.
 
     After another kernel it takes what that left, as few programs with all tiles: is_done_ptr is not
     0 for requests to skip, is_left_ptr whether there are others. Else both are None.
-    Unless partials_ptr is None, up to num_splits programs share the keys of a tile: tile_parts.
+    Unless parts is None, up to num_splits programs share the keys of a tile: tile_parts.
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
+    new = NewKeys(new_k, new_v, new_k_stride, new_v_stride)
+    outputs = Outputs(output_ptr, output_scale_ptr, output_scale_stride)
+    requests = Requests(block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride)
     # The last tiles of a chunk have the most keys; they start first.
     tile = num_tiles - 1 - tl.program_id(1)
     if is_done_ptr is None:
-        request, first_query, is_mine = _place_of(
-            tile, seq_lens_ptr, query_start_ptr, num_requests, min_queries, QUERIES, HAS_PREFIX
-        )
+        request, first_query, is_mine = _place_of(tile, requests, num_requests, min_queries, form)
         place, part, num_parts = 0, 0, 1
-        if partials_ptr is not None:
+        if parts is not None:
             place, part, num_parts = part_of_tile(
-                request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr,
-                query_start_ptr, plan_ptr, NUM_KV_HEADS, QUERIES, WINDOW,
-            )  # fmt: skip
+                request, first_query, is_mine, kv_head, tile, num_splits, requests, parts.plan, form
+            )
             is_mine = is_mine & (part < num_parts)
         if not is_mine:
             return
         _attend_tile(
-            request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k,
-            new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr, block_tables_ptr,
-            seq_lens_ptr, query_start_ptr, sinks_ptr, partials_ptr, lse_ptr, place, part, num_parts,
-            table_stride, output_scale_stride, scale_log2,
-            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS, BLOCK_D,
-            STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, partials_ptr is not None, SOFT_CAP,
+            q_ptr, cache, new, outputs, requests, sinks_ptr, parts, request, first_query, kv_head,
+            place, part, num_parts, scale_log2, form,
         )  # fmt: skip
     else:
         if tl.load(is_left_ptr) == 0:
             return
         for each in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
             request, first_query, is_mine = _place_of(
-                num_tiles - 1 - each, seq_lens_ptr, query_start_ptr, num_requests, min_queries,
-                QUERIES, HAS_PREFIX,
-            )  # fmt: skip
+                num_tiles - 1 - each, requests, num_requests, min_queries, form
+            )
             if is_mine & (tl.load(is_done_ptr + request) == 0):
                 _attend_tile(
-                    request, first_query, kv_head, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
-                    new_k, new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr,
-                    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, None, None, 0, 0, 1,
-                    table_stride, output_scale_stride, scale_log2,
-                    NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, QUERIES, PADDED_GROUP, KEYS,
-                    BLOCK_D, STAGES, WINDOW, HAS_SINKS, HAS_SCALES, HAS_PREFIX, False, SOFT_CAP,
+                    q_ptr, cache, new, outputs, requests, sinks_ptr, None, request, first_query,
+                    kv_head, 0, 0, 1, scale_log2, form,
                 )  # fmt: skip
 
 
@@ -301,12 +336,11 @@ def prefill_attention(
         num_splits = None if shared is None else max(1, shared.num_shares)
         launch(
             (num_kv_heads, num_programs, num_splits or 1),
-            q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
-            output, output_scale, metadata.block_tables, metadata.seq_lens,
-            metadata.query_start_loc, q if sinks is None else sinks, is_done, is_left,
-            *parts_of(shared), metadata.block_tables.stride(0), num_requests, min_queries,
-            num_tiles, num_splits, 0 if output_scale is None else output_scale.stride(1),
-            scale * LOG2_E,
+            q, cache_tensors(cache), new_k, new_v, k.stride(1), v.stride(1), output, output_scale,
+            metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+            q if sinks is None else sinks, is_done, is_left, parts_of(shared),
+            metadata.block_tables.stride(0), num_requests, min_queries, num_tiles, num_splits,
+            0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
         )  # fmt: skip
         if shared is not None:
             add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
@@ -329,14 +363,14 @@ def _launcher(
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
     queries = max(1, tiles.rows // padded_group)
-    launch = Launch(
-        _prefill_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
-        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, HAS_PREFIX=has_prefix,
-        SOFT_CAP=soft_cap, num_warps=tiles.num_warps, **launch_options(device),
+    form = PrefillForm(
+        num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, block_size=block_size,
+        window=window, soft_cap=soft_cap, has_sinks=has_sinks, has_scales=has_scales,
+        has_prefix=has_prefix, queries=queries, padded_group=padded_group,
+        block_d=max(16, triton.next_power_of_2(head_dim)), keys=tiles.keys, stages=tiles.num_stages,
     )  # fmt: skip
-    return queries, launch
+    options = launch_options(device)
+    return queries, Launch(_prefill_kernel, form=form, num_warps=tiles.num_warps, **options)
 
 
 def _all_fit(

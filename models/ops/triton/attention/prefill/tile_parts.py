@@ -9,6 +9,7 @@ Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -64,29 +65,38 @@ class SharedTiles:
     num_shares: int
 
 
+class TileParts(NamedTuple):
+    """The tensors of SharedTiles; in a kernel these are pointers."""
+
+    partials: Any
+    lse: Any
+    plan: Any
+
+
 @triton.jit
 def part_of_tile(
-    request, first_query, is_mine, kv_head, tile, num_splits, seq_lens_ptr, query_start_ptr,
-    plan_ptr, NUM_KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, WINDOW: tl.constexpr,
+    request, first_query, is_mine, kv_head, tile, num_splits, requests, plan_ptr,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Returns the place of a tile's results, the part of the program, and the tile's parts.
 
-    Writes the program's line of the plan, if programs share tiles.
+    Writes the program's line of the plan, if programs share tiles. requests, form: Requests and
+    PrefillForm of prefill_attention.
     """
-    query_start = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    if WINDOW > 0:
-        num_cached = tl.minimum(num_cached, WINDOW)
+    query_start = tl.load(requests.query_start + request)
+    num_queries = tl.load(requests.query_start + request + 1) - query_start
+    num_cached = tl.load(requests.seq_lens + request) - num_queries
+    if form.window > 0:
+        num_cached = tl.minimum(num_cached, form.window)
     num_parts = tl.maximum(tl.minimum(num_cached // LEAST_PART, num_splits), 1)
     part = tl.program_id(2)
-    place = (tile * NUM_KV_HEADS + kv_head) * num_splits
+    place = (tile * form.num_kv_heads + kv_head) * num_splits
     line_ptr = plan_ptr + (1 + place + part) * NUM_PLANNED
     is_written = is_mine & (part == 0) & (num_parts > 1)
     is_shared = num_splits > 1
     tl.store(line_ptr, tl.where(is_written, num_parts, 0), mask=is_shared)
     tl.store(line_ptr + 1, query_start + first_query, mask=is_shared)
-    tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, QUERIES), mask=is_shared)
+    tl.store(line_ptr + 2, tl.minimum(num_queries - first_query, form.queries), mask=is_shared)
     tl.store(line_ptr + 3, kv_head, mask=is_shared)
     num_places = tl.num_programs(0) * tl.num_programs(1) * num_splits
     tl.store(plan_ptr, num_places, mask=is_shared & (place + part == 0))
@@ -109,12 +119,10 @@ def keys_of_part(part, num_parts, diagonal, end, KEYS: tl.constexpr, WINDOW: tl.
 
 
 @triton.jit
-def write_part(
-    acc, lse, at_rows, dims, in_tile, in_rows, partials_ptr, lse_ptr, HEAD_DIM: tl.constexpr
-):
+def write_part(acc, lse, at_rows, dims, in_tile, in_rows, parts, HEAD_DIM: tl.constexpr):
     """Stores the results of some rows for one part of their keys."""
-    tl.store(partials_ptr + at_rows[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
-    tl.store(lse_ptr + at_rows, lse, mask=in_rows)
+    tl.store(parts.partials + at_rows[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
+    tl.store(parts.lse + at_rows, lse, mask=in_rows)
 
 
 @triton.jit(do_not_specialize=["output_scale_stride"])
@@ -228,9 +236,9 @@ def deal_tiles(
     )
 
 
-def parts_of(shared: SharedTiles | None) -> tuple[torch.Tensor | None, ...]:
-    """Returns partials, lse and plan, arguments of kernels."""
-    return (None,) * 3 if shared is None else (shared.partials, shared.lse, shared.plan)
+def parts_of(shared: SharedTiles | None) -> TileParts | None:
+    """Returns what kernels take of shared tiles, as one parameter."""
+    return None if shared is None else TileParts(shared.partials, shared.lse, shared.plan)
 
 
 def _room(workspace: AttentionWorkspace, rows: int, head_dim: int) -> int:

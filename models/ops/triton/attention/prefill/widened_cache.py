@@ -13,7 +13,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.triton.attention.cache.cache_scales import cache_scales
+from models.ops.triton.attention.cache.cache_tensors import cache_tensors
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -172,7 +172,7 @@ def widen(
     )
     launch(
         (_PROGRAMS, 1, 1),
-        cache.k, cache.v, *cache_scales(cache), wide[0], wide[1], tables, is_ready, is_lacking,
+        *cache_tensors(cache), wide[0], wide[1], tables, is_ready, is_lacking,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         metadata.block_tables.stride(0), tables.stride(0), num_requests, num_blocks, min_queries,
     )  # fmt: skip

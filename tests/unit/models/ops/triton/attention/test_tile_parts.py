@@ -102,7 +102,7 @@ def test_steps_of_many_tokens_have_kernels_without_parts():
     assert split_by(metadata, num_tokens=MOST_TOKENS) is not None
     assert shared_by(metadata, num_tokens=MOST_TOKENS + 1) is None
     assert split_by(metadata, num_tokens=MOST_TOKENS + 1) is None
-    assert parts_of(None) == (None, None, None)
+    assert parts_of(None) is None
 
 
 def test_short_contexts_leave_no_plan():
