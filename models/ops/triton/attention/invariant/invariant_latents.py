@@ -17,7 +17,12 @@ from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
 from models.ops.triton.attention.invariant.invariant_configurations import PART
 from models.ops.triton.attention.invariant.invariant_parts import merge
-from models.ops.triton.attention.latent.latent_attention import attend_latents, check_sizes
+from models.ops.triton.attention.latent.latent_attention import (
+    LatentCache,
+    LatentForm,
+    attend_latents,
+    check_sizes,
+)
 from models.ops.triton.attention.latent.latent_cache import cache_latents
 from models.ops.triton.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.ops.triton.attention.request_search import request_of
@@ -48,14 +53,11 @@ def _parts_of(token, seq_lens_ptr, query_start_ptr, num_requests, num_splits, PA
 
 @triton.jit(do_not_specialize=_VARYING)
 def _invariant_latent_kernel(
-    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, partials_ptr, sums_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride, num_requests, num_splits,
-    most_partials, scale_log2,
-    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PART: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SCALES: tl.constexpr, STAGES: tl.constexpr,
+    q_ptr, cache, output_ptr, partials_ptr, sums_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, table_stride, num_requests, num_splits, most_partials, scale_log2,
+    PART: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """Attends HEADS heads of one token to one part of its keys or to all."""
+    """Attends some heads of one token to one part of its keys or to all."""
     split = tl.program_id(1)
     token = tl.program_id(2)
     request, num_keys, num_parts, is_split = _parts_of(
@@ -63,38 +65,36 @@ def _invariant_latent_kernel(
     )
     if split >= tl.where(is_split, num_parts, 1):
         return
-    heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    is_head = heads < NUM_HEADS
-    columns = tl.arange(0, BLOCK_C)
-    rotated = tl.arange(0, BLOCK_P)
-    in_tile = is_head[:, None] & (columns < LATENT)[None, :]
-    row = token.to(tl.int64) * NUM_HEADS + heads
-    q_ptrs = q_ptr + row[:, None] * (LATENT + ROTATED)
+    heads = tl.program_id(0) * form.heads + tl.arange(0, form.heads)
+    is_head = heads < form.num_heads
+    columns = tl.arange(0, form.block_c)
+    rotated = tl.arange(0, form.block_p)
+    in_tile = is_head[:, None] & (columns < form.latent)[None, :]
+    row = token.to(tl.int64) * form.num_heads + heads
+    q_ptrs = q_ptr + row[:, None] * (form.latent + form.rotated)
     q_latent = tl.load(q_ptrs + columns[None, :], mask=in_tile, other=0.0)
-    in_rotated = is_head[:, None] & (rotated < ROTATED)[None, :]
-    q_rotated = tl.load(q_ptrs + LATENT + rotated[None, :], mask=in_rotated, other=0.0)
+    in_rotated = is_head[:, None] & (rotated < form.rotated)[None, :]
+    q_rotated = tl.load(q_ptrs + form.latent + rotated[None, :], mask=in_rotated, other=0.0)
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
-    highest = tl.full([HEADS], -1e30, tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    at = (token.to(tl.int64) * num_splits + split) * NUM_HEADS + heads
+    acc = tl.full([form.heads, form.block_c], 0.0, tl.float32)
+    highest = tl.full([form.heads], -1e30, tl.float32)
+    total = tl.full([form.heads], 0.0, tl.float32)
+    at = (token.to(tl.int64) * num_splits + split) * form.num_heads + heads
     # As a loop, so that there is one piece of code for the parts of all programs.
     for part in range(split, tl.where(is_split, split + 1, num_parts)):
         start, end = part * PART, tl.minimum((part + 1) * PART, num_keys)
-        if HAS_SCALES:
+        if form.has_scales:
             part_acc, part_highest, part_total = attend_latents_of_8_bits(
-                q_latent, q_rotated, latent_ptr, scale_ptr, rotated_ptr, table_ptr, table_ptr,
-                start, end, num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS,
-                BLOCK_C, BLOCK_P, False, STAGES,
+                q_latent, q_rotated, cache, table_ptr, table_ptr, start, end, num_keys, scale_log2,
+                form,
             )  # fmt: skip
         else:
             part_acc, part_highest, part_total = attend_latents(
-                q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, table_ptr, start, end,
-                num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
-                False, STAGES,
+                q_latent, q_rotated, cache, table_ptr, table_ptr, start, end, num_keys, scale_log2,
+                form,
             )  # fmt: skip
         if is_split:
-            at_partial = at[:, None] * LATENT + columns[None, :]
+            at_partial = at[:, None] * form.latent + columns[None, :]
             tl.store(partials_ptr + at_partial, part_acc, mask=in_tile)
             tl.store(sums_ptr + at, part_highest, mask=is_head)
             tl.store(sums_ptr + most_partials + at, part_total, mask=is_head)
@@ -102,7 +102,7 @@ def _invariant_latent_kernel(
             acc, highest, total = merge(acc, highest, total, part_acc, part_highest, part_total)
     if not is_split:
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-        at_output = row[:, None] * LATENT + columns[None, :]
+        at_output = row[:, None] * form.latent + columns[None, :]
         tl.store(output_ptr + at_output, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
 
 
@@ -187,17 +187,19 @@ def _attend_absorbed(
     # Products take 16 columns at least, and those of words of four elements are a quarter.
     block_c = max(64 if has_scales else 16, triton.next_power_of_2(latent))
     starts, lengths = metadata.query_start_loc, metadata.seq_lens
-    shape = {"NUM_HEADS": num_heads, "LATENT": latent, "PART": PART, "BLOCK_C": block_c}
+    form = LatentForm(
+        num_heads=num_heads, latent=latent, rotated=size - latent,
+        block_size=cache.latent.shape[1], has_scales=has_scales, is_sparse=False, heads=_HEADS,
+        keys=16 if is_float else 32, stages=1 if is_float else 5, block_c=block_c,
+        block_p=max(16, triton.next_power_of_2(size - latent)),
+    )  # fmt: skip
     _invariant_latent_kernel[(triton.cdiv(num_heads, _HEADS), splits, num_tokens)](
-        q, cache.latent, cache.latent_scale, cache.rotated, output, partials, sums,
+        q, LatentCache(cache.latent, cache.latent_scale, cache.rotated), output, partials, sums,
         metadata.block_tables, lengths, starts, metadata.block_tables.stride(0), len(lengths),
-        splits, most_partials, scale * LOG2_E, ROTATED=size - latent,
-        BLOCK_SIZE=cache.latent.shape[1], HEADS=_HEADS, KEYS=16 if is_float else 32,
-        BLOCK_P=max(16, triton.next_power_of_2(size - latent)), HAS_SCALES=has_scales,
-        STAGES=1 if is_float else 5, num_warps=4, **shape,
+        splits, most_partials, scale * LOG2_E, PART=PART, form=form, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _merge_latents_kernel[(num_heads, num_tokens)](
             partials, sums, output, lengths, starts, len(lengths), splits, most_partials,
-            num_warps=4, **shape,
+            NUM_HEADS=num_heads, LATENT=latent, PART=PART, BLOCK_C=block_c, num_warps=4,
         )  # fmt: skip

@@ -1,5 +1,7 @@
 """Attention to paged latent vectors; all heads of a token read the same keys."""
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -44,37 +46,72 @@ Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 
 """
 
 
+class LatentCache(NamedTuple):
+    """Tensors of LatentCacheData; in a kernel these are pointers. `scale` may be None."""
+
+    latent: Any
+    scale: Any
+    rotated: Any
+
+
+class LatentForm(NamedTuple):
+    """All that a build of a kernel of the absorbed form is made for.
+
+    num_heads: query heads. latent, rotated: elements of the parts of an entry.
+    block_size: slots of a block.
+    has_scales: latent vectors have 8 bits and scales.
+    is_sparse: a query attends to the keys that it chose.
+    heads, keys: of a tile; stages: of the pipeline.
+    block_c, block_p: powers of two that hold the parts of an entry.
+    is_split: another kernel adds up the parts of every token.
+    dealt, least_part: programs that second and later parts are dealt to, 0 for equal parts, and the
+        fewest keys of such a part: deal_keys.
+    """
+
+    num_heads: int
+    latent: int
+    rotated: int
+    block_size: int
+    has_scales: bool
+    is_sparse: bool
+    heads: int
+    keys: int
+    stages: int
+    block_c: int
+    block_p: int
+    is_split: bool = False
+    dealt: int = 0
+    least_part: int = 0
+
+
 @triton.jit
 def attend_latents(
-    q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end, num_keys,
-    scale_log2,
-    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, IS_SPARSE: tl.constexpr,
-    STAGES: tl.constexpr,
+    q_latent, q_rotated, cache, table_ptr, chosen_ptr, start, end, num_keys, scale_log2,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Returns the weighted sums of latent vectors, highest scores and sums of exponentials."""
-    columns = tl.arange(0, BLOCK_C)
-    rotated = tl.arange(0, BLOCK_P)
-    is_column = columns < LATENT
-    is_rotated = rotated < ROTATED
-    highest = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
+    columns = tl.arange(0, form.block_c)
+    rotated = tl.arange(0, form.block_p)
+    is_column = columns < form.latent
+    is_rotated = rotated < form.rotated
+    highest = tl.full([form.heads], float("-inf"), tl.float32)
+    total = tl.full([form.heads], 0.0, tl.float32)
+    acc = tl.full([form.heads, form.block_c], 0.0, tl.float32)
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
         is_key = keys < end
-        if IS_SPARSE:
+        if form.is_sparse:
             keys = tl.load(chosen_ptr + keys, mask=is_key, other=0)
             is_key = is_key & (keys < num_keys)
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
+        block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
+        slots = block * form.block_size + keys % form.block_size
         latent = tl.load(
-            latent_ptr + slots[:, None] * LATENT + columns[None, :],
+            cache.latent + slots[:, None] * form.latent + columns[None, :],
             mask=is_key[:, None] & is_column[None, :],
             other=0.0,
         )
         k_rotated = tl.load(
-            rotated_ptr + slots[:, None] * ROTATED + rotated[None, :],
+            cache.rotated + slots[:, None] * form.rotated + rotated[None, :],
             mask=is_key[:, None] & is_rotated[None, :],
             other=0.0,
         )
@@ -82,7 +119,7 @@ def attend_latents(
         scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
         scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
-        if IS_SPARSE:
+        if form.is_sparse:
             # A row may see no key of a tile; a finite number avoids inf - inf.
             new_highest = tl.maximum(new_highest, -1e30)
         weights = tl.exp2(scores - new_highest[:, None])
@@ -95,24 +132,21 @@ def attend_latents(
 
 
 @triton.jit
-def _find_part(
-    seq_lens_ptr, query_start_ptr, num_requests,
-    KEYS: tl.constexpr, DEALT: tl.constexpr, LEAST_PART: tl.constexpr,
-):  # fmt: skip
-    """Returns a program's token and request, and if DEALT what deal_keys returns of its part."""
+def _find_part(seq_lens_ptr, query_start_ptr, num_requests, form: tl.constexpr):
+    """Returns a program's token and request, and if dealt what deal_keys returns of its part."""
     token = tl.program_id(2)
     split = tl.program_id(1)
     part = 0
     active = 1
     num_before = 0
-    if DEALT > 0:
-        dealt = token - (tl.num_programs(2) - DEALT)
+    if form.dealt > 0:
+        dealt = token - (tl.num_programs(2) - form.dealt)
         place = num_requests + dealt
         if dealt < 0:
             place = request_of(token, query_start_ptr, num_requests)
         request, split, part, active, num_before = deal_keys(
-            place, num_requests, seq_lens_ptr, query_start_ptr, 0, DEALT, KEYS, LEAST_PART,
-            False, False, False, False,
+            place, num_requests, seq_lens_ptr, query_start_ptr, 0, form.dealt, form.keys,
+            form.least_part, False, False, False, False,
         )  # fmt: skip
         if dealt >= 0:
             token = tl.load(query_start_ptr + request)
@@ -123,23 +157,18 @@ def _find_part(
 
 @triton.jit(do_not_specialize=_METADATA)
 def _latent_kernel(
-    q_ptr, latent_ptr, scale_ptr, rotated_ptr, output_ptr, partials_ptr, lse_ptr, counters_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, chosen_ptr, table_stride, num_requests,
-    num_splits, num_chosen, scale_log2,
-    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr,
-    HAS_SCALES: tl.constexpr, STAGES: tl.constexpr, DEALT: tl.constexpr, LEAST_PART: tl.constexpr,
+    q_ptr, cache, output_ptr, parts, block_tables_ptr, seq_lens_ptr, query_start_ptr, chosen_ptr,
+    table_stride, num_requests, num_splits, num_chosen, scale_log2, form: tl.constexpr,
 ):  # fmt: skip
-    """Attends HEADS heads of one token to one part of its keys.
+    """Attends some heads of one token to one part of its keys.
 
-    DEALT > 0: the parts of single tokens' keys are those of deal_keys, and each result is stored
-    here. With IS_SPLIT another kernel adds up num_splits parts of every token.
+    Where parts are dealt, each result is stored here. With is_split another kernel adds up
+    num_splits parts of every token.
     """
     token, request, split, part, active, num_before = _find_part(
-        seq_lens_ptr, query_start_ptr, num_requests, KEYS, DEALT, LEAST_PART
+        seq_lens_ptr, query_start_ptr, num_requests, form
     )
-    if DEALT > 0 and split >= active:
+    if form.dealt > 0 and split >= active:
         return
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
@@ -148,65 +177,65 @@ def _latent_kernel(
     # A dummy request has no keys.
     num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
     num_places = num_keys
-    if IS_SPARSE:
+    if form.is_sparse:
         num_places = num_chosen
         chosen_ptr += token.to(tl.int64) * num_chosen
-    if DEALT == 0:
-        part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
+    if form.dealt == 0:
+        part = tl.cdiv(tl.cdiv(num_places, num_splits), form.keys) * form.keys
     elif active == 1:
         part = num_places
     start = split * part
     end = tl.minimum(start + part, num_places)
 
-    heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    is_head = heads < NUM_HEADS
-    columns = tl.arange(0, BLOCK_C)
-    rotated = tl.arange(0, BLOCK_P)
-    is_column = columns < LATENT
-    is_rotated = rotated < ROTATED
-    SIZE: tl.constexpr = LATENT + ROTATED
-    row = token.to(tl.int64) * NUM_HEADS + heads
+    heads = tl.program_id(0) * form.heads + tl.arange(0, form.heads)
+    is_head = heads < form.num_heads
+    columns = tl.arange(0, form.block_c)
+    rotated = tl.arange(0, form.block_p)
+    is_column = columns < form.latent
+    is_rotated = rotated < form.rotated
+    SIZE: tl.constexpr = form.latent + form.rotated
+    row = token.to(tl.int64) * form.num_heads + heads
     q_ptrs = q_ptr + row[:, None] * SIZE
     q_latent = tl.load(
         q_ptrs + columns[None, :], mask=is_head[:, None] & is_column[None, :], other=0.0
     )
     q_rotated = tl.load(
-        q_ptrs + LATENT + rotated[None, :], mask=is_head[:, None] & is_rotated[None, :], other=0.0
+        q_ptrs + form.latent + rotated[None, :],
+        mask=is_head[:, None] & is_rotated[None, :],
+        other=0.0,
     )
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    if HAS_SCALES:
+    if form.has_scales:
         acc, highest, total = attend_latents_of_8_bits(
-            q_latent, q_rotated, latent_ptr, scale_ptr, rotated_ptr, table_ptr, chosen_ptr, start,
-            end, num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
-            IS_SPARSE, STAGES,
+            q_latent, q_rotated, cache, table_ptr, chosen_ptr, start, end, num_keys, scale_log2,
+            form,
         )  # fmt: skip
     else:
         acc, highest, total = attend_latents(
-            q_latent, q_rotated, latent_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end,
-            num_keys, scale_log2, LATENT, ROTATED, BLOCK_SIZE, HEADS, KEYS, BLOCK_C, BLOCK_P,
-            IS_SPARSE, STAGES,
+            q_latent, q_rotated, cache, table_ptr, chosen_ptr, start, end, num_keys, scale_log2,
+            form,
         )  # fmt: skip
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     in_tile = is_head[:, None] & is_column[None, :]
-    if IS_SPLIT:
-        row = (token.to(tl.int64) * num_splits + split) * NUM_HEADS + heads
+    if form.is_split:
+        row = (token.to(tl.int64) * num_splits + split) * form.num_heads + heads
         # A part without keys has the sum 0 and the logarithm minus infinity: it counts nothing.
         lse = tl.where(total > 0.0, highest + tl.log2(tl.maximum(total, 1e-30)), float("-inf"))
-        tl.store(lse_ptr + row, lse, mask=is_head)
-        tl.store(partials_ptr + row[:, None] * LATENT + columns[None, :], acc, mask=in_tile)
+        tl.store(parts.lse + row, lse, mask=is_head)
+        tl.store(parts.partials + row[:, None] * form.latent + columns[None, :], acc, mask=in_tile)
         return
-    if DEALT > 0 and active > 1:
+    if form.dealt > 0 and active > 1:
         # Sequences of second and later parts have at most twice as many parts in all.
-        partial = tl.program_id(0) * (2 * DEALT) + num_before
-        rows = tl.arange(0, HEADS)
-        heads_of_token = token.to(tl.int64) * (NUM_HEADS // HEADS) + tl.program_id(0)
+        partial = tl.program_id(0) * (2 * form.dealt) + num_before
+        rows = tl.arange(0, form.heads)
+        heads_of_token = token.to(tl.int64) * (form.num_heads // form.heads) + tl.program_id(0)
         add_part(
-            acc, highest, total, rows, rows < HEADS, in_tile, columns,
-            Parts(partials_ptr, lse_ptr, counters_ptr), output_ptr, None, partial, partial,
-            heads_of_token, 0, 0, split, active, HEADS, HEADS, LATENT, BLOCK_C, 1, tl.float32,
+            acc, highest, total, rows, rows < form.heads, in_tile, columns, parts, output_ptr, None,
+            partial, partial, heads_of_token, 0, 0, split, active,
+            form.heads, form.heads, form.latent, form.block_c, 1, tl.float32,
         )  # fmt: skip
         return
-    at = row[:, None] * LATENT + columns[None, :]
+    at = row[:, None] * form.latent + columns[None, :]
     tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
 
 
@@ -281,32 +310,33 @@ def latent_attention(
     # Kernels are built for alignments. Unlike other metadata this is aligned in steps of any size.
     stand_in = metadata.query_start_loc
     # Without parts the kernel touches none of these three.
-    partials, lse, counters = (
-        (output, stand_in, stand_in)
+    parts = (
+        Parts(output, stand_in, stand_in)
         if workspace is None
-        else (workspace.partials, workspace.lse, workspace.counters)
+        else Parts(workspace.partials, workspace.lse, workspace.counters)
     )
     has_scales = cache.latent_scale is not None
     # Products take 16 columns at least, and those of words of four elements are a quarter.
     block_c = max(64 if has_scales else 16, triton.next_power_of_2(latent))
+    form = LatentForm(
+        num_heads=num_heads, latent=latent, rotated=size - latent,
+        block_size=cache.latent.shape[1], has_scales=has_scales, is_sparse=chosen is not None,
+        heads=heads, keys=16 if is_float else 32, stages=1 if is_float else _STAGES[heads == 16],
+        block_c=block_c, block_p=max(16, triton.next_power_of_2(size - latent)),
+        is_split=splits > 1, dealt=dealt, least_part=_LEAST_PART,
+    )  # fmt: skip
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens + dealt)](
-        q, cache.latent, cache.latent_scale, cache.rotated, output, partials, lse, counters,
+        q, LatentCache(cache.latent, cache.latent_scale, cache.rotated), output, parts,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
-        NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
-        BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
-        KEYS=16 if is_float else 32, BLOCK_C=block_c,
-        BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=splits > 1,
-        IS_SPARSE=chosen is not None, HAS_SCALES=has_scales,
-        STAGES=1 if is_float else _STAGES[heads == 16], DEALT=dealt, LEAST_PART=_LEAST_PART,
-        num_warps=4 if heads == 16 else 8,
+        form=form, num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(num_heads, num_tokens)](
-            partials, lse, output, splits, NUM_HEADS=num_heads, LATENT=latent, BLOCK_C=block_c,
-            MAX_SPLITS=MAX_SPLITS, num_warps=8,
+            parts.partials, parts.lse, output, splits, NUM_HEADS=num_heads, LATENT=latent,
+            BLOCK_C=block_c, MAX_SPLITS=MAX_SPLITS, num_warps=8,
         )  # fmt: skip
 
 

@@ -16,47 +16,44 @@ _WEIGHT_FACTOR = tl.constexpr(256.0)
 
 @triton.jit
 def attend_latents_of_8_bits(
-    q_latent, q_rotated, latent_ptr, scale_ptr, rotated_ptr, table_ptr, chosen_ptr, start, end,
-    num_keys, scale_log2,
-    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, IS_SPARSE: tl.constexpr,
-    STAGES: tl.constexpr,
+    q_latent, q_rotated, cache, table_ptr, chosen_ptr, start, end, num_keys, scale_log2,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Returns the weighted sums of latent vectors, highest scores and sums of exponentials.
 
-    LATENT is a multiple of 4. A latent vector is read in words of four elements, once for scores
-    and sums, and multiplied in float16, unless queries are float32: see keys_of_8_bits. Its scale
-    multiplies scores and weights.
+    form: LatentForm, whose `latent` is a multiple of 4. A latent vector is read in words of four
+    elements, once for scores and sums, and multiplied in float16, unless queries are float32: see
+    keys_of_8_bits. Its scale multiplies scores and weights.
     """
-    q_latent, q_scale = in_float16(q_latent, HEADS)
+    q_latent, q_scale = in_float16(q_latent, form.heads)
     dtype: tl.constexpr = q_latent.dtype
-    q_a, q_b, q_c, q_d = split_quarters(q_latent, HEADS, BLOCK_C)
-    quarters = tl.arange(0, BLOCK_C // 4)
-    rotated = tl.arange(0, BLOCK_P)
-    words_ptr = latent_ptr.to(tl.pointer_type(tl.uint32))
-    highest = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    a = tl.zeros([HEADS, BLOCK_C // 4], tl.float32)
-    b = tl.zeros([HEADS, BLOCK_C // 4], tl.float32)
-    c = tl.zeros([HEADS, BLOCK_C // 4], tl.float32)
-    d = tl.zeros([HEADS, BLOCK_C // 4], tl.float32)
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
+    q_a, q_b, q_c, q_d = split_quarters(q_latent, form.heads, form.block_c)
+    quarters = tl.arange(0, form.block_c // 4)
+    rotated = tl.arange(0, form.block_p)
+    words_ptr = cache.latent.to(tl.pointer_type(tl.uint32))
+    highest = tl.full([form.heads], float("-inf"), tl.float32)
+    total = tl.full([form.heads], 0.0, tl.float32)
+    a = tl.full([form.heads, form.block_c // 4], 0.0, tl.float32)
+    b = tl.full([form.heads, form.block_c // 4], 0.0, tl.float32)
+    c = tl.full([form.heads, form.block_c // 4], 0.0, tl.float32)
+    d = tl.full([form.heads, form.block_c // 4], 0.0, tl.float32)
+    for first in tl.range(start, end, form.keys, num_stages=form.stages):
+        keys = first + tl.arange(0, form.keys)
         is_key = keys < end
-        if IS_SPARSE:
+        if form.is_sparse:
             keys = tl.load(chosen_ptr + keys, mask=is_key, other=0)
             is_key = is_key & (keys < num_keys)
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
+        block = tl.load(table_ptr + keys // form.block_size, mask=is_key, other=0).to(tl.int64)
+        slots = block * form.block_size + keys % form.block_size
         words = tl.load(
-            words_ptr + slots[:, None] * (LATENT // 4) + quarters[None, :],
-            mask=is_key[:, None] & (quarters < LATENT // 4)[None, :],
+            words_ptr + slots[:, None] * (form.latent // 4) + quarters[None, :],
+            mask=is_key[:, None] & (quarters < form.latent // 4)[None, :],
             other=0,
         )
-        k_scale = tl.load(scale_ptr + slots, mask=is_key, other=0.0)
+        k_scale = tl.load(cache.scale + slots, mask=is_key, other=0.0)
         k_rotated = tl.load(
-            rotated_ptr + slots[:, None] * ROTATED + rotated[None, :],
-            mask=is_key[:, None] & (rotated < ROTATED)[None, :],
+            cache.rotated + slots[:, None] * form.rotated + rotated[None, :],
+            mask=is_key[:, None] & (rotated < form.rotated)[None, :],
             other=0.0,
         )
         k_a = quarter_of(words, 0, dtype)
@@ -72,7 +69,7 @@ def attend_latents_of_8_bits(
         scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
         scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
-        if IS_SPARSE:
+        if form.is_sparse:
             # A row may see no key of a tile; a finite number avoids inf - inf.
             new_highest = tl.maximum(new_highest, -1e30)
         weights = tl.exp2(scores - new_highest[:, None])
@@ -85,5 +82,5 @@ def attend_latents_of_8_bits(
         b = tl.dot(weights, k_b, b * kept, input_precision="ieee")
         c = tl.dot(weights, k_c, c * kept, input_precision="ieee")
         d = tl.dot(weights, k_d, d * kept, input_precision="ieee")
-    acc = join_quarters(a, b, c, d, HEADS, BLOCK_C) * (1.0 / _WEIGHT_FACTOR)
+    acc = join_quarters(a, b, c, d, form.heads, form.block_c) * (1.0 / _WEIGHT_FACTOR)
     return acc, highest, total
