@@ -63,10 +63,7 @@ _VARYING = [
 class FewForm(NamedTuple):
     """All that a build of the kernel is made for.
 
-    num_kv_heads, group: kv heads, and query heads of each.
-    head_dim, block_size: elements of a head, slots of a block.
-    window, soft_cap: 0 for none.
-    has_sinks: heads have a score without a key.
+    num_kv_heads to has_sinks: as in DecodeForm.
     rows, queries: rows of a tile, and the tokens that have a row for each head of the group.
     keys, stages, keys_as_rows: of Tiles.
     block_d: power of two that holds a head.

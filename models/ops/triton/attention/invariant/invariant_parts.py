@@ -45,11 +45,7 @@ _VARYING = [
 class InvariantForm(NamedTuple):
     """All that a build of the kernel is made for.
 
-    num_kv_heads, group: kv heads, and query heads of each.
-    head_dim, block_size: elements of a head, slots of a block.
-    window, soft_cap: 0 for none.
-    has_sinks: heads have a score without a key.
-    has_scales: the cache has 8 bits and scales.
+    num_kv_heads to has_scales: as in DecodeForm.
     queries: tokens of a tile.
     padded_group, block_d: powers of two that hold a group and a head.
     keys, stages, is_exact: of Tiles.
