@@ -281,6 +281,8 @@ async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_
         connected(services) as stub,
         connected(services, retried=EXHAUSTED) as retrying,
     ):
+        # The engine says how long to wait by how often requests have ended.
+        assert [each async for each in stub.Generate(sampled(max_tokens=1))]
         await until_live(services.engine, 0)
         stop_after(stop_file, 5)
         with frozen(worker_of(services.engine)):
