@@ -126,12 +126,14 @@ class Prompts:
         check_template_variables(variables)
         if model.template_error:
             raise InvalidRequestError(
-                f"the model {model.info.model!r} takes text alone: {model.template_error}"
+                f"the model {model.info.model!r} takes text alone: {model.template_error}",
+                field="prompt",
             )
         await asyncio.sleep(0)  # let other tasks run before the conversation is serialized
         if model.template is None:
             raise InvalidRequestError(
-                f"the model {model.info.model!r} has no chat template; use Generate"
+                f"the model {model.info.model!r} has no chat template; use Generate",
+                field="prompt",
             )
         rendered = await model.template.render(
             messages,

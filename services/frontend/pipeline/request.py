@@ -137,7 +137,8 @@ def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -
         if not 0 < len(stop.encode()) <= MAX_STOP_STRING_BYTES:
             raise InvalidRequestError(
                 f"a stop string has {len(stop.encode())} bytes;"
-                f" it must have 1 to {MAX_STOP_STRING_BYTES}"
+                f" it must have 1 to {MAX_STOP_STRING_BYTES}",
+                field="stop",
             )
     _check_length("bad_words", len(options.bad_words), MAX_BAD_WORDS, "texts")
     for word in options.bad_words:
@@ -168,18 +169,19 @@ def _check_sampling(sampling: SamplingParams) -> None:
     num_choices = len(wanted.choice.texts)
     if num_choices > MAX_CHOICES:
         raise InvalidRequestError(
-            f"structured_output.choice has {num_choices} texts; it must have 1 to {MAX_CHOICES}"
+            f"structured_output.choice has {num_choices} texts; it must have 1 to {MAX_CHOICES}",
+            field="structured_output",
         )
     _check_length("structured_output", wanted.ByteSize(), MAX_GRAMMAR_BYTES, "bytes")
 
 
 def _check_length(what: str, length: int, limit: int, unit: str) -> None:
     if length > limit:
-        raise InvalidRequestError(f"{what} has {length} {unit}; the limit is {limit}")
+        raise InvalidRequestError(f"{what} has {length} {unit}; the limit is {limit}", field=what)
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises InvalidRequestError unless every id is below `vocab_size`."""
     largest = max(token_ids, default=0)
     if largest >= vocab_size:
-        raise InvalidRequestError(f"token id {largest} is not below {vocab_size}")
+        raise InvalidRequestError(f"token id {largest} is not below {vocab_size}", field="prompt")

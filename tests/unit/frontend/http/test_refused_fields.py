@@ -73,3 +73,17 @@ async def test_a_prompt_that_is_too_long_is_refused_by_the_name_of_the_body(path
         error = answer.json()["error"]
         assert "the limit is 100" in error["message"]
         assert error.get("param", field) == field
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [1, 10**6]}, "prompt"),
+        ("/detokenize", {"tokens": [1, 10**6]}, "tokens"),
+        ("/v1/completions", {"prompt": "Hi", "stop": ["x" * 10_000]}, "stop"),
+        ("/v1/chat/completions", CHAT | {"stop": ["a"] * 1000}, "stop"),
+    ],
+)
+async def test_the_frontend_names_what_it_refuses_after_parsing(path, body, param):
+    async with running() as (_, _, client):
+        assert await refused_param(client, path, body) == param

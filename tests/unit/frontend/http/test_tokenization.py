@@ -41,7 +41,7 @@ async def test_wrong_requests_for_tokens_are_refused_by_name():
                 "continue_final_message",
             ),
             ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
-            ("/detokenize", {"tokens": [10**6]}, None),
+            ("/detokenize", {"tokens": [10**6]}, "tokens"),
             ("/detokenize", {"tokens": "a"}, "tokens"),
         ):
             response = await client.post(path, json=body)
