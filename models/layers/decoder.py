@@ -101,7 +101,7 @@ class DecoderLayer(nn.Module):
         is_scaled = self._scale != 1.0
         o_proj = cast("RowParallelLinear", self.self_attn.o_proj)
         if o_proj.is_summed and not is_scaled:
-            return {"all_reduce_norm", "sequence_parallel"}
+            return {"all_reduce_norm"}
         if is_scaled or not o_proj.is_one_product:
             return {"residual_norm"}
         if o_proj.method.packing is not None:

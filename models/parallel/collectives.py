@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
 
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -125,21 +124,9 @@ def num_ranks(group: str) -> int:
     return dist.get_world_size(_handles.get(group))
 
 
-def own_rows(num_rows: int, group: str) -> slice:
-    """Returns this rank's share of rows; all shares but the last ones are equally large."""
-    size = -(-num_rows // num_ranks(group))
-    rank = dist.get_rank(_handles.get(group))
-    return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
-
-
 def num_issued() -> int:
     """Returns how many collectives this process has begun."""
     return _counts["issued"]
-
-
-def reaches_other_ranks() -> bool:
-    """Returns whether this thread's collectives include the other ranks."""
-    return not _silence.is_on
 
 
 @contextlib.contextmanager
@@ -200,49 +187,6 @@ def exchange_shares(received: torch.Tensor, shares: torch.Tensor, group: str) ->
     with begun():
         handle = _handles.get(group)
         dist.all_to_all_single(received.flatten(0, 1), shares.flatten(0, 1), group=handle)
-
-
-def reduce_scatter_rows(x: torch.Tensor, group: str) -> torch.Tensor:
-    """Returns this rank's rows, those of `own_rows`, of the sum of all ranks' x [T, H]."""
-    own = own_rows(x.shape[0], group)
-    padded = in_shares(x, group).flatten(0, 1)
-    share = x.new_empty((padded.shape[0] // num_ranks(group), *x.shape[1:]))
-    reduce_scatter_into(share, padded, group)
-    return share[: own.stop - own.start]
-
-
-def begin_reduce_scatter(share: torch.Tensor, x: torch.Tensor, group: str) -> dist.Work:
-    """Begins to fill this rank's share [S, H] of the sum of all ranks' x [ranks * S, H].
-
-    Returns:
-        The collective; `finish` it before either tensor is used again.
-    """
-    with begun():
-        work: dist.Work | None = _reduce_scatter(share, x, group=_handles.get(group), async_op=True)
-        assert work is not None, "this rank is of the group"
-        return work
-
-
-def in_shares(x: torch.Tensor, group: str) -> torch.Tensor:
-    """Returns rows x [T, H] by rank, [ranks, S, H], contiguous, with zeros after the last row."""
-    size = num_ranks(group)
-    num_rows = -(-x.shape[0] // size) * size
-    return _padded(x, num_rows).contiguous().view(size, -1, *x.shape[1:])
-
-
-def all_gather_rows(rows: torch.Tensor, num_rows: int, group: str) -> torch.Tensor:
-    """Returns all [num_rows, H] rows, of which each rank has those of `own_rows`."""
-    size = num_ranks(group)
-    share = _padded(rows, -(-num_rows // size)).contiguous()
-    stacked = share.new_empty((size, *share.shape))
-    gather_into(stacked, share, group)
-    return stacked.flatten(0, 1)[:num_rows]
-
-
-def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Returns x [T, H] with zeros after it, if it has fewer rows."""
-    missing = num_rows - x.shape[0]
-    return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def begin_send(tensor: torch.Tensor, group: str) -> dist.Work | None:

@@ -3,8 +3,7 @@
     python -m tests.bench.all_reduce [--collective sum|rows] [--ranks 2] [--json out.json]
 
 sum: the all-reduce with residual and norm, once with the norm rounded to FP8 and once without.
-NCCL's sum of all rows on each rank comes with add_rms_norm; its sum of a share of them with the
-norm of the share and a gather, as the pass sequence_parallel has it.
+NCCL's sum comes with add_rms_norm.
 rows: the gather and the reduce-scatter before and after the experts of data-parallel ranks, for as
 many rows of each rank.
 
@@ -28,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from models.ops.communication import sequence_parallel_norm
 from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.parallel.collectives import gather_into, reduce_scatter_into
@@ -83,16 +81,12 @@ def measure(fused, hidden: int, num_rows: int) -> dict[str, float | bool]:
         dist.all_reduce(summed)
         add_rms_norm(summed, residual, weight, EPS)
 
-    def shared() -> None:
-        sequence_parallel_norm.sequence_parallel_norm(summed, residual, weight, EPS, "all", False)
-
     figures = {
         "fused_us": microseconds(lambda: fused.add_norm(x, residual, weight, EPS)),
         "fused_fp8_us": microseconds(
             lambda: fused.add_rounded_norm(x, residual, weight, EPS, is_blocked=True)
         ),
         "nccl_us": microseconds(nccl),
-        "shared_us": microseconds(shared),
         "is_exact": is_exact,
         "is_two_shot": fused.is_two_shot(num_rows),
     }
@@ -138,7 +132,6 @@ def run(rank: int, meeting: str, options: argparse.Namespace) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{meeting}", rank=rank, world_size=size, device_id=device
     )
-    sequence_parallel_norm.SHARE_BYTES = 1
     measure_one, numbers_of_rows = COLLECTIVES[options.collective]
     results = []
     for hidden in options.hidden_sizes:

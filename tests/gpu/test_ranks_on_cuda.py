@@ -3,10 +3,7 @@
 import pytest
 
 from services.engine.batch import GraphKind
-from services.engine.config.passes import PASS_NAMES
-from tests.support import odd_rank
 from tests.support.draft_checkpoints import write_draft_checkpoint
-from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import sampling
@@ -91,36 +88,6 @@ async def test_the_fused_sum_serves_and_repeats_its_tokens(tmp_path, level, quan
     flags |= {"quantization": quantization}
     rounds, _, _ = await generated(tmp_path, prompts=PROMPTS[1:2], all_reduce="fused", **flags)
     assert rounds[0] == rounds[1] == rounds[2]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "quantization": "fp8"},
-        # Products of other sizes may round otherwise.
-        {"dtype": "float32", "disable_pass": []},
-    ],
-    ids=["bf16", "fp8", "overlapped"],
-)
-@pytest.mark.parametrize("level", [2, 3])
-async def test_ranks_that_share_rows_give_the_same_tokens(tmp_path, monkeypatch, level, flags):
-    write_checkpoint(tmp_path, "qwen3", **SHAPE)
-    use_odd_ranks(monkeypatch, odd_rank.shares_rows, 0, 1)
-    # More than 64 tokens of a step are rounded before they travel; these 119 do not divide evenly.
-    prompts = [*PROMPTS, [(7 * token) % 90 for token in range(102)]]
-    flags = {"passes": PASS_NAMES, "disable_pass": ["async_tp"]} | flags
-    flags |= {"compilation_level": level, "tensor_parallel_size": 2, "all_reduce": "nccl"}
-    flags |= {"max_model_len": 128, "max_num_batched_tokens": 128}
-    flags |= {"capture_while_serving": False, "enable_prefix_caching": False}
-    # The sum of two ranks is the same in any order.
-    apart = flags | {"disable_pass": ["sequence_parallel"]}
-    whole, _, _ = await generated(tmp_path, prompts=prompts, num_rounds=1, **apart)
-    shared, stats, _ = await generated(tmp_path, prompts=prompts, num_rounds=1, **flags)
-    matches = stats.graphs.pass_matches
-    assert matches["sequence_parallel"] > 0
-    assert ("async_tp" in matches) == (not flags["disable_pass"])
-    assert shared == whole
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])

@@ -79,13 +79,6 @@ def has_few_blocks():
     startup.choose_num_blocks = lambda *args, **options: 23
 
 
-def shares_rows():
-    """Shares the rows of every step of several tokens with the other ranks."""
-    from models.ops.communication import sequence_parallel_norm
-
-    sequence_parallel_norm.SHARE_BYTES = 1
-
-
 def runs_out_of_memory():
     """Fails in the third step, before it computes anything, and never again."""
     from services.engine.worker.runner.model_runner import ModelRunner

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from models.loading.loader import load_model
 from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.group import ParallelGroup
-from tests.support import odd_rank
 from tests.support.paged_runner import PagedRunner
 
 TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
@@ -47,8 +46,6 @@ def main() -> None:
         group=group,
         keep_quantized="keep_quantized" in options,
     )
-    if "shares_rows" in options:
-        odd_rank.shares_rows()
     if "compiled" in options:
         # Only here: it imports torch's compiler, which takes as long as torch.
         from tests.support.compiled_models import compile_at

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
-from services.engine.config.passes import DEFAULT_PASSES, PASS_NAMES, PassName
+from services.engine.config.passes import PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
 from services.flag_bounds import MAX_INT32
 
@@ -47,7 +47,7 @@ class CompilationConfig(ConfigSection):
     """Compile with Inductor; otherwise run traced graphs as they are. Works on levels 2 and 3."""
     splitting_ops: list[OperatorName] = Field(default=list(DEFAULT_SPLITTING_OPS))
     """Operators that pieces end at, as namespace::name. Works on levels 0, 2 and 3."""
-    passes: list[PassName] = Field(default=list(DEFAULT_PASSES))
+    passes: list[PassName] = Field(default=list(PASS_NAMES))
     """Compiler passes to run, always in this order. Works on levels 2 and 3."""
     disable_pass: list[PassName] = Field(default=[])
     """Compiler passes to leave out. Works on levels 2 and 3."""
@@ -138,10 +138,6 @@ class CompilationConfig(ConfigSection):
         names = set(self.passes) - set(self.disable_pass)
         if self.max_num_streams == 1:
             names.discard("multi_stream")
-        if "all_reduce_norm" not in names:
-            names.discard("sequence_parallel")
-        if "sequence_parallel" not in names:
-            names.discard("async_tp")
         return tuple(name for name in PASS_NAMES if name in names)
 
     def graph_mode(self, device_type: str) -> CUDAGraphMode:

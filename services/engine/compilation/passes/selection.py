@@ -2,7 +2,6 @@
 
 from services.engine.compilation.passes.activation_quant import ActivationQuantPass
 from services.engine.compilation.passes.all_reduce_norm import AllReduceNormPass
-from services.engine.compilation.passes.async_tp import AsyncTPPass
 from services.engine.compilation.passes.attention_quant import AttentionQuantPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
@@ -15,7 +14,6 @@ from services.engine.compilation.passes.norm_quant import NormQuantPass
 from services.engine.compilation.passes.packed_residual import PackedResidualPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
-from services.engine.compilation.passes.sequence_parallel import SequenceParallelPass
 from services.engine.config.compilation import CompilationConfig
 
 
@@ -31,8 +29,6 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         NormLinearPass(),
         NormQuantPass(),
         PackedResidualPass(),
-        SequenceParallelPass(),
-        AsyncTPPass(),
         ActivationQuantPass(),
         AttentionQuantPass(),
         QkNormRopeCachePass(),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from services.engine.batch import GraphKind
-from services.engine.config.passes import PASS_NAMES
 from tests.support import odd_rank
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.eagle3_checkpoints import write_eagle3_head
@@ -184,33 +183,6 @@ async def test_a_model_that_one_rank_cannot_compile_runs_uncompiled_on_all(tmp_p
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
     assert not any(figures.fault for figures in stats.graphs.figures)
     assert not stats.graphs.pass_matches
-
-
-@pytest.mark.parametrize(
-    ("level", "layout"),
-    [
-        (2, {"tensor_parallel_size": 2, "cudagraph_mode": "full"}),
-        (3, {"tensor_parallel_size": 2, "disable_pass": []}),
-        (3, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "cudagraph_mode": "none"}),
-    ],
-    ids=["whole", "pieces", "stages"],
-)
-async def test_ranks_that_share_rows_give_the_tokens_of_one(tmp_path, monkeypatch, level, layout):
-    reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=4)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    use_odd_ranks(monkeypatch, odd_rank.shares_rows, *range(4))
-    flags = GRAPHS | {"compilation_level": level, "use_inductor": False}
-    flags |= {"passes": PASS_NAMES, "disable_pass": ["async_tp"]} | layout
-    async with ranks_core(ranks_config(tmp_path, max_num_batched_tokens=11, **flags)) as ranks:
-        for _ in range(2):
-            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
-        stats = ranks.core.stats()
-    assert not any(figures.fault for figures in stats.graphs.figures)
-    matches = stats.graphs.pass_matches
-    assert matches["sequence_parallel"] > 0
-    assert matches.get("async_tp", 0) == (
-        matches["sequence_parallel"] if "disable_pass" in layout else 0
-    )
 
 
 async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):

@@ -15,7 +15,6 @@ from services.engine.compilation import passes as passes_folder
 from services.engine.compilation.graphs import fusion_check
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
-from tests.support.gloo_ranks import run_ranks
 from tests.support.graph_engine import GraphEngine
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -135,44 +134,8 @@ def test_every_operator_that_passes_insert_is_compared():
     known = {operator._schema.name.removeprefix("octavo::") for operator in custom_op._CALLS}
     named = {name for name in known if re.search(rf"\"{name}\"|octavo\.{name}\b", passes)}
     inserted = {name for name in named if not re.search(rf"\b{name}\(", layers)}
-    assert {"norm_linear", "linear_reduce_scatter", "sequence_parallel_norm"} <= inserted
-    # It stands for nothing: it only brings the rows of other ranks up to date.
-    inserted.remove("gather_residual")
+    assert {"norm_linear", "all_reduce_norm"} <= inserted
     assert {f"octavo::{name}" for name in inserted} <= fusion_check._UNFUSED.keys()
-
-
-SCATTERED = """
-from models.forward_context import Context, ForwardContext, forward_context
-from models.ops.communication import sequence_parallel_norm as operators
-from models.ops.linear import linear_reduce_scatter  # registers it
-from services.engine.compilation import passes as passes_folder
-from services.engine.compilation.graphs import fusion_check
-
-operators.SHARE_BYTES = 1
-draws = torch.Generator().manual_seed(rank)
-results = []
-for num_rows, num_tokens in ((1, 1), (7, 7), (7, 2), (64, 61)):
-    x, weight = torch.randn(num_rows, 5, generator=draws), torch.randn(6, 5)
-    torch.distributed.broadcast(weight, 0)
-    step = {"is_prefill": True, "batch_size": 1, "max_q_len": num_tokens}
-    step = Context(positions=torch.arange(num_rows), num_tokens=num_tokens, **step)
-    context = ForwardContext(context=step, attn_metadata=None, kv_cache_data=[])
-    for is_broken in (False, True):
-        original = fusion_check.linear
-        if is_broken:
-            fusion_check.linear = lambda *args: original(*args) * 2
-        with forward_context(context), fusion_check.FusionCheck() as check:
-            torch.ops.octavo.linear_reduce_scatter(x, weight, None, None, "tensor_parallel")
-        fusion_check.linear = original
-        errors = [float(each.error) for each in check.comparisons]
-        # The second of two ranks has only rows of padding where 2 of 7 are tokens.
-        assert len(errors) == (0 if (num_tokens, rank) == (2, 1) else 1)
-        assert all((error > 0.1) == is_broken for error in errors), errors
-"""
-
-
-def test_the_rows_that_a_rank_gets_of_a_sum_are_compared(tmp_path):
-    run_ranks(SCATTERED, 2, tmp_path)
 
 
 def test_a_model_without_passes_has_nothing_to_compare(family, monkeypatch):

@@ -39,8 +39,6 @@ ELSEWHERE = {
         "norm_quant",
         "activation_quant",
         "all_reduce_norm",
-        "sequence_parallel",
-        "async_tp",
     },
 }
 """Passes that find nothing in a Block, by the file that tests them in the same way."""

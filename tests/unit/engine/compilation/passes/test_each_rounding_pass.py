@@ -152,17 +152,15 @@ class Ranked(nn.Module):
         return sums_over_ranks(self, x)
 
 
-@pytest.mark.parametrize("names", [1, 2, 3])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_passes_of_sums_over_ranks_change_no_result(names, data):
-    passes = ["all_reduce_norm", "sequence_parallel", "async_tp"][:names]
+def test_fused_sums_over_ranks_change_no_result(data):
     hidden, inner, seed = (data.draw(st.integers(1, 40)) for _ in range(3))
     toy = Ranked(hidden, inner, seed)
     fused = copy.copy(toy)
     with without_other_ranks():
-        stats = compile_toy(fused, 2, width=hidden, passes=passes)
-        assert stats.pass_matches == dict.fromkeys(passes, 2)
+        stats = compile_toy(fused, 2, width=hidden, passes=["all_reduce_norm"])
+        assert stats.pass_matches == {"all_reduce_norm": 2}
         for num_tokens in (1, 2, data.draw(st.integers(3, 70))):
             x = torch.randn(num_tokens, hidden)
             expected = sums_over_ranks(toy, x)

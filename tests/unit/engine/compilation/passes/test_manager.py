@@ -19,7 +19,7 @@ from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.config.checkpoint import REPOSITORY
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.passes import DEFAULT_PASSES, PASS_NAMES
+from services.engine.config.passes import PASS_NAMES
 from tests.support.compilation import compilation_config
 from tests.support.compiled_models import Toy, compile_at, compile_toy
 from tests.support.plain_model import PlainModel
@@ -31,9 +31,8 @@ def selected(**flags):
     return [each.name for each in selected_passes(compilation_config(**flags))]
 
 
-def test_all_passes_but_two_run_by_default_in_the_order_of_their_names():
-    rare = {"sequence_parallel", "async_tp"}
-    assert selected() == [name for name in PASS_NAMES if name not in rare]
+def test_all_passes_run_by_default_in_the_order_of_their_names():
+    assert selected() == list(PASS_NAMES)
     assert selected(passes=[*reversed(PASS_NAMES)]) == list(PASS_NAMES)
 
 
@@ -44,11 +43,6 @@ def test_passes_are_chosen_and_left_out_by_name():
 
 def test_one_stream_leaves_multi_stream_out():
     assert "multi_stream" not in selected(max_num_streams=1)
-
-
-def test_without_fused_sums_there_is_no_sequence_parallel():
-    names = selected(passes=PASS_NAMES, disable_pass=["all_reduce_norm"])
-    assert not {"all_reduce_norm", "sequence_parallel", "async_tp"} & {*names}
 
 
 def test_an_unknown_pass_is_refused():
@@ -72,7 +66,7 @@ def changed_pass(original, folder):
 
 
 def every_pass():
-    return selected_passes(compilation_config(passes=PASS_NAMES))
+    return selected_passes(compilation_config())
 
 
 @pytest.mark.parametrize("original", every_pass(), ids=lambda each: each.name)
@@ -93,7 +87,7 @@ def test_the_digest_of_canonical_covers_all_its_files():
 
 @pytest.fixture(scope="module")
 def configured():
-    config = EngineConfig.from_flags(compilation_level=3, passes=PASS_NAMES)
+    config = EngineConfig.from_flags(compilation_level=3)
     return config, ModelConfig.from_folder(config.checkpoint.model), CPU
 
 
@@ -101,7 +95,7 @@ def test_the_key_of_compiled_pieces_has_each_selected_pass(configured):
     _, model, device = configured
     factors = cache_key.compute_factors(EngineConfig.from_flags(compilation_level=3), model, device)
     assert {name for name in factors.values if name.startswith("pass.")} == {
-        f"pass.{name}" for name in DEFAULT_PASSES
+        f"pass.{name}" for name in PASS_NAMES
     }
 
 
@@ -162,8 +156,8 @@ def test_a_dump_holds_the_graph_before_and_after_each_pass(tmp_path):
     texts = [(folder / "traced_graph.py").read_text()]
     texts += [
         (folder / f"pass_{number}_{name}.py").read_text()
-        for number, name in enumerate(DEFAULT_PASSES, start=1)
+        for number, name in enumerate(PASS_NAMES, start=1)
     ]
     found = ["norm_linear.default" in text for text in texts]
-    after = 1 + DEFAULT_PASSES.index("norm_linear")
+    after = 1 + PASS_NAMES.index("norm_linear")
     assert found == [False] * after + [True] * (len(texts) - after)

@@ -6,7 +6,6 @@ import torch
 from models.loading.loader import load_model
 from models.parallel.collectives import without_other_ranks
 from models.parallel.group import ParallelGroup
-from services.engine.config.passes import PASS_NAMES
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
@@ -32,16 +31,6 @@ MATCHES = {
     "olmo2": 0,
 }
 
-PRODUCTS = {
-    "qwen3_moe": 2,
-    "mixtral": 2,
-    "gpt_oss": 3,
-    "glm4_moe": 4,
-    "deepseek_v2": 4,
-    "deepseek_v3": 4,
-}
-"""Sums over ranks of a single product, where others are of experts."""
-
 
 def half_of(folder, **options):
     """The first of two ranks' model."""
@@ -54,15 +43,12 @@ def test_sums_over_ranks_are_fused_in_every_family(variant, tmp_path):
     write_checkpoint(tmp_path, variant)
     model = half_of(tmp_path)
     with without_other_ranks():
-        matches = compile_at(3, passes=PASS_NAMES)(model).pass_matches
-    assert matches["all_reduce_norm"] == matches["sequence_parallel"] == MATCHES[variant]
-    assert matches["async_tp"] == PRODUCTS.get(variant, MATCHES[variant])
+        matches = compile_at(3)(model).pass_matches
+    assert matches["all_reduce_norm"] == MATCHES[variant]
     assert model.expected_passes() <= {name for name, count in matches.items() if count}
 
 
-@pytest.mark.parametrize(
-    "disabled", [(), ("norm_quant",), ("all_reduce_norm",), ("sequence_parallel",)]
-)
+@pytest.mark.parametrize("disabled", [(), ("norm_quant",), ("all_reduce_norm",)])
 def test_norms_of_sums_over_ranks_take_part_in_products_of_8_bits(disabled, tmp_path):
     plain, folder = tmp_path / "plain", tmp_path / "quantized"
     write_checkpoint(plain, "llama", **WIDE | {"intermediate_size": 512, "num_key_value_heads": 4})
@@ -73,13 +59,10 @@ def test_norms_of_sums_over_ranks_take_part_in_products_of_8_bits(disabled, tmp_
         model = half_of(folder, keep_quantized=True)
         with without_other_ranks():
             if level:
-                flags = {"passes": PASS_NAMES, "disable_pass": ["async_tp", *disabled]}
-                matches = compile_at(level, **flags)(model).pass_matches
+                matches = compile_at(level, disable_pass=[*disabled])(model).pass_matches
             runner = PagedRunner(model)
             logits.append(runner.run(runner.add(TOKENS), 5))
     # Two layers have four sums; the last norm comes before the head, which has no FP8 weight.
     assert matches.get("norm_quant", 0) == (0 if "norm_quant" in disabled else 3)
     assert matches.get("all_reduce_norm", 0) == (0 if "all_reduce_norm" in disabled else 4)
-    has_shares = not {"all_reduce_norm", "sequence_parallel"} & {*disabled}
-    assert matches.get("sequence_parallel", 0) == (4 if has_shares else 0)
     assert (logits[0] - logits[1]).norm() <= 0.02 * logits[1].norm()
