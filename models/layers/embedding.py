@@ -4,12 +4,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from models.batch_invariance import row_wise
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.batch_invariance import row_wise
-from models.ops.communication.all_gather import all_gather
-from models.ops.communication.all_reduce import all_reduce
 from models.ops.elementwise.local_embedding import local_embedding
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
+from models.ops.ranks.all_gather import all_gather
+from models.ops.ranks.all_reduce import all_reduce
 from models.ops.sampling.sample_tokens import where_sound
 from models.ops.sampling.step_tokens import choose_greedily
 from models.parallel.group import ParallelGroup

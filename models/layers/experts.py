@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from models.batch_invariance import is_batch_invariant
 from models.config_sections.moe import MoeConfig
 from models.layers.quantization import FLOAT_GROUPS, Packing
 from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
-from models.ops.batch_invariance import is_batch_invariant
-from models.ops.operands.packed_weights import RUN, to_kernel_order
-from models.ops.operands.run_scales import COLUMNS, entry_group, fill_tiled, tiled_shape
+from models.operands.packed_weights import RUN, to_kernel_order
+from models.operands.run_scales import COLUMNS, entry_group, fill_tiled, tiled_shape
 from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
 from models.parallel.group import SINGLE, ParallelGroup
@@ -28,11 +28,11 @@ class Experts(nn.Module):
     share the layer, `group` an expert.
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
-    Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
+    Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.experts.expert_formats.
     packing: of weights that come one expert at a time in 4 bits, already in the order of kernels;
         None for others.
     placement: of whole experts; None where every rank has a share of all. Then expert_map and
-        expert_load are those of models.ops.moe.expert_parallel.
+        expert_load are those of models.ops.experts.expert_parallel.
     """
 
     expert_map: torch.Tensor

@@ -11,7 +11,7 @@ from torch import nn
 
 from models.layers.quantization import QuantizableLinear
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.communication.all_reduce import all_reduce
+from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
 
 

@@ -5,18 +5,18 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-import models.ops.moe.expert_parallel
-import models.ops.moe.moe  # noqa: F401  # both register an operator
+import models.ops.experts.expert_parallel
+import models.ops.experts.moe  # noqa: F401  # both register an operator
+from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
 from models.layers.experts import Experts
 from models.layers.weight import Replicated, empty_parameter
-from models.ops.batch_invariance import is_batch_invariant
-from models.ops.communication.all_reduce import all_reduce
-from models.ops.communication.gather_rows import gather_rows, reduce_scatter
-from models.ops.communication.ordered_reduce_scatter import ordered_reduce_scatter
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
+from models.ops.ranks.all_reduce import all_reduce
+from models.ops.ranks.gather_rows import gather_rows, reduce_scatter
+from models.ops.ranks.ordered_reduce_scatter import ordered_reduce_scatter
 from models.parallel.group import DATA_PARALLEL, ParallelGroup
 
 

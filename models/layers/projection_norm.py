@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.communication.all_reduce import all_reduce
 from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
 
 

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from models.kernels.gpu import HOPPER
 from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
-from models.ops.kernel_choice import HOPPER
-from models.ops.linear.linear import linear
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import RUN
+from models.operands.packed_weights import RUN
+from models.ops.products.linear import linear
+from models.ops.products.packed_linear import packed_linear
 
 SCALED_MM_MULTIPLE = 16
 """torch._scaled_mm needs both sizes of a weight to be a multiple of this."""
@@ -24,7 +24,7 @@ FLOAT_GROUPS: dict[PackedKind, int] = {"mxfp4": MXFP4_RUN, "nvfp4": NVFP4_RUN}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How a weight of 4 or 8 bits is kept; models.ops.operands.packed_weights has the layouts.
+    """How a weight of 4 or 8 bits is kept; models.operands.packed_weights has the layouts.
 
     has_order: the columns of the weight are sorted by group, and the inputs are before each
     product.

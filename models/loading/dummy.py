@@ -10,8 +10,8 @@ from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4
-from models.ops.operands.packed_weights import bits_of, num_columns
-from models.ops.operands.run_scales import integer_words
+from models.operands.packed_weights import bits_of, num_columns
+from models.operands.run_scales import integer_words
 
 SEED = 0
 SLICE_VALUES = 2**24

@@ -1,7 +1,8 @@
 """Reads packed weights into the form in which products take them, without multiplying them out.
 
-Each stored tensor fills one parameter of a linear layer; models.ops.operands.packed_weights has the
-forms. Experts have scales and zero points in one parameter, as models.ops.moe.expert_formats says.
+Each stored tensor fills one parameter of a linear layer; models.operands.packed_weights has the
+forms. Experts have scales and zero points in one parameter, as models.ops.experts.expert_formats
+says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from models.layers.quantization import FLOAT_GROUPS, PackedKind, Packing
 from models.layers.weight import LoadsWeights, ShardId
 from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
 from models.number_formats import E8M0
-from models.ops.operands.packed_weights import pack, signed, to_kernel_order
-from models.ops.operands.run_scales import integer_words
+from models.operands.packed_weights import pack, signed, to_kernel_order
+from models.operands.run_scales import integer_words
 
 SCALE_LIMIT = 2.0**64
 """Products of 4-bit floats overflow from this scale on."""

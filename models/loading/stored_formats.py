@@ -24,7 +24,7 @@ from models.loading.names import stored_modules
 from models.loading.packed_weights import FIRST_PARTS, PackedWeight
 from models.loading.plan import BLOCKS, PLAIN_DTYPES
 from models.number_formats import FP8
-from models.ops.operands.packed_weights import RUN
+from models.operands.packed_weights import RUN
 from models.quantization.config import ROUNDING, QuantizationConfig, WeightKind, WeightScheme
 
 Stored = Mapping[str, CheckpointTensor] | None

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.ops.elementwise.rms_norm import add_rms_norm
+from models.ops.ranks.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.parallel.collectives import gather_into, reduce_scatter_into
 
 HIDDEN_SIZES = (2048, 4096, 7168, 8192)
@@ -124,8 +124,8 @@ COLLECTIVES = {"sum": (measure, ROWS), "rows": (measure_rows, FEW_ROWS)}
 def run(rank: int, meeting: str, options: argparse.Namespace) -> None:
     """Measures as one rank; the first one prints."""
     size = options.ranks
-    from models.ops.triton.communication.exchange import Exchange
-    from models.ops.triton.communication.rank_memory import RankMemory
+    from models.kernels.ranks.exchange import Exchange
+    from models.kernels.ranks.rank_memory import RankMemory
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheSpec
-from models.ops.operands.experts import ExpertWeights, Routing
-from models.ops.triton.attention.latent.latent_attention import latent_attention
-from models.ops.triton.moe.expert_forms import (
+from models.kernels.attention.latent.latent_attention import latent_attention
+from models.kernels.experts.expert_forms import (
     OF_8_BITS,
     ON_CORES,
     first_tokens_of_each_form,
 )
-from models.ops.triton.moe.moe import apply_experts, route
+from models.kernels.experts.moe import apply_experts, route
+from models.kv_cache import FP8_CACHE_DTYPE, LatentCacheSpec
+from models.operands.experts import ExpertWeights, Routing
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 from tests.support.latent_case import make_latent_case
 from tests.support.moe_case import make_experts, make_logits, make_quantized_experts

@@ -19,16 +19,16 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.kernels.attention.cache.rotate_and_cache import rotate_and_cache
+from models.kernels.attention.decode.decode_attention import NewTokens, decode_attention
+from models.kernels.attention.prefill.prefill_attention import prefill_attention
 from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import write_kv_cache
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import gated_linear
-from models.ops.triton.attention.cache.rotate_and_cache import rotate_and_cache
-from models.ops.triton.attention.decode.decode_attention import NewTokens, decode_attention
-from models.ops.triton.attention.prefill.prefill_attention import prefill_attention
+from models.ops.products.linear import linear
+from models.ops.products.norm_linear import gated_linear
 from tests.bench.report import Report
 from tests.support.attention_case import Heads, make_case
 

@@ -1,4 +1,4 @@
-"""Times both forms of latent attention, to fill the table of models.ops.triton latent_forms.
+"""Times both forms of latent attention, to fill the table of models.kernels latent_forms.
 
     python -m tests.bench.latent_forms [--json out.json] [--heads 128,16] [--queries 64,...]
         [--kv-cache-dtype fp8_e4m3]
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from models.ops.triton.attention.latent.expanded_attention import expanded_attention
-from models.ops.triton.attention.latent.latent_attention import latent_attention
-from models.ops.triton.attention.latent.latent_forms import least_expanded_queries
+from models.kernels.attention.latent.expanded_attention import expanded_attention
+from models.kernels.attention.latent.latent_attention import latent_attention
+from models.kernels.attention.latent.latent_forms import least_expanded_queries
 from tests.bench.kernels import microseconds
 from tests.support.latent_case import LatentCase, make_latent_case
 

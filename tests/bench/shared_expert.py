@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from models.ops.moe import shared_expert
-from models.ops.operands.experts import ExpertWeights, Routing
-from models.ops.triton.moe.moe import apply_experts, route
+from models.kernels.experts.moe import apply_experts, route
+from models.operands.experts import ExpertWeights, Routing
+from models.ops.experts import shared_expert
 from services.engine.compilation import inserted_operators  # noqa: F401  # products of the layer
 from tests.bench.experts import DEEPSEEK, DEEPSEEK_V3, make_layer
 from tests.bench.kernels import copies, microseconds

@@ -5,7 +5,7 @@
 Prints the fastest tiles of each shape beside torch's product and the time of reading the weights,
 microseconds a product, with the norm that is fused or a kernel of its own after it, inside a CUDA
 graph over weights that the second-level cache cannot hold.
-models/ops/triton/linear/linear_configurations.py is written from what it prints.
+models/kernels/products/linear_configurations.py is written from what it prints.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
+from models.kernels.products.linear_configurations import MatrixTiles, VectorTiles
+from models.kernels.products.matrix_linear import matrix_linear
+from models.kernels.products.vector_linear import vector_linear
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
-from models.ops.triton.linear.matrix_linear import matrix_linear
-from models.ops.triton.linear.vector_linear import vector_linear
 from tests.bench.kernels import BYTES_PER_US, copies, microseconds
 
 MAX_SHARED_BYTES = 224 * 1024

@@ -7,10 +7,10 @@ import torch
 
 from models.layers.quantization import can_run_fp8
 from models.number_formats import BLOCK, FP8
-from models.ops.linear.fp8_linear import round_in_place
-from models.ops.linear.linear import linear
-from models.ops.linear.linear_residual import linear_residual_norm
-from models.ops.operands.rounded_activations import rounded_parts
+from models.operands.rounded_activations import rounded_parts
+from models.ops.products.fp8_linear import round_in_place
+from models.ops.products.linear import linear
+from models.ops.products.linear_residual import linear_residual_norm
 from tests.support.attention_case import Heads, make_case
 
 pytestmark = pytest.mark.gpu

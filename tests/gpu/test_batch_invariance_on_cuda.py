@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 import torch
 
+from models.kernels.gpu import HOPPER
+from models.operands.packed_weights import packed_values, quantize_packed
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.kernel_choice import HOPPER
-from models.ops.linear.linear import linear
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.products.linear import linear
+from models.ops.products.packed_linear import packed_linear
 from scripts.quantize_tiny import FORMATS as PACKED_FORMATS
 from scripts.quantize_tiny import write_quantized
 from tests.support.invariance import (
@@ -222,7 +222,7 @@ def test_a_product_of_4_bits_may_have_more_than_2_to_the_31_outputs():
     ],
 )
 def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
-    from models.ops.triton.moe import moe as kernels
+    from models.kernels.experts import moe as kernels
 
     hidden_size, inner = sizes
     is_kept_on_hopper = kind == "nvfp4" or kind.startswith("int4")
@@ -246,7 +246,7 @@ def test_experts_have_the_same_rows_for_every_number_of_tokens(kind, sizes):
 
 @pytest.mark.parametrize("count", [1, 5, 40, 300])
 def test_whole_experts_of_a_rank_give_a_row_the_same_bits(count):
-    from models.ops.triton.moe import moe as kernels
+    from models.kernels.experts import moe as kernels
 
     experts = make_experts(dtype=torch.bfloat16, device="cuda", hidden=256, inner=128)
     routing, num_experts = ROUTINGS["softmax"], len(experts.down)

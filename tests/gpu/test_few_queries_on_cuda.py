@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.ops.triton.attention.decode.few_queries import most_few_queries
+from models.kernels.attention.decode.few_queries import most_few_queries
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.tolerances import assert_rows_close
 

@@ -4,16 +4,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from models.kernels.products.fp8.fp8_configurations import NarrowFP8Tiles, WideFP8Tiles
 from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.linear import fp8_linear
-from models.ops.linear.feed_forward import feed_forward
-from models.ops.linear.linear import linear
-from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
-from models.ops.linear.norm_linear import gated_linear, norm_linear
-from models.ops.triton.linear.fp8.fp8_configurations import NarrowFP8Tiles, WideFP8Tiles
+from models.ops.products import fp8_linear
+from models.ops.products.feed_forward import feed_forward
+from models.ops.products.linear import linear
+from models.ops.products.linear_residual import linear_residual_norm, linear_residual_norm_linear
+from models.ops.products.norm_linear import gated_linear, norm_linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -52,7 +52,7 @@ def exact_weight(weight, scale):
 
 def exact_x(x, group_size):
     """Returns x as the kernels round it before they multiply."""
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     rounded, scale = quantize(x, group_size)
     return rounded.double() * scale.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
@@ -62,7 +62,7 @@ def exact_x(x, group_size):
 @pytest.mark.parametrize("size", [128, 200, 2048, 7168, 28672])
 @pytest.mark.parametrize("is_by_block", [True, False])
 def test_rounding_is_the_references(size, dtype, is_by_block):
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     x = torch.randn(5, size, device=CUDA).to(dtype)
     x[1] = 0
@@ -184,8 +184,8 @@ def test_fp8_linears_are_kept_by_default(wide, tmp_path, kind):
 @pytest.mark.parametrize("size", [256, 1600, 4096])
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_a_norm_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked, num_parts):
-    from models.ops.triton.elementwise import rms_norm as norms
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.elementwise import rms_norm as norms
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     x = torch.randn(num_parts, 9, size, device=CUDA)
     residual, weight = torch.randn(10, size, device=CUDA).bfloat16().split((9, 1))
@@ -202,8 +202,8 @@ def test_a_norm_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked, num_
 @pytest.mark.parametrize("is_blocked", [True, False])
 @pytest.mark.parametrize("size", [96, 1408, 2048, 12288])
 def test_a_gate_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked):
-    from models.ops.triton.elementwise import silu_and_mul as gates
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.elementwise import silu_and_mul as gates
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     x = torch.randn(9, 2 * size, device=CUDA).bfloat16()
     rounded = gates.rounded_silu_and_mul(x, is_blocked=is_blocked)
@@ -254,7 +254,7 @@ def test_every_tile_of_few_tokens_gives_the_product(shape, is_blocked, groups, p
 
 
 def assert_tiles_give_the_product(shape, tiles, *, is_blocked):
-    from models.ops.triton.linear.fp8.rounded_linear import rounded_linear
+    from models.kernels.products.fp8.rounded_linear import rounded_linear
 
     x, weight, scale = case(*shape, torch.bfloat16, is_blocked=is_blocked)
     bias = torch.randn(shape[2], device=CUDA).bfloat16()
@@ -279,7 +279,7 @@ def test_a_tokens_unsplit_product_is_the_same_bits_for_any_number_of_tokens(size
 @pytest.mark.parametrize("num_tokens", [2, 8, 30, 64, 65, 129, 130, 131, 193, 255, 257, 1001])
 @pytest.mark.parametrize("size", [(4096, 256), (528, 1408)], ids=str)
 def test_a_gated_product_rounds_to_the_bits_of_a_launch_of_its_own(num_tokens, size):
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     num_inputs, num_outputs = size
     x, weight, scale = case(

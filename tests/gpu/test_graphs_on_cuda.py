@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.ops import kernel_choice
+from models.kernels import gpu
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.batch import FallbackReason, StepResult, read_int32
@@ -232,7 +232,7 @@ def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
 @pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)
 def test_without_our_kernels_every_mode_serves_in_pieces_or_eagerly(folder, mode, monkeypatch):
     # As on a machine with CUDA and without Triton: the reference of attention plans on the host.
-    monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
+    monkeypatch.setattr(gpu, "HAS_TRITON", False)
     config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(4, 8, 64))
     engine = GraphEngine(folder, config, device="cuda")
     assert engine.prepared.mode is (CUDAGraphMode.PIECEWISE if mode else CUDAGraphMode.NONE)

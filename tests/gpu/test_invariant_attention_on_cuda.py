@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.ops.triton.attention.configurations import Tiles
-from models.ops.triton.attention.invariant.invariant_configurations import (
+from models.kernels.attention.configurations import Tiles
+from models.kernels.attention.invariant.invariant_configurations import (
     MANY_INVARIANT_PAIRS,
     MOST_INVARIANT_PAIRS,
     PART,
 )
-from models.ops.triton.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close
@@ -142,7 +142,7 @@ def test_an_8_bit_cache_has_the_same_bits():
 @pytest.mark.parametrize("keys", [16, 32, 128])
 @pytest.mark.parametrize("options", ["plain", "window", "steep"])
 def test_the_keys_of_a_tile_do_not_decide_the_bits(keys, options):
-    from models.ops.triton.attention.invariant.invariant_parts import attend_parts
+    from models.kernels.attention.invariant.invariant_parts import attend_parts
 
     whole = make_sequence(HEADS["qwen3-8b"], **OPTIONS[options])
     expected = whole.run()
@@ -186,7 +186,7 @@ def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_p
     tiles = hopper_tiles(whole.q, whole.cache.k.dtype, 16, num_kv_heads, has_parts=True)
     if tiles is None:
         pytest.skip("needs a GPU of compute capability 9.0")
-    from models.ops.triton.attention.prefill.hopper_attention import hopper_attention
+    from models.kernels.attention.prefill.hopper_attention import hopper_attention
 
     spans = [(n, n + 1) for n in range(0, LENGTH, 1 + LENGTH * num_kv_heads // most_pairs)]
     step = step_of(whole, spans)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from models.kernels.attention.latent.latent_forms import least_expanded_queries
 from models.ops.attention.index_rounding import quantize_index
-from models.ops.triton.attention.latent.latent_forms import least_expanded_queries
 from tests.support.invariance import batch_invariance
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close
@@ -105,7 +105,7 @@ def test_tokens_chosen_in_8_bits_are_the_references(batch, top_k):
 
 @DTYPES
 def test_an_index_is_rounded_as_the_reference_does(dtype):
-    from models.ops.triton.attention.latent.latent_cache import cache_latents  # needs Triton
+    from models.kernels.attention.latent.latent_cache import cache_latents  # needs Triton
 
     case = make_latent_case(
         *BATCHES["mixed"], **SIZES["deepseek-v3"], dtype=dtype, device="cuda", top_k=16,
@@ -157,7 +157,7 @@ def test_chosen_tokens_are_the_references(batch, top_k):
 def test_the_forms_agree_with_the_reference_in_pieces_of_context(batch, sizes, dtype, monkeypatch):
     num_heads, head = sizes["num_heads"], sizes.get("plain_dim", 16) * 2
     most = 512 * num_heads * head * dtype.itemsize
-    monkeypatch.setattr("models.ops.triton.attention.latent.latent_forms.MOST_EXPANDED_BYTES", most)
+    monkeypatch.setattr("models.kernels.attention.latent.latent_forms.MOST_EXPANDED_BYTES", most)
     case = make_latent_case(*batch, **sizes, dtype=dtype, device="cuda")
     # The other tests' steps are in one form; these have requests of both.
     least = least_expanded_queries(case.queries.sizes)
@@ -168,7 +168,7 @@ def test_the_forms_agree_with_the_reference_in_pieces_of_context(batch, sizes, d
 
 
 def test_long_steps_are_scored_in_runs(monkeypatch):
-    monkeypatch.setattr("models.ops.triton.attention.latent.index_choice.MOST_SCORES", 1000)
+    monkeypatch.setattr("models.kernels.attention.latent.index_choice.MOST_SCORES", 1000)
     case = make_latent_case(*BATCHES["mixed"], **SIZES["odd"], device="cuda", top_k=16)
     exact = case.exact().run()
     assert_rows_close(case.run(), exact)

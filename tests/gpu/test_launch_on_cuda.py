@@ -21,7 +21,7 @@ def kernel():
 
 @pytest.fixture
 def launch(kernel):
-    from models.ops.triton.launching.launch import Launch
+    from models.kernels.launching.launch import Launch
 
     return Launch(kernel, block=128, num_warps=1)
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from models.kernels.products.linear_configurations import MatrixTiles, VectorTiles
+from models.kernels.products.wide_configurations import WideTiles
 from models.layers.quantization import can_run_fp8
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.ops.linear.linear import linear
-from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
-from models.ops.linear.norm_linear import gated_linear, norm_linear
-from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
-from models.ops.triton.linear.wide_configurations import WideTiles
+from models.ops.products.linear import linear
+from models.ops.products.linear_residual import linear_residual_norm, linear_residual_norm_linear
+from models.ops.products.norm_linear import gated_linear, norm_linear
 from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 

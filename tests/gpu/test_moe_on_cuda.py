@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
+from models.kernels.experts.expert_forms import COMMON, OF_8_BITS, are_few
+from models.kernels.gpu import HOPPER
 from models.number_formats import BLOCK, FP8
-from models.ops.kernel_choice import HOPPER
-from models.ops.moe import moe as reference
-from models.ops.operands.experts import Routing
-from models.ops.triton.moe.expert_forms import COMMON, OF_8_BITS, are_few
+from models.operands.experts import Routing
+from models.ops.experts import moe as reference
 from tests.support.invariance import batch_invariance
 from tests.support.moe_case import (
     NUM_EXPERTS,
@@ -53,9 +53,9 @@ def need_kernels(kind):
 
 def check(num_tokens, routing, *, dtype, **shape):
     # Triton is imported where it is used: collecting these tests needs none.
-    from models.ops.triton.moe import moe as kernels
-    from models.ops.triton.moe.moe_grouped import apply_grouped
-    from models.ops.triton.moe.moe_pairs import apply_pairs
+    from models.kernels.experts import moe as kernels
+    from models.kernels.experts.moe_grouped import apply_grouped
+    from models.kernels.experts.moe_pairs import apply_pairs
 
     experts = make_experts(dtype=dtype, device="cuda", **shape)
     num_experts, hidden_size, _ = experts.down.shape
@@ -78,8 +78,8 @@ def check(num_tokens, routing, *, dtype, **shape):
 
 
 def test_chunks_of_a_long_step_compute_what_each_token_would_alone(monkeypatch):
-    from models.ops.triton.moe import moe as kernels
-    from models.ops.triton.moe import token_chunks
+    from models.kernels.experts import moe as kernels
+    from models.kernels.experts import token_chunks
 
     routing = ROUTINGS["softmax"]
     experts = make_experts(dtype=torch.bfloat16, device="cuda", hidden=256, inner=128)
@@ -133,7 +133,7 @@ def exact_output(experts, call):
 
 
 def check_packed(kind, num_tokens, routing, *, dtype=torch.bfloat16, **shape):
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     need_kernels(kind)
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
@@ -156,7 +156,7 @@ def roundings(monkeypatch):
     The first input is by token. The second product's input is kept in FP8, or rounded where it is
     read.
     """
-    from models.ops.triton.moe.fp8 import fp8_experts, moe_fp8
+    from models.kernels.experts.fp8 import fp8_experts, moe_fp8
 
     noted, quantize, down = [], moe_fp8.quantize, moe_fp8._down_kernel
     multiply = fp8_experts._multiply
@@ -206,8 +206,8 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
 
     Sums in another order would round some values between the products to their other neighbour.
     """
-    from models.ops.triton.moe.fp8.fp8_experts import takes_experts
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.fp8.fp8_experts import takes_experts
+    from models.kernels.experts.moe import apply_experts
 
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
     actual = apply_experts(*call, experts)
@@ -291,7 +291,7 @@ def test_kimi_k2_is_that_of_dequantised_weights(num_tokens):
 @pytest.mark.parametrize("kind", ["mxfp4", "int4-32", "nvfp4"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 30, 60, 120, 250, 600])
 def test_experts_of_4_bits_may_get_all_tokens_or_none(num_tokens, kind):
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     need_kernels(kind)
     shape = {"hidden": 352, "inner": 288, "is_clamped": True}
@@ -309,7 +309,7 @@ def test_experts_of_4_bits_may_get_all_tokens_or_none(num_tokens, kind):
 )
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 60, 600])
 def test_ranks_add_up_to_all_quantised_experts(num_tokens, kind, error):
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     need_kernels(kind)
     experts, (hidden, weights, ids) = quantized_case(
@@ -347,7 +347,7 @@ def test_experts_may_be_too_wide_for_the_kernel_of_few_tokens(num_tokens, kind, 
     ],
 )
 def test_bits_of_experts_of_4_bits_do_not_depend_on_the_batch(kind, shape):
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("other GPUs have other kernels")
@@ -363,7 +363,7 @@ def test_bits_of_experts_of_4_bits_do_not_depend_on_the_batch(kind, shape):
 @pytest.mark.parametrize("kind", ["mxfp4", "nvfp4", "int4-64", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 32, 60, 120, 250, 500, 1000, 1600])
 def test_repeats_of_quantised_experts_have_the_same_bits(num_tokens, kind):
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     need_kernels(kind)
     experts, call = quantized_case(kind, num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
@@ -425,7 +425,7 @@ def test_all_tokens_may_choose_the_same_experts():
     ids = torch.tensor([[2, 0, NUM_EXPERTS - 1]], device="cuda").expand(200, 3).contiguous()
     weights = torch.rand(200, routing.top_k, device="cuda")
     hidden = torch.randn(200, experts.down.shape[1], device="cuda").half()
-    from models.ops.triton.moe.moe import apply_experts
+    from models.kernels.experts.moe import apply_experts
 
     exact = exact_output(experts, (hidden, weights, ids))
     assert_rows_close(apply_experts(hidden, weights, ids.int(), experts), exact)

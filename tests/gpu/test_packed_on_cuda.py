@@ -5,7 +5,7 @@ import torch
 
 from models.layers.quantization import QuantizableLinear, can_run_packed
 from models.loading.loader import load_model
-from models.ops.operands.packed_weights import num_columns
+from models.operands.packed_weights import num_columns
 from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.quantized_checkpoints import LAYER_FORMS, WIDE
 from tests.support.random_checkpoints import write_checkpoint

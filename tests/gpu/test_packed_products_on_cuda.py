@@ -5,11 +5,11 @@ from itertools import product
 import pytest
 import torch
 
+from models.kernels.products.packed.packed_configurations import PackedTiles
 from models.layers.quantization import can_run_packed
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.linear.packed_residual import packed_linear_residual_norm
-from models.ops.operands.packed_weights import packed_values, quantize_packed
-from models.ops.triton.linear.packed.packed_configurations import PackedTiles
+from models.operands.packed_weights import packed_values, quantize_packed
+from models.ops.products.packed_linear import packed_linear
+from models.ops.products.packed_residual import packed_linear_residual_norm
 from tests.support.tolerances import assert_rows_close
 
 pytestmark = pytest.mark.gpu
@@ -117,7 +117,7 @@ def test_products_of_many_tokens_take_odd_sizes(size, form, is_gated):
 
 @ALL_FORMATS
 def test_unpacking_a_weight_gives_its_values(form):
-    from models.ops.triton.linear.packed.unpack import unpack
+    from models.kernels.products.packed.unpack import unpack
 
     packed, exact = make_weight(1000, 512, form)
     assert torch.equal(unpack(*packed, torch.float32).double(), exact)
@@ -146,7 +146,7 @@ def test_a_bias_is_added_before_the_gate(form, is_gated):
 def test_tiles_that_share_inputs_take_any_size(tiles, form, is_gated):
     if not can_run_packed(torch.device("cuda"), torch.bfloat16):
         pytest.skip("this GPU has no products of packed weights")
-    from models.ops.triton.linear.packed.packed_wide_linear import packed_wide_linear
+    from models.kernels.products.packed.packed_wide_linear import packed_wide_linear
 
     for num_rows, num_inputs in ((1008, 1536), (34832, 512)):
         packed, exact = make_weight(num_rows, num_inputs, form)

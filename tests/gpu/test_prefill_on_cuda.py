@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.ops.triton.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -76,8 +76,8 @@ LONG_BATCHES = {
 @pytest.fixture
 def parts(monkeypatch):
     """The parts of each split tile of every step."""
-    kernels = pytest.importorskip("models.ops.triton.attention.prefill.prefill_attention")
-    hopper = pytest.importorskip("models.ops.triton.attention.prefill.hopper_attention")
+    kernels = pytest.importorskip("models.kernels.attention.prefill.prefill_attention")
+    hopper = pytest.importorskip("models.kernels.attention.prefill.hopper_attention")
     noted, add = [], hopper.add_parts
 
     def add_parts(q, output, shared, **options):
@@ -168,7 +168,7 @@ def test_dummy_chunks_disturb_no_request():
 @pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_chunks_read_copies_of_a_cache_of_8_bits(monkeypatch, batch, heads, options, room):
-    widened_cache = pytest.importorskip("models.ops.triton.attention.prefill.widened_cache")
+    widened_cache = pytest.importorskip("models.kernels.attention.prefill.widened_cache")
     monkeypatch.setattr(widened_cache, "_MOST_BYTES", room)
     options = {"dtype": torch.bfloat16, "device": "cuda", "has_fp8_cache": True, **options}
     case = make_case(*batch, heads, **options)

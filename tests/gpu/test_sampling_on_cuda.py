@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.ops.operands.draws import NO_TOKEN
+from models.operands.draws import NO_TOKEN
 from models.ops.sampling.uniform import uniform
 from services.engine.sampling.logit_edits import LogitEdits, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from models.operands.draws import NO_TOKEN
 from models.ops.elementwise.table_entries import write_entries
-from models.ops.operands.draws import NO_TOKEN
 from models.ops.sampling.step_tokens import choose_greedily, last_tokens
 from tests.support.step_tokens_case import check_choice, check_last_tokens
 

@@ -23,7 +23,7 @@ import services
 
 for package in (models, services):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        is_kernel = module.name.startswith("models.ops.triton.")
+        is_kernel = module.name.startswith("models.kernels.")
         if not is_kernel and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 try:

@@ -15,7 +15,7 @@ from triton.compiler import make_backend
 from triton.compiler.errors import CompilationError
 from triton.runtime.cache import get_cache_manager
 
-from models.ops import kernel_choice
+from models.kernels import gpu
 
 HOPPER = (9, 0)
 PROPERTIES = SimpleNamespace(multi_processor_count=132)
@@ -25,10 +25,10 @@ _FREE_OF_ERRORS = "free_of_errors"
 
 def pretend() -> None:
     """Chooses kernels on a CPU as on the GPU."""
-    kernel_choice.has_kernels = lambda device: True
+    gpu.has_kernels = lambda device: True
     torch.cuda.get_device_capability = lambda device=None: HOPPER
     torch.cuda.get_device_properties = lambda device=None: PROPERTIES
-    from models.ops.triton.launching import dependent_launch
+    from models.kernels.launching import dependent_launch
 
     dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
     torch.set_num_threads(1)

@@ -14,13 +14,13 @@ from models.forward_context import (
     PromptChunk,
     forward_context,
 )
+from models.kernels.attention.configurations import MAX_PARTIALS
+from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
+from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 from models.kv_cache import KVCacheData
+from models.operands.head_transform import HeadTransform
 from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.kv_cache import quantize_heads
-from models.ops.operands.head_transform import HeadTransform
-from models.ops.triton.attention.configurations import MAX_PARTIALS
-from models.ops.triton.attention.decode.few_configurations import MAX_FEW_ROWS
-from models.ops.triton.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 
 @dataclass(frozen=True, kw_only=True)

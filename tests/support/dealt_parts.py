@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from models.ops.triton.attention.key_parts import deal_keys
+from models.kernels.attention.key_parts import deal_keys
 
 
 @triton.jit

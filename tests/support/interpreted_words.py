@@ -1,4 +1,4 @@
-"""Lets Triton's interpreter run the PTX of models.ops.triton.communication.words.
+"""Lets Triton's interpreter run the PTX of models.kernels.ranks.words.
 
 Ranks are processes that share memory; a clock cycle is a nanosecond.
 """

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from models.batch_invariance import use_batch_invariance
 from models.cudagraph_mode import CUDAGraphMode
 from models.kv_cache import FP8_CACHE_DTYPE
-from models.ops.batch_invariance import use_batch_invariance
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 

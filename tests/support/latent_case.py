@@ -14,16 +14,16 @@ from models.forward_context import (
     PromptChunk,
     forward_context,
 )
+from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 from models.kv_cache import ROTATED_CACHE_DTYPE, LatentCacheData
+from models.operands.index_queries import IndexQueries
+from models.operands.latent_entries import LatentEntries, LatentTransform
+from models.operands.latent_queries import LatentQueries
 from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.latent_transform import transform_latents
-from models.ops.operands.index_queries import IndexQueries
-from models.ops.operands.latent_entries import LatentEntries, LatentTransform
-from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request
 
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import torch
 from triton.runtime import JITFunction
 
-from models.ops.operands.token_scales import empty_token_scales
-from models.ops.triton.launching.kernel_builds import kernel_functions
+from models.kernels.launching.kernel_builds import kernel_functions
+from models.operands.token_scales import empty_token_scales
 
 TOKEN_SCALES = {
     ("_rms_norm_kernel", "scale_ptr"),

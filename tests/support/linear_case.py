@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from models.number_formats import BLOCK, FP8
-from models.ops.linear.fp8_linear import dequantized
-from models.ops.linear.linear import linear
-from models.ops.linear.linear_residual import linear_residual
-from models.ops.linear.norm_linear import gated_linear, norm_linear
+from models.ops.products.fp8_linear import dequantized
+from models.ops.products.linear import linear
+from models.ops.products.linear_residual import linear_residual
+from models.ops.products.norm_linear import gated_linear, norm_linear
 
 EPS = 1e-6
 
@@ -30,7 +30,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCase:
-    """Inputs of an operator of models.ops.linear."""
+    """Inputs of an operator of models.ops.products."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -56,7 +56,7 @@ class LinearCase:
 
     def run_vector(self, tiles):
         """Runs the kernel of scalar products with everything fused."""
-        from models.ops.triton.linear.vector_linear import vector_linear
+        from models.kernels.products.vector_linear import vector_linear
 
         return vector_linear(
             self.x, self.weight, self.bias, tiles, weight_scale=self.weight_scale,
@@ -65,14 +65,14 @@ class LinearCase:
 
     def run_matrix(self, tiles):
         """Runs the kernel of the tensor cores, which leaves norm and residual to others."""
-        from models.ops.triton.linear.matrix_linear import matrix_linear
+        from models.kernels.products.matrix_linear import matrix_linear
 
         output = matrix_linear(self.x, self.weight, self.bias, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)
 
     def run_wide(self, tiles):
         """Runs the kernel of many tokens, which leaves norm and residual to others."""
-        from models.ops.triton.linear.wide_linear import wide_linear
+        from models.kernels.products.wide_linear import wide_linear
 
         output = wide_linear(self.x, self.weight, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from models.number_formats import BLOCK, FP8, MXFP4_RUN
-from models.ops.moe.expert_formats import expert_values
-from models.ops.operands.experts import ExpertWeights, Routing
-from models.ops.operands.run_scales import fill_tiled, integer_words, tiled_shape
+from models.operands.experts import ExpertWeights, Routing
+from models.operands.run_scales import fill_tiled, integer_words, tiled_shape
+from models.ops.experts.expert_formats import expert_values
 
 ROUTINGS = {
     "softmax": Routing(
@@ -73,7 +73,7 @@ def make_quantized_experts(
     kind, *, num_experts=NUM_EXPERTS, hidden=64, inner=96, device="cpu", is_clamped=False,
     dtype=torch.float32, seed=0,
 ):  # fmt: skip
-    """Returns experts in one of the formats of models.ops.moe.expert_formats; biases have `dtype`.
+    """Returns experts in a format of models.ops.experts.expert_formats; biases have `dtype`.
 
     Kinds are fp8, with scales by block, fp8-rows, mxfp4, nvfp4, and int4-32, int4-64 and int4-128,
     by how many columns share a scale and a zero point.

@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 import torch
 
+from models.kernels.products.fp8.fp8_linear import quantize
+from models.kernels.ranks.exchange import Exchange, RankMissingError
+from models.kernels.ranks.rank_memory import RankMemory, shape_of
 from models.number_formats import BLOCK
-from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
-from models.ops.triton.communication.exchange import Exchange, RankMissingError
-from models.ops.triton.communication.rank_memory import RankMemory, shape_of
-from models.ops.triton.linear.fp8.fp8_linear import quantize
+from models.ops.ranks.all_reduce_norm import ordered_sum, ordered_sum_norm
 
 CUDA = torch.device("cuda")
 EPS = 1e-6

@@ -51,7 +51,7 @@ def mixed_choice(num_rows: int, *, first: int = 0, device: str = "cpu") -> Token
 
 def drawn_by_kernel(logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
     """Returns the kernel's tokens."""
-    from models.ops.triton.sampling import sample_tokens as sampling_kernel
+    from models.kernels.sampling import sample_tokens as sampling_kernel
 
     return sampling_kernel.sample_tokens(
         logits,
@@ -103,7 +103,7 @@ def reference_tokens(logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
 
 def check_penalties(num_rows: int, vocab_size: int, *, device: str = "cpu") -> None:
     """Fails unless the kernel changes the same logits by the same bits as the reference."""
-    from models.ops.triton.sampling import penalize_tokens as penalties_kernel
+    from models.kernels.sampling import penalize_tokens as penalties_kernel
 
     generator = torch.Generator().manual_seed(vocab_size)
     logits = random_logits(num_rows + 2, vocab_size, torch.float32)
@@ -133,7 +133,7 @@ def check_logprobs(
     num_rows: int, vocab_size: int, dtype: torch.dtype, *, num_top: int, device: str = "cpu"
 ) -> None:
     """Fails unless the kernel names the same tokens with the same log-probabilities."""
-    from models.ops.triton.sampling import top_logprobs as logprobs_kernel
+    from models.kernels.sampling import top_logprobs as logprobs_kernel
 
     logits = random_logits(num_rows, vocab_size, dtype)
     tokens = torch.arange(num_rows) % vocab_size
@@ -148,7 +148,7 @@ def check_logprobs(
 
 def check_masks(num_rows: int, vocab_size: int, *, device: str = "cpu") -> None:
     """Compares the masking of half of the rows; the others must not change."""
-    from models.ops.triton.sampling import mask_tokens as kernel
+    from models.kernels.sampling import mask_tokens as kernel
 
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(num_rows, vocab_size, generator=generator).to(device)

@@ -6,13 +6,13 @@ import torch
 
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.linear import linear
-from models.ops.linear.linear_residual import (
+from models.ops.products.linear import linear
+from models.ops.products.linear_residual import (
     linear_residual,
     linear_residual_norm,
     linear_residual_norm_linear,
 )
-from models.ops.linear.norm_linear import gated_linear, norm_linear
+from models.ops.products.norm_linear import gated_linear, norm_linear
 
 EPS = 1e-6
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from models.batch_invariance import use_batch_invariance
 from models.loading.loader import load_model
-from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.group import ParallelGroup
 from tests.support.paged_runner import PagedRunner
 

@@ -8,19 +8,19 @@ import torch
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionGroup, get_forward_context
+from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheData
 from models.number_formats import BLOCK
+from models.operands.head_transform import HeadTransform
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.attention.queries_alone import queries_alone
 from models.ops.attention.unseen_keys import clear_unseen
-from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
-from models.ops.linear.activation_rounding import leaves_rounded
-from models.ops.linear.fp8_linear import round_in_place
-from models.ops.operands.head_transform import HeadTransform
+from models.ops.products.activation_rounding import leaves_rounded
+from models.ops.products.fp8_linear import round_in_place
 
 
 def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -76,7 +76,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
         if is_batch_invariant():
-            from models.ops.triton.attention.invariant import invariant_attention as kernel
+            from models.kernels.attention.invariant import invariant_attention as kernel
 
             if transform is not None and not kernel.takes_transform(q, transform):
                 (q, k), transform = transform_heads(q, k, transform), None
@@ -85,7 +85,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
                 sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
             )  # fmt: skip
             return
-        from models.ops.triton.attention.attention import attend
+        from models.kernels.attention.attention import attend
 
         attend(
             q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap,

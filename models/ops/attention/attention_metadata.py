@@ -4,18 +4,18 @@ import sys
 
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.forward_context import (
     AttentionGroup,
     AttentionMetadata,
     AttentionWorkspace,
     PromptChunk,
 )
+from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
+from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
+from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.kernels.gpu import has_kernels
 from models.kv_cache import CacheSpec, LatentCacheSpec
-from models.ops.batch_invariance import is_batch_invariant
-from models.ops.kernel_choice import has_kernels
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
-from models.ops.triton.attention.decode.few_configurations import MAX_FEW_ROWS
-from models.ops.triton.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -58,7 +58,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     groups: list[AttentionGroup] = []
     if has_kernels(block_table.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.cache import slot_mapping as kernel
+        from models.kernels.attention.cache import slot_mapping as kernel
 
         # Batch-invariant attention reads all keys from the cache, those of dummy requests too.
         slot_mapping = kernel.slot_mapping(

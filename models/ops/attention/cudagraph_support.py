@@ -4,7 +4,7 @@ import enum
 
 import torch
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 
 
 class AttentionCGSupport(enum.IntEnum):

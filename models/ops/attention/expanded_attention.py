@@ -3,11 +3,11 @@
 import torch
 
 from models.forward_context import AttentionGroup
+from models.kernels.attention.latent.latent_forms import keys_at_once
 from models.kv_cache import LatentCacheData
+from models.operands.latent_queries import LatentQueries
 from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.unseen_keys import clear_unseen
-from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.latent.latent_forms import keys_at_once
 
 
 def gathered_entries(

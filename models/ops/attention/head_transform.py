@@ -2,9 +2,9 @@
 
 import torch
 
+from models.operands.head_transform import HeadTransform
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
-from models.ops.operands.head_transform import HeadTransform
 
 
 def transform_heads(

@@ -8,20 +8,20 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionGroup, AttentionMetadata, get_forward_context
+from models.kernels.attention.latent.latent_forms import least_expanded_queries
+from models.kernels.gpu import has_kernels
 from models.kv_cache import LatentCacheData
+from models.operands.index_queries import IndexQueries
+from models.operands.latent_entries import LatentEntries, LatentTransform
+from models.operands.latent_queries import LatentQueries
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.latent_cache import write_latents
 from models.ops.attention.latent_transform import transform_latents
 from models.ops.attention.queries_alone import queries_alone
-from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
-from models.ops.operands.index_queries import IndexQueries
-from models.ops.operands.latent_entries import LatentEntries, LatentTransform
-from models.ops.operands.latent_queries import LatentQueries
-from models.ops.triton.attention.latent.latent_forms import least_expanded_queries
 
 
 def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -48,7 +48,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     P rotated elements, which all heads share; its value is what the projection to values makes. The
     absorbed form applies the projections to queries and to attended latent vectors; the expanded
     form applies them to the cached entries. In batch-invariant mode all requests take the absorbed
-    form; else models.ops.triton.attention.latent.latent_forms chooses, by the number of a request's
+    form; else models.kernels.attention.latent.latent_forms chooses, by the number of a request's
     query tokens.
 
     Metadata and cache come from the forward context. Tokens past the end of slot_mapping are
@@ -91,7 +91,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         return
     if has_kernels(latent.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.latent.latent_steps import attend
+        from models.kernels.attention.latent.latent_steps import attend
 
         queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
         is_prefill = context.context.is_prefill
@@ -135,7 +135,7 @@ def _attend_invariantly(
         queries = replace(queries, rotated=rotated)
     if has_kernels(output.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.invariant.invariant_latents import attend
+        from models.kernels.attention.invariant.invariant_latents import attend
 
         attend(queries, entries, cache, metadata, output, scale)
         return

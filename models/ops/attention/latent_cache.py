@@ -3,9 +3,9 @@
 import torch
 
 from models.kv_cache import LatentCacheData
+from models.operands.latent_entries import LatentEntries
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.kv_cache import quantize_heads
-from models.ops.operands.latent_entries import LatentEntries
 
 
 def write_latents(

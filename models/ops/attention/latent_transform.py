@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
+from models.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
-from models.ops.operands.latent_entries import LatentEntries, LatentTransform
 
 
 def transform_latents(

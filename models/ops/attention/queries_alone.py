@@ -1,4 +1,4 @@
-"""Attention of one query at a time on a CPU: see models.ops.batch_invariance."""
+"""Attention of one query at a time on a CPU: see models.batch_invariance."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -6,7 +6,7 @@ In other modes a compiler sees the operations and joins them with their neighbou
 import torch
 from torch.nn import functional
 
-from models.ops.batch_invariance import is_batch_invariant, row_wise
+from models.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 
 

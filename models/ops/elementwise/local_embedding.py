@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional
 
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
 
 
 def _local_embedding(token_ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
@@ -20,7 +20,7 @@ def _local_embedding(token_ids: torch.Tensor, weight: torch.Tensor, first: int) 
     """
     if has_kernels(weight.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.elementwise import local_embedding as kernel
+        from models.kernels.elementwise import local_embedding as kernel
 
         return kernel.local_embedding(token_ids.contiguous(), weight, first)
     local_ids = token_ids - first

@@ -3,9 +3,9 @@
 import torch
 from torch.nn import functional
 
-from models.ops.batch_invariance import is_batch_invariant, row_wise
+from models.batch_invariance import is_batch_invariant, row_wise
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -17,7 +17,7 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     """
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.elementwise import rms_norm as kernel
+        from models.kernels.elementwise import rms_norm as kernel
 
         return kernel.rms_norm(x, weight, eps)
     if weight.dtype != x.dtype:
@@ -44,7 +44,7 @@ def _add_rms_norm(
         eps: added to the mean square.
     """
     if has_kernels(x.device) and residual.is_contiguous():
-        from models.ops.triton.elementwise import rms_norm as kernel
+        from models.kernels.elementwise import rms_norm as kernel
 
         rounds = is_batch_invariant()
         return kernel.add_rms_norm(x.contiguous(), residual, weight, eps, rounds=rounds)

@@ -2,9 +2,9 @@
 
 import torch
 
-from models.ops.batch_invariance import row_wise
+from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
 
 
 def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
@@ -20,7 +20,7 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> tor
     """
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.elementwise import rotary as kernel
+        from models.kernels.elementwise import rotary as kernel
 
         return kernel.rotary(x, cos, signed_sin)
     return row_wise(_turned, x.contiguous(), cos, signed_sin)

@@ -3,9 +3,9 @@
 import torch
 from torch.nn import functional
 
-from models.ops.batch_invariance import row_wise
+from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.kernel_choice import has_kernels
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -16,7 +16,7 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.elementwise import silu_and_mul as kernel
+        from models.kernels.elementwise import silu_and_mul as kernel
 
         return kernel.silu_and_mul(x)
     return row_wise(_gated, x)

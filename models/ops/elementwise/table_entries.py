@@ -2,7 +2,7 @@
 
 import torch
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 
 
 def write_entries(table: torch.Tensor, writes: torch.Tensor) -> None:
@@ -11,7 +11,7 @@ def write_entries(table: torch.Tensor, writes: torch.Tensor) -> None:
     writes: [2, n] int32, contiguous: indices into the flattened table, each once, and values.
     """
     if has_kernels(table.device):
-        from models.ops.triton.elementwise import table_entries as kernel
+        from models.kernels.elementwise import table_entries as kernel
 
         kernel.write_entries(table, writes)
         return

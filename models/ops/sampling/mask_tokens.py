@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -15,7 +15,7 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         bits: [G, ceil(V / 32)] int32, contiguous; token t is bit t % 32 of word t // 32.
     """
     if has_kernels(logits.device):
-        from models.ops.triton.sampling import mask_tokens as kernel
+        from models.kernels.sampling import mask_tokens as kernel
 
         kernel.mask_tokens(logits, rows, bits)
         return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def penalize_tokens(logits: Tensor, indices: Tensor, penalties: Penalties) -> No
     )
     assert all(each.is_contiguous() for each in by_sequence), "kernels read them as arrays"
     if has_kernels(logits.device):
-        from models.ops.triton.sampling import penalize_tokens as kernel
+        from models.kernels.sampling import penalize_tokens as kernel
 
         kernel.penalize_tokens(
             logits,

@@ -15,8 +15,8 @@ same token.
 import torch
 from torch import Tensor
 
-from models.ops.kernel_choice import has_kernels
-from models.ops.operands.draws import NO_TOKEN, WEIGHT_BITS
+from models.kernels.gpu import has_kernels
+from models.operands.draws import NO_TOKEN, WEIGHT_BITS
 from models.ops.sampling.token_weights import scale_of, weights_at
 from models.ops.sampling.uniform import uniform
 
@@ -41,7 +41,7 @@ def sample_tokens(
     seeds, positions: [S] int64 and int32, the two parts of each row's seed.
     """
     if has_kernels(logits.device):
-        from models.ops.triton.sampling import sample_tokens as kernel
+        from models.kernels.sampling import sample_tokens as kernel
 
         return kernel.sample_tokens(
             logits.contiguous(), temperature, top_k, top_p, min_p, seeds, positions

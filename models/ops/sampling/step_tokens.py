@@ -2,7 +2,7 @@
 
 import torch
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 from models.ops.sampling.sample_tokens import where_sound
 
 
@@ -21,7 +21,7 @@ def last_tokens(
     input_ids, positions: [R] int32 and int64, overwritten with the tokens and positions.
     """
     if has_kernels(tokens.device):
-        from models.ops.triton.sampling import step_tokens as kernel
+        from models.kernels.sampling import step_tokens as kernel
 
         kernel.last_tokens(tokens, row_ids, seq_lens, input_ids, positions)
         return
@@ -42,7 +42,7 @@ def choose_greedily(
     row_ids, positions: [R] int32, where each token goes.
     """
     if has_kernels(logits.device):
-        from models.ops.triton.sampling import step_tokens as kernel
+        from models.kernels.sampling import step_tokens as kernel
 
         return kernel.choose_greedily(logits, tokens, row_ids, positions)
     largest, most_likely = logits.max(dim=-1)

@@ -9,8 +9,8 @@ the same way.
 import torch
 from torch import Tensor
 
-from models.ops.operands.base_two import LOG2_E
-from models.ops.operands.draws import (
+from models.operands.base_two import LOG2_E
+from models.operands.draws import (
     EXP2_TERMS,
     FRACTION_BITS,
     MAX_HALVINGS,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 
 
 def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -13,7 +13,7 @@ def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     first; the lowest id first on a tie. n is num_top, at most V.
     """
     if has_kernels(logits.device):
-        from models.ops.triton.sampling import top_logprobs as kernel
+        from models.kernels.sampling import top_logprobs as kernel
 
         return kernel.top_logprobs(logits.contiguous(), token_ids, num_top)
     logits = logits.float()

@@ -9,7 +9,7 @@ figure 16 (the constants are Stafford's variant 13).
 
 from torch import Tensor
 
-from models.ops.operands.draws import GOLDEN_GAMMA, MANTISSA_BITS, MIX_1, MIX_2
+from models.operands.draws import GOLDEN_GAMMA, MANTISSA_BITS, MIX_1, MIX_2
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:

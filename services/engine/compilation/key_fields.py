@@ -117,7 +117,7 @@ IRRELEVANT_MODEL_FIELDS = {
 
 IRRELEVANT_SOURCES = {
     "models/loading": "weights are inputs of the pieces",
-    "models/ops/triton": "kernels run inside operators that the compiler does not look into",
+    "models/kernels": "kernels run inside operators that the compiler does not look into",
     "services/engine/compilation/graphs": _GRAPHS,
     "services/engine/compilation/explain.py": "only reads what is stored",
     "services/engine/compilation/debug_dump.py": _PLACE,

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from models.ops.kernel_choice import HAS_TRITON
+from models.kernels.gpu import HAS_TRITON
 
 
 class Recompilations:
@@ -21,7 +21,7 @@ class Recompilations:
     def load(self) -> None:
         """Imports what `arm` needs, so that a failed import ends the start and not the serving."""
         if HAS_TRITON:
-            import_module("models.ops.triton.launching.build_hook")
+            import_module("models.kernels.launching.build_hook")
 
     def arm(self) -> None:
         """Collects the names of code that is compiled from now on."""
@@ -33,7 +33,7 @@ class Recompilations:
             callback_handler.register_start_callback(self._take_trace)
         if HAS_TRITON:
             # Triton is imported on first use: a CPU installation has none.
-            from models.ops.triton.launching.build_hook import on_build
+            from models.kernels.launching.build_hook import on_build
 
             on_build(self._names.append)
 

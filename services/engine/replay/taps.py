@@ -9,12 +9,12 @@ from torch import Tensor
 import models.ops.attention.attention
 import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
 from models.forward_context import ForwardContext, get_forward_context
+from models.operands.head_transform import HeadTransform
+from models.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.latent_transform import transform_latents
-from models.ops.linear.activation_rounding import leaves_rounded
-from models.ops.linear.fp8_linear import round_in_place
-from models.ops.operands.head_transform import HeadTransform
-from models.ops.operands.latent_entries import LatentEntries, LatentTransform
+from models.ops.products.activation_rounding import leaves_rounded
+from models.ops.products.fp8_linear import round_in_place
 from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")

@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from models.forward_context import get_forward_context
+from models.kernels.gpu import has_kernels
+from models.operands.head_transform import HeadTransform
+from models.operands.latent_entries import LatentEntries, LatentTransform
 from models.ops.attention.attention import unified_attention_with_output
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.latent_attention import latent_attention_with_output
 from models.ops.attention.latent_transform import transform_latents
-from models.ops.communication.all_reduce import all_reduce
 from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.kernel_choice import has_kernels
-from models.ops.linear.linear import linear
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.moe.moe import fused_moe
-from models.ops.operands.head_transform import HeadTransform
-from models.ops.operands.latent_entries import LatentEntries, LatentTransform
+from models.ops.experts.moe import fused_moe
+from models.ops.products.linear import linear
+from models.ops.products.packed_linear import packed_linear
+from models.ops.ranks.all_reduce import all_reduce
 from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.verdict import Comparison, compare
 

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from models.number_formats import BLOCK, FP8
-from models.ops.operands.weight_scales import is_by_block
+from models.operands.weight_scales import is_by_block
 from services.engine.compilation.passes.aliasing import aliases, written
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.operations import calls, named_arguments, tensor_of

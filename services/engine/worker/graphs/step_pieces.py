@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from models.forward_context import GraphKey
-from models.ops.kernel_choice import has_kernels
+from models.kernels.gpu import has_kernels
 from services.engine.compilation.graphs.fusion_check import FusionCheck
 from services.engine.compilation.graphs.graph_runner import Captured, GraphCapture, Slices
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from models.config import ModelConfig
+from models.kernels.gpu import has_kernels
 from models.layers.quantization import can_run_fp8
-from models.ops.kernel_choice import has_kernels
 from models.parallel.collectives import handle_of, use_fused_rows, use_fused_sum
 from models.parallel.group import DATA_PARALLEL, ParallelGroup
 from services.engine.config.engine_config import EngineConfig
@@ -107,8 +107,8 @@ def _make(
 ) -> tuple[FusedCollectives | None, str]:
     """Returns the kernels with their memory, or the fault that keeps them from being made."""
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.communication.exchange import Exchange
-    from models.ops.triton.communication.rank_memory import RankMemory
+    from models.kernels.ranks.exchange import Exchange
+    from models.kernels.ranks.rank_memory import RankMemory
 
     handle = handle_of(group.name) or dist.group.WORLD
     assert handle is not None, "the ranks have met"

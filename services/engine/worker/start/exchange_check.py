@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from models.number_formats import BLOCK
-from models.ops.communication.all_reduce_norm import ordered_sum, ordered_sum_norm
+from models.ops.ranks.all_reduce_norm import ordered_sum, ordered_sum_norm
 from models.parallel.collectives import FusedRows, FusedSum, LostPeerError, gather_into
 from models.parallel.group import ParallelGroup
 
@@ -122,7 +122,7 @@ def _is_rounding(
 ) -> bool:
     """Returns whether these are the values and scales of a launch that rounds the norm."""
     # Imported on first use: a CPU installation has no Triton.
-    from models.ops.triton.linear.fp8.fp8_linear import quantize
+    from models.kernels.products.fp8.fp8_linear import quantize
 
     expected = quantize(normed, BLOCK if is_blocked else normed.shape[-1])
     pairs = zip(rounded, expected, strict=True)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from models.kernels.experts.expert_forms import takes_cores
 from models.layers.experts import Experts
-from models.ops.triton.moe.expert_forms import takes_cores
 
 
 def check_invariant_weights(model: nn.Module, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch.overrides import TorchFunctionMode
 
-from models.ops.kernel_choice import HAS_TRITON
+from models.kernels.gpu import HAS_TRITON
 from services.engine.config.worker import WorkerConfig
 from services.engine.worker.graphs.turns import Turns
 from services.engine.worker.start.build_processes import (
@@ -25,7 +25,7 @@ from services.engine.worker.start.build_processes import (
 )
 
 if TYPE_CHECKING:
-    from models.ops.triton.launching.kernel_builds import KernelBuild
+    from models.kernels.launching.kernel_builds import KernelBuild
 
 log = structlog.get_logger()
 
@@ -173,7 +173,7 @@ def found_in(
         warm_ups: the steps.
         while_serving: other threads may launch kernels meanwhile.
     """
-    from models.ops.triton.launching.kernel_builds import launches_skipped
+    from models.kernels.launching.kernel_builds import launches_skipped
 
     with launches_skipped(while_serving=while_serving) as builds, _ZeroedTensors():
         for warm_up in warm_ups:
@@ -207,7 +207,7 @@ class _ZeroedTensors(TorchFunctionMode):
 def _has_all_kept(warm_ups: Collection[WarmUp]) -> bool:
     """Runs steps up to the first kernel missing in Triton's cache; returns whether none is."""
     # Triton is imported on first use: a CPU installation has none.
-    from models.ops.triton.launching.kernel_builds import MissingKernelError, only_kept_kernels
+    from models.kernels.launching.kernel_builds import MissingKernelError, only_kept_kernels
 
     try:
         with only_kept_kernels():
@@ -220,12 +220,12 @@ def _has_all_kept(warm_ups: Collection[WarmUp]) -> bool:
 
 
 def _load_kernel_functions() -> None:
-    from models.ops.triton.launching.kernel_builds import load_kernel_functions
+    from models.kernels.launching.kernel_builds import load_kernel_functions
 
     load_kernel_functions()
 
 
 def _prepare_launches() -> None:
-    from models.ops.triton.launching.kernel_builds import prepare_launches
+    from models.kernels.launching.kernel_builds import prepare_launches
 
     prepare_launches()

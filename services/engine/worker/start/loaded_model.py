@@ -10,13 +10,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from models.batch_invariance import use_batch_invariance
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
-from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig

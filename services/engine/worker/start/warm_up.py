@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
-from models.loading.stored_formats import STACKED_MXFP4
-from models.ops.batch_invariance import is_batch_invariant
-from models.ops.triton.attention.configurations import (
+from models.kernels.attention.configurations import (
     MANY_LATENT_TOKENS,
     first_requests_of_each_form,
 )
-from models.ops.triton.attention.latent.latent_forms import steps_of_each_form
-from models.ops.triton.linear.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
-from models.ops.triton.moe.expert_forms import (
+from models.kernels.attention.latent.latent_forms import steps_of_each_form
+from models.kernels.experts.expert_forms import (
     OF_8_BITS,
     ON_CORES,
     first_tokens_of_each_form,
 )
+from models.kernels.products.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.loading.stored_formats import STACKED_MXFP4
 from models.quantization.config import WeightKind
 from services.engine.batch import (
     BatchBuilder,
@@ -41,7 +41,7 @@ FIRST_STEPS = ((1,), (128,))
 """Prompt lengths of the steps whose kernels the first request needs."""
 
 _DECODES: tuple[tuple[int, ...], ...] = ((1, 1), *((1,) * count for count in (8, 16, 32, 64, 128)))
-"""Decodes with other kernels; see the tables in models.ops.triton."""
+"""Decodes with other kernels; see the tables in models.kernels."""
 
 _SHORT_PROMPTS = (2, 2)
 _PROMPT_TOKENS = (33, 256, 512, 520)

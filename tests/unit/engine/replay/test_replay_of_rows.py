@@ -2,8 +2,8 @@
 
 import pytest
 
+from models.batch_invariance import use_batch_invariance
 from models.forward_context import get_forward_context
-from models.ops.batch_invariance import use_batch_invariance
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig

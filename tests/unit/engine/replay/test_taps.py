@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from models.forward_context import forward_context
-from models.ops.linear.fp8_linear import round_in_place
+from models.ops.products.fp8_linear import round_in_place
 from services.engine.replay.taps import AttentionTaps
 from tests.support.attention_case import Heads, make_case
 

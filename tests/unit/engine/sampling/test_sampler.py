@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from models.ops.operands.draws import NO_TOKEN
+from models.operands.draws import NO_TOKEN
 from services.engine.sampling.sampler import greedy, probabilities, sample
 from tests.support.sampling_rows import token_choice
 

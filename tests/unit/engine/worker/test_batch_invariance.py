@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.ops.batch_invariance import row_wise, use_batch_invariance
+from models.batch_invariance import row_wise, use_batch_invariance
 from tests.support.invariance import (
     FORMATS,
     Way,

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.kernels.attention.latent import latent_forms
+from models.kernels.attention.latent.latent_forms import NEVER
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from models.ops.attention import expanded_attention, latent_attention
-from models.ops.triton.attention.latent import latent_forms
-from models.ops.triton.attention.latent.latent_forms import NEVER
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner

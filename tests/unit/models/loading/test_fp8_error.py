@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from models.layers.quantization import UNQUANTIZED, LinearMethod, QuantizableLinear
 from models.loading.loader import load_model
-from models.ops.linear.fp8_linear import quantize
-from models.ops.moe import moe
+from models.ops.experts import moe
+from models.ops.products.fp8_linear import quantize
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import BLOCK, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.loading.loader import load_model
-from models.ops.linear.fp8_linear import FP8
-from models.ops.moe.expert_formats import expert_values
+from models.ops.experts.expert_formats import expert_values
+from models.ops.products.fp8_linear import FP8
 from models.parallel.group import ParallelGroup
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
-from models.ops.operands.run_scales import by_row
+from models.operands.run_scales import by_row
 from models.parallel.group import SINGLE, ParallelGroup
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.paged_runner import PagedRunner

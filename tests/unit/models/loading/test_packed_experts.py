@@ -10,7 +10,7 @@ from models.layers.experts import Experts
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
-from models.ops.moe.expert_formats import expert_values
+from models.ops.experts.expert_formats import expert_values
 from models.parallel.group import ParallelGroup
 from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_quantized
 from scripts.quantizers import awq, gptq, packed

@@ -13,7 +13,7 @@ from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
 from models.loading.stored_formats import ALL_KINDS, kept_kinds
-from models.ops.operands.packed_weights import num_columns, packed_values
+from models.operands.packed_weights import num_columns, packed_values
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig, WeightScheme
 from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_quantized

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.ops.moe.moe import apply_experts, route
+from models.ops.experts.moe import apply_experts, route
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import FP8_EXPERTS_ERROR
 

@@ -12,7 +12,7 @@ from models.ops.elementwise import (  # noqa: F401  # register
     rotary,
     silu_and_mul,
 )
-from models.ops.linear import (  # noqa: F401  # register
+from models.ops.products import (  # noqa: F401  # register
     feed_forward,
     linear,
     linear_residual,

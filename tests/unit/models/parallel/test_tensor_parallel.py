@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from models.loading.loader import load_model
-from models.ops.communication.all_gather import all_gather
-from models.ops.communication.all_reduce import all_reduce
+from models.ops.ranks.all_gather import all_gather
+from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.collectives import num_issued, without_other_ranks
 from models.parallel.group import ParallelGroup
 from scripts.quantize_tiny import FORMATS, write_quantized

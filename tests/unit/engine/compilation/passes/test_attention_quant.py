@@ -7,7 +7,7 @@ from torch import nn
 from models.compile_support import support_torch_compile
 from models.layers.attention import Attention
 from models.number_formats import BLOCK, FP8
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
 from tests.support.compiled_models import compile_toy
 
 NUM_HEADS, SIZE = 2, 2 * BLOCK

@@ -14,7 +14,7 @@ from models.layers.attention import Attention
 from models.number_formats import BLOCK, FP8
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import services.engine.compilation.inserted_operators  # noqa: F401  # registers them
 from models.compile_support import support_torch_compile
-from models.ops.linear.packed_linear import packed_linear
-from models.ops.operands.packed_weights import quantize_packed
+from models.operands.packed_weights import quantize_packed
+from models.ops.products.packed_linear import packed_linear
 from tests.support.compiled_models import compile_toy
 
 EPS = 1e-5

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-import models.ops.moe.moe  # noqa: F401  # registers the operator
+import models.ops.experts.moe  # noqa: F401  # registers the operator
 from models.compile_support import support_torch_compile
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
 from services.engine.config.passes import PASS_NAMES
 from tests.support.compiled_models import compile_toy
 

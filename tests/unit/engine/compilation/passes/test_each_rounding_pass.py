@@ -11,10 +11,10 @@ from torch import nn
 import services.engine.compilation.inserted_operators  # noqa: F401  # registers them
 from models.compile_support import support_torch_compile
 from models.number_formats import BLOCK, FP8
-from models.ops.communication.all_reduce import all_reduce
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import gated_linear
+from models.ops.products.linear import linear
+from models.ops.products.norm_linear import gated_linear
+from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.collectives import without_other_ranks
 from tests.support.compiled_models import compile_toy
 

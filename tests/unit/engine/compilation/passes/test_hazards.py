@@ -9,7 +9,7 @@ from torch import nn
 from models.compile_support import support_torch_compile
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.linear import linear
+from models.ops.products.linear import linear
 from tests.support.compiled_models import compile_toy
 
 EPS = 1e-5

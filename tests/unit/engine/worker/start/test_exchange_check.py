@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.ops.communication.all_reduce_norm import ordered_sum_norm
+from models.ops.ranks.all_reduce_norm import ordered_sum_norm
 from models.parallel.collectives import LostPeerError, without_other_ranks
 from models.parallel.group import ParallelGroup
 from services.engine.worker.start.exchange_check import rows_fault, sums_fault

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from models.batch_invariance import is_batch_invariant, use_batch_invariance
 from models.config import ModelConfig
 from models.layers.experts import Experts
 from models.loading.model_config import read_model_config
-from models.ops.batch_invariance import is_batch_invariant, use_batch_invariance
 from services.engine.config.engine_config import EngineConfig
 from services.engine.model_fit import check_batch_invariance
 from services.engine.worker.start.invariance import check_invariant_weights

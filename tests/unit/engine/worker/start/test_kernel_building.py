@@ -15,9 +15,9 @@ from services.engine.worker.start.kernel_building import KernelBuilding, _load_k
 processes = BuildProcesses.fork(_load_kernel_functions)
 
 import torch
-from models.ops.triton.sampling.penalize_tokens import penalize_tokens
-from models.ops.triton.elementwise.rms_norm import rms_norm
-from models.ops.triton.elementwise.table_entries import write_entries
+from models.kernels.sampling.penalize_tokens import penalize_tokens
+from models.kernels.elementwise.rms_norm import rms_norm
+from models.kernels.elementwise.table_entries import write_entries
 from tests.support.kernel_launches import absent_gpu
 from triton import knobs
 
@@ -134,7 +134,7 @@ def test_a_missing_kernel_stops_steps_before_they_launch_more(tmp_path):
     run(
         tmp_path,
         """
-        from models.ops.triton.launching.kernel_builds import (
+        from models.kernels.launching.kernel_builds import (
             MissingKernelError, launches_skipped, only_kept_kernels, load_kernel_functions,
         )
         load_kernel_functions()

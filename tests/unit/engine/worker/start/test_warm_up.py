@@ -5,19 +5,19 @@ import torch
 
 from models.config import ModelConfig
 from models.forward_context import AttentionWorkspace
-from models.loading.loader import load_model
-from models.ops.triton.attention.configurations import (
+from models.kernels.attention.configurations import (
     EARLY_REQUESTS,
     MAX_PARTIALS,
     decode_tiles,
     num_dealt,
     num_splits,
 )
-from models.ops.triton.linear.fp8.fp8_configurations import BUILT_TOKENS
-from models.ops.triton.linear.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
-from models.ops.triton.linear.packed.packed_configurations import MOST_PACKED_TOKENS
-from models.ops.triton.linear.wide_configurations import invariant_wide_tiles, wide_tiles
-from models.ops.triton.moe.expert_forms import COMMON, OF_8_BITS, ON_CORES, are_few, tile_rows
+from models.kernels.experts.expert_forms import COMMON, OF_8_BITS, ON_CORES, are_few, tile_rows
+from models.kernels.products.fp8.fp8_configurations import BUILT_TOKENS
+from models.kernels.products.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.kernels.products.packed.packed_configurations import MOST_PACKED_TOKENS
+from models.kernels.products.wide_configurations import invariant_wide_tiles, wide_tiles
+from models.loading.loader import load_model
 from models.quantization.read import read_quantization
 from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.limits import StepLimits

@@ -6,10 +6,10 @@ import torch
 from models.forward_context import forward_context
 from models.layers.attention import Attention
 from models.loading.loader import load_model
+from models.operands.rounded_activations import rounded_parts
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import rotary
-from models.ops.linear.fp8_linear import quantize
-from models.ops.operands.rounded_activations import rounded_parts
+from models.ops.products.fp8_linear import quantize
 from tests.support.attention_case import Heads, make_case
 from tests.support.paged_runner import PagedRunner
 

@@ -3,8 +3,8 @@ import sys
 
 import torch
 
+from models.kernels import gpu
 from models.kv_cache import KVCacheSpec
-from models.ops import kernel_choice
 from models.ops.attention.attention_metadata import make_attention_workspace
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 
@@ -18,11 +18,11 @@ def test_the_reference_supports_recordings_on_a_cpu():
 
 
 def test_the_kernels_support_all_steps_where_triton_is_installed(monkeypatch):
-    monkeypatch.setattr(kernel_choice, "HAS_TRITON", True)
+    monkeypatch.setattr(gpu, "HAS_TRITON", True)
     assert attention_cudagraph_support(CUDA) is AttentionCGSupport.ALWAYS
     read_back = attention_cudagraph_support(CUDA, caches_new_keys=True)
     assert read_back is AttentionCGSupport.UNIFORM_BATCH
-    monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
+    monkeypatch.setattr(gpu, "HAS_TRITON", False)
     assert attention_cudagraph_support(CUDA) is AttentionCGSupport.NEVER
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from models.forward_context import forward_context
+from models.kernels.attention.latent import latent_forms
+from models.kernels.attention.latent.latent_forms import NEVER
 from models.ops.attention import latent_attention
 from models.ops.attention.kv_cache import quantize_heads
-from models.ops.triton.attention.latent import latent_forms
-from models.ops.triton.attention.latent.latent_forms import NEVER
 from tests.support.latent_case import make_latent_case
 
 SIZES = {"num_heads": 3, "latent_dim": 10, "rope_dim": 4}

@@ -1,6 +1,6 @@
 import torch
 
-from models.ops.operands.draws import NO_TOKEN
+from models.operands.draws import NO_TOKEN
 from models.ops.sampling.step_tokens import choose_greedily, last_tokens
 from tests.support.step_tokens_case import check_choice, check_last_tokens
 

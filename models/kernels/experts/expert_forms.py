@@ -1,0 +1,91 @@
+"""Chooses the kernels for a batch of experts on the host, from shapes alone.
+
+Each form is a set of kernels to build; warm-up asks which steps need them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from models.kernels.gpu import HOPPER
+
+MOST_PAIRS = 64
+"""Most pairs of a token and an expert that are computed alone; with more, tokens share experts."""
+TILE_ROWS = (16, 32, 64, 128)
+"""Heights of the tiles that experts' rows are cut into, for most formats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Choices of one family of kernels.
+
+    experts_per_pair: of a layer, at least, for pairs to be computed alone.
+    heights: of tiles, each with the most rows that an expert may have on average; rising. The last
+        height takes more rows, too.
+    """
+
+    experts_per_pair: int
+    heights: tuple[tuple[int, int], ...]
+
+
+COMMON = Forms(experts_per_pair=2, heights=tuple((rows, rows // 2) for rows in TILE_ROWS))
+ON_CORES = Forms(
+    experts_per_pair=4, heights=((8, 4), (16, 8), (32, 16), (64, 64), (128, 192), (256, 256))
+)
+"""Of models.kernels.experts.packed.packed_experts.
+
+Measured with gpt-oss-20b and shorter last tiles (H100, 2026-11): 64 rows of an expert took 379 us
+in tiles of 64 and 389 in tiles of 128, 256 rows took 964 in tiles of 128 and 947 in tiles of 256.
+"""
+
+OF_8_BITS = Forms(experts_per_pair=6, heights=((8, 4), (16, 8), (32, 16), (64, 48), (128, 128)))
+"""Of models.kernels.experts.fp8.fp8_experts.
+
+Measured with the shapes of Qwen3-30B-A3B, DeepSeek-V3 and GLM-4.5-Air (H200, 2026-11). 2 tokens of
+the first took 25 us with pairs computed alone and 31 sorted, 8 tokens of the last 253 and 228. Of
+DeepSeek-V3, 64 rows of an expert took 3,735 us in tiles of 64 and 3,429 in tiles of 128, 32 rows
+2,766 and 3,046.
+"""
+
+
+def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether experts of 4 bits run moe.packed.packed_experts on a GPU."""
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
+
+
+def are_few(num_pairs: int, num_experts: int, top_k: int, forms: Forms = COMMON) -> bool:
+    """Returns whether each pair is computed alone, as few experts are chosen twice.
+
+    Sorting the pairs by expert would cost more than it saves.
+    """
+    return num_pairs <= _most_few(num_experts, top_k, forms)
+
+
+def tile_rows(num_pairs: int, num_experts: int, forms: Forms = COMMON) -> int:
+    """Returns the height of tiles for an expert's average rows.
+
+    An expert with more rows has its weights read once per tile.
+    """
+    heights = forms.heights
+    fitting = (rows for rows, most in heights if num_pairs <= most * num_experts)
+    return next(fitting, heights[-1][0])
+
+
+def first_tokens_of_each_form(num_experts: int, top_k: int, *others: Forms) -> list[int]:
+    """Returns the smallest number of tokens that takes each form, in rising order.
+
+    others: forms besides COMMON.
+    """
+    last_pairs = {
+        pairs
+        for forms in (COMMON, *others)
+        for pairs in (
+            _most_few(num_experts, top_k, forms),
+            *(most * num_experts for _, most in forms.heights[:-1]),
+        )
+    }
+    return sorted({1, *(pairs // top_k + 1 for pairs in last_pairs)})
+
+
+def _most_few(num_experts: int, top_k: int, forms: Forms) -> int:
+    return min(MOST_PAIRS, max(num_experts // forms.experts_per_pair, top_k))

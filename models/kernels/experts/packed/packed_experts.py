@@ -1,0 +1,58 @@
+"""Experts of 4 bits in bfloat16 on Hopper: chooses the kernels, for MXFP4 and for integers.
+
+models.ops.experts.expert_formats describes the formats.
+"""
+
+import torch
+
+from models.batch_invariance import is_batch_invariant
+from models.kernels.experts.expert_forms import ON_CORES, are_few, tile_rows
+from models.kernels.experts.moe_grouped import sum_by_token
+from models.kernels.experts.moe_routing import sort_by_expert
+from models.kernels.experts.packed.expert_product import ExpertProduct, both_products
+from models.kernels.experts.packed.few_token_experts import few_token_product, few_token_tiles
+from models.kernels.experts.packed.matrix_experts import ALONE_TILES, expert_product, sorted_tiles
+from models.kernels.experts.packed.pair_experts import pair_product
+from models.operands.experts import ExpertWeights
+
+
+def apply_packed_on_cores(
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.kernels.experts.moe.apply_experts does, into `output`; both contiguous."""
+    results = _results(hidden, ids, experts)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
+
+
+def _results(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights) -> torch.Tensor:
+    """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
+    num_choices, num_pairs = experts.num_choices, ids.numel()
+    products = both_products(hidden, ids, experts)
+    # Sums of parts of the inputs have other bits.
+    if not is_batch_invariant() and are_few(num_pairs, num_choices, ids.shape[1]):
+        for product in products:
+            pair_product(product)
+    elif are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
+        for product in products:
+            expert_product(product, None, ALONE_TILES)
+    else:
+        order = sort_by_expert(ids, len(experts.down), num_choices)
+        height = tile_rows(num_pairs, num_choices, ON_CORES)
+        for product in products:
+            _multiply_sorted(product, order, height)
+    return products[-1].output
+
+
+def _multiply_sorted(
+    product: ExpertProduct, order: tuple[torch.Tensor, torch.Tensor], height: int
+) -> None:
+    """Computes a product in tiles of some height, which all have the same bits."""
+    tiles = few_token_tiles(height, product)
+    if tiles is None:
+        expert_product(product, order, sorted_tiles(height, product.shape))
+    else:
+        few_token_product(product, order, tiles)

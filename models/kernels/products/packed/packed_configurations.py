@@ -1,0 +1,301 @@
+"""Chooses the kernel and tiles of products with weights of 4 and 8 bits, from a table.
+
+Measured with the shapes of Llama-3.1-8B in groups of 128 (2026-11), 4 bits on an H200 and 8 bits on
+an H100.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from models.kernels.gpu import HOPPER
+from models.kernels.products.linear_configurations import (
+    MOST_TOKENS,
+    MatrixTiles,
+    invariant_splits,
+)
+from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+
+PACKED_COLUMNS = 128
+"""Inputs of a tile of packed_wide_linear."""
+BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 768, 1024, 2048)
+"""Tokens of steps whose kernels are built before serving; tiles that none of them has are not used.
+"""
+MOST_PACKED_TOKENS = 640
+"""In batch-invariant mode, with more, unpacking a weight first is faster."""
+_COLUMNS = 256
+"""Inputs of a tile of matrix_linear, but for some gated ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedTiles:
+    """Tiles of packed_wide_linear.
+
+    tokens: 32 to 256, a power of two.
+    groups: warp groups of a program, 1 to 3, with 64 rows each.
+    slots: for loading inputs.
+    programs: of a multiprocessor, 1 or 2.
+    """
+
+    tokens: int
+    groups: int
+    slots: int
+    programs: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight of a tile, gate and up together."""
+        return self.groups * GROUP_ROWS
+
+
+Costs = dict[MatrixTiles | PackedTiles, float]
+
+_WIDE_COST: Mapping[int, Costs] = {
+    4: {
+        PackedTiles(tokens=128, groups=1, slots=6): 0.58,
+        PackedTiles(tokens=128, groups=2, slots=5): 0.8,
+        PackedTiles(tokens=128, groups=3, slots=5): 1.07,
+        PackedTiles(tokens=256, groups=2, slots=3): 1.4,
+    },
+    8: {
+        PackedTiles(tokens=128, groups=1, slots=5): 0.64,
+        PackedTiles(tokens=128, groups=2, slots=4): 0.88,
+        PackedTiles(tokens=128, groups=3, slots=3): 1.17,
+        PackedTiles(tokens=256, groups=2, slots=2): 1.5,
+    },
+}
+"""Microseconds of 128 inputs of a tile on every multiprocessor, by bits of the weight.
+
+Products of 80 to 8192 tokens take within 10 % of that, of 8 bits within 15 %, but for long ones in
+few programs, which are up to 15 % faster.
+"""
+_ROWS = 64
+"""Of a weight in a tile of matrix_linear."""
+_PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
+_WAVE_COST: Mapping[int, Costs] = {
+    4: _WIDE_COST[4] | {PackedTiles(tokens=128, groups=2, slots=5): 0.78, _PAIR: 0.28},
+    8: _WIDE_COST[8] | {_PAIR: 0.35},
+}
+"""The same of products without a gate; the groups of one tile share out its inputs."""
+_PAIR_START_US = 1.5
+"""Of a wave of such tiles: they add up their sums in the end, and begin with short rings."""
+_MOST_SPLITS = 4
+_SPLIT_COST: Mapping[int, Costs] = {
+    bits: _WAVE_COST[bits]
+    | {replace(_PAIR, groups=1, splits=count): cost for count in range(1, _MOST_SPLITS + 1)}
+    for bits, cost in {4: 0.57, 8: 0.68}.items()
+}
+"""The same of products that may be split; of one warp group, two programs run at once.
+
+Products of int4 in groups of 128 with their norms (H100, 2026-11-26, us of 128 tokens): 25600
+inputs and 5120 outputs 113.6, in splits 82.1; 8192 and 5120 38.3 and 30.2; 9728 and 2560 23.0 and
+18.1; 4096 and 2048 11.7 and 9.7. Unsplit they suit short inputs, too: 3072 and 3072 took 15.4 us
+with 200 tokens, in tiles of 128 tokens 17.8.
+"""
+_PART_BYTES_PER_US = 2.5e6
+"""Of parts that a product leaves and a norm reads."""
+_GATED_TILES = {
+    bits: PackedTiles(tokens=MOST_TOKENS, groups=2, slots=slots, programs=2)
+    for bits, slots in {4: 4, 8: 3}.items()
+}
+"""Of gated products of 33 to 64 tokens with enough rows for every multiprocessor."""
+_FEW_TOKENS = 16
+"""Up to 16 tokens, three warp groups share out a tile's inputs, which may be split besides."""
+_LONG_INPUTS = 16384
+_IDLE = range(MULTIPROCESSORS // 2 + 1, 93)
+"""Tiles of rows that leave three to five of ten multiprocessors idle, and twice too many if split.
+
+With inputs of this length they are split finer, and programs share multiprocessors. 25600 inputs
+and 5120 outputs, of int4 in groups of 128 with the norm (H100, 2026-11-26): 8 and 16 tokens took
+35.2 and 34.5 us in six splits of one warp group, 39.0 and 39.0 without. 8192 inputs took 14.7 and
+14.7 in splits, 13.8 and 14.5 without.
+"""
+_SHORT_SECOND_WAVE = range(MULTIPROCESSORS + 1, MULTIPROCESSORS * 3 // 2)
+"""Tiles of rows that leave most multiprocessors idle in a second wave, of programs that fill one.
+
+Of one warp group two run at once. 10240 rows of int4 in groups of 128 took 18.4 us with 24 tokens
+and 5120 inputs, 27.3 with 8192, in three groups 22.4 and 31.6 (H100, 2026-11-26).
+"""
+_SHARED_BYTES = 227 * 1024
+"""Shared memory of a multiprocessor."""
+_MOST_PROGRAMS = 4
+"""Gated tiles that have registers on a multiprocessor."""
+
+
+@lru_cache(maxsize=1024)
+def packed_tiles(
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    *,
+    group: int,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_bits: int = 4,
+    may_split: bool = False,
+) -> MatrixTiles | PackedTiles | None:
+    """Returns the tiles of a product with a packed weight of `num_rows` rows.
+
+    None where it is unpacked first.
+
+    group: columns that share a scale.
+    num_bits: 4 or 8, of each number.
+    may_split: the tiles may have splits.
+    """
+    if not _takes(group, num_inputs, dtype, device):
+        return None
+    if is_gated:
+        return _gated_tiles(num_tokens, num_rows, num_inputs, num_bits)
+    if num_tokens > MOST_TOKENS:
+        costs = (_SPLIT_COST if may_split else _WAVE_COST)[num_bits]
+        return _fastest_built(costs, num_tokens, num_rows, num_inputs)
+    tokens = _padded(num_tokens)
+    split = _split_tiles(tokens, num_rows, num_inputs, num_bits)
+    return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows, num_bits)
+
+
+@lru_cache(maxsize=1024)
+def invariant_packed_tiles(
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    *,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MatrixTiles | None:
+    """Returns the tiles of batch-invariant mode for a packed weight of `num_rows` rows.
+
+    None, for any number of tokens, where it is unpacked first. One warp group adds up all tiles of
+    a program: several would add in another order.
+    """
+    if not _takes(group, num_inputs, dtype, device):
+        return None
+    tiles = _lone_tiles(_padded(num_tokens))
+    return replace(tiles, splits=invariant_splits(num_rows, num_inputs))
+
+
+def num_tiles(tiles: MatrixTiles | PackedTiles, num_tokens: int, num_rows: int) -> int:
+    """Returns the number of tiles of a weight of `num_rows` rows."""
+    return -(-num_rows // tiles.rows) * -(-num_tokens // tiles.tokens)
+
+
+def _takes(group: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether there are kernels for such weights; groups may not straddle tiles."""
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
+        return False
+    return not _COLUMNS % group or not group % _COLUMNS or group == num_inputs
+
+
+def _padded(num_tokens: int) -> int:
+    """Returns the tokens of a tile of matrix_linear: 8, 16, 32 or 64."""
+    return min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
+
+
+def _whole_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
+    """Returns the tiles of up to 64 tokens: warp groups that share out their inputs."""
+    if _FEW_TOKENS < tokens < MOST_TOKENS and -(-num_rows // _ROWS) in _SHORT_SECOND_WAVE:
+        return replace(_lone_tiles(tokens), num_stages=_most_stages(tokens, num_bits, 2))
+    if tokens < MOST_TOKENS:
+        return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
+    return _PAIR if num_rows <= _ROWS * MULTIPROCESSORS else _lone_tiles(tokens)
+
+
+def _split_tiles(tokens: int, num_rows: int, num_inputs: int, num_bits: int) -> MatrixTiles:
+    """Returns the tiles of up to 64 tokens with as many splits as run at once, one at least.
+
+    Three warp groups fill a multiprocessor, of one group two programs do, or four of few tokens.
+    """
+    row_tiles = -(-num_rows // _ROWS)
+    tiles = _whole_tiles(tokens, num_rows, num_bits)
+    if tokens > _FEW_TOKENS:
+        at_once, most = 2, _MOST_SPLITS
+    elif num_inputs >= _LONG_INPUTS and row_tiles in _IDLE:
+        at_once, most = 4, 6
+    else:
+        splits = min(_MOST_SPLITS, MULTIPROCESSORS // row_tiles)
+        return replace(tiles, splits=max(1, splits))
+    splits = max(1, min(most, at_once * MULTIPROCESSORS // row_tiles))
+    stages = _most_stages(tokens, num_bits, at_once)
+    return replace(tiles, groups=1, num_stages=stages, splits=splits)
+
+
+def _most_stages(tokens: int, num_bits: int, at_once: int) -> int:
+    """Returns the stages of programs of which `at_once` share a multiprocessor."""
+    return min(4, _SHARED_BYTES // at_once // _stage_bytes(tokens, num_bits))
+
+
+def _gated_tiles(
+    num_tokens: int, num_rows: int, num_inputs: int, num_bits: int
+) -> MatrixTiles | PackedTiles:
+    if num_tokens > MOST_TOKENS:
+        return _fastest_built(_WIDE_COST[num_bits], num_tokens, num_rows, num_inputs)
+    tokens = _padded(num_tokens)
+    if tokens == MOST_TOKENS:
+        tiles = _GATED_TILES[num_bits]
+        is_full = num_tiles(tiles, num_tokens, num_rows) >= MULTIPROCESSORS
+        return tiles if is_full else _lone_tiles(tokens)
+    return _gated_few_tiles(tokens, num_rows, num_bits)
+
+
+def _gated_few_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
+    """Returns the tiles with the longest rings of which all run at once.
+
+    28672 rows and 4096 inputs of 8 bits take 51.5 us with 32 tokens in rings of three tiles with
+    128 inputs, 58.5 in rings of two with 256, of which three run at once (H100, 2026-11-26).
+    """
+    per_multiprocessor = -(-num_rows // (_ROWS * MULTIPROCESSORS))
+    for columns, stages in ((_COLUMNS, 4), (_COLUMNS, 3), (_COLUMNS, 2), (_COLUMNS // 2, 3)):
+        ring_bytes = stages * _stage_bytes(tokens, num_bits, columns)
+        if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // ring_bytes):
+            return replace(_lone_tiles(tokens), columns=columns, num_stages=stages)
+    # Tiles that come after others: few tokens leave memory for long rings.
+    return replace(_lone_tiles(tokens), num_stages=4 if tokens == 8 else 2)
+
+
+def _stage_bytes(tokens: int, num_bits: int, columns: int = _COLUMNS) -> int:
+    """Returns the shared memory of a tile's weights and inputs."""
+    return columns * (_ROWS * num_bits // 8 + 2 * tokens)
+
+
+def _lone_tiles(tokens: int) -> MatrixTiles:
+    """Returns the tiles of programs of matrix_linear with one warp group."""
+    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=stages)
+
+
+def _fastest_built(
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+) -> MatrixTiles | PackedTiles:
+    """Returns the fastest of the tiles of those BUILT_TOKENS that have no more tiles of tokens."""
+    built = {
+        _fastest(costs, each, num_rows, num_inputs)
+        for each in BUILT_TOKENS
+        if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
+    }
+    costs = {tiles: cost for tiles, cost in costs.items() if tiles in built}
+    return _fastest(costs, num_tokens, num_rows, num_inputs)
+
+
+def _num_token_tiles(num_tokens: int) -> int:
+    return -(-num_tokens // 128)
+
+
+def _fastest(
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+) -> MatrixTiles | PackedTiles:
+    def microseconds(tiles: MatrixTiles | PackedTiles) -> float:
+        splits = tiles.splits if isinstance(tiles, MatrixTiles) else 1
+        is_small = isinstance(tiles, MatrixTiles) and tiles.groups == 1
+        at_once = MULTIPROCESSORS * (2 if is_small else 1)
+        waves = -(-num_tiles(tiles, num_tokens, num_rows) * splits // at_once)
+        product = costs[tiles] * waves * num_inputs / (128 * splits)
+        if tiles == _PAIR:
+            product += waves * _PAIR_START_US
+        part_bytes = 0 if splits == 1 else 8 * splits * num_tokens * num_rows
+        return product + part_bytes / _PART_BYTES_PER_US
+
+    return min(costs, key=microseconds)

@@ -1,0 +1,181 @@
+"""Chooses the products of more than 64 tokens that are ours, from a table.
+
+Measured against torch's on an H200 with the shapes of Qwen3-8B and Qwen3-0.6B, alone and in whole
+steps (2026-11).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from models.kernels.gpu import HOPPER
+from models.kernels.launching.copy_engine import COPY_ALIGNMENT
+
+GROUP_ROWS = 64
+"""Rows of the weight that a warp group multiplies."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; programs beyond them wait for others to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideTiles:
+    """Warp groups of a program, tokens of a tile, slots for loading inputs.
+
+    splits: parts of the inputs, each summed by programs of its own.
+    parts: parts of a program's inputs, each summed apart and added in order.
+    """
+
+    groups: int
+    tokens: int
+    slots: int
+    splits: int = 1
+    parts: int = 1
+
+    def count(self, num_tokens: int, num_rows: int) -> int:
+        """Returns the number of tiles of a weight of `num_rows` rows."""
+        return -(-num_rows // (self.groups * GROUP_ROWS)) * -(-num_tokens // self.tokens)
+
+
+_ONE_GROUP = WideTiles(groups=1, tokens=128, slots=7)
+_TWO_GROUPS = WideTiles(groups=2, tokens=128, slots=6)
+_THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
+_MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
+_WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
+"""Relative time of a tile on every multiprocessor."""
+
+_ONE_GROUP_OF_MANY = WideTiles(groups=1, tokens=256, slots=5)
+_TWO_GROUPS_OF_MANY = WideTiles(groups=2, tokens=256, slots=4)
+_MANY_TOKENS_COST = {_TWO_GROUPS_OF_MANY: 1.27, _MOST_TOKENS: 1.85}
+_HALF_TILE_COST = {_THREE_GROUPS: 1.0}
+_FEW_TOKENS_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.78, **_HALF_TILE_COST, **_MANY_TOKENS_COST}
+"""The same in batch-invariant mode, of products in one part.
+
+This mode's costs are fitted to 53 products of 256 to 8192 tokens on an H200: one takes 4 % longer
+than in the fastest tiles, the others at most 2 % (2026-11).
+"""
+_SPLIT_WAVE_COST = {_ONE_GROUP: 0.55, _ONE_GROUP_OF_MANY: 0.7}
+"""The same where programs of their own sum the parts."""
+_PART_WAVE_COST = {
+    2: {_TWO_GROUPS: 0.75, _TWO_GROUPS_OF_MANY: 1.4},
+    4: {_TWO_GROUPS: 0.75},
+}
+"""The same by the parts of a program.
+
+256 tokens' sums of earlier parts are in memory. With four parts that costs 1.65, more than two
+waves of tiles of 128.
+"""
+_WASTE = {1152: 1.35, 4096: 1.15}
+"""Time over that of gapless tiles above which torch's product is faster, up to as many inputs.
+
+For torch's product the gate is a pass of its own, which weighs more the shorter the inputs are.
+6912 outputs of 1152 inputs took 44.8 us with 700 tokens (1.31), torch's 51.7, but 8960 of 1536 53.3
+with 440 (1.23), torch's 48.7, and 8192 of 2048 47.5 with 340 (1.17), torch's 43.0 (H100,
+2026-11-26). On an H200, 4096 inputs gave 1.15.
+"""
+_LONG_WASTE = 1.12
+"""The same of more inputs: 7168 outputs of 8192 inputs took 241 us with 600 tokens (1.13), torch's
+213 (H100, 2026-11-26).
+"""
+_PART_INPUTS = 512
+"""Least inputs of a part."""
+_LONG_INPUTS = 4096
+"""Of few outputs, for which parts of two groups pay off."""
+_FEW_TOKENS = 512
+"""Most tokens for which narrow tiles are worth their kernels."""
+_MOST_SPLIT_TOKENS = 256
+"""In batch-invariant mode, most tokens whose parts are summed by programs of their own."""
+
+
+@lru_cache(maxsize=1024)
+def wide_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WideTiles | None:
+    """Returns the tiles of the product [T, K] x [N, K]^T; None where torch's is faster.
+
+    Sizes are those of the result: a gated product reads 2 * N rows. Unmeasured devices and dtypes,
+    and sizes that the copy engine cannot take, use torch's product.
+    """
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
+        return None
+    if any(size * dtype.itemsize % COPY_ALIGNMENT for size in (num_outputs, num_inputs)):
+        return None
+    if is_gated:
+        return _gated_tiles(num_tokens, 2 * num_outputs, num_inputs)
+    return _split_tiles(num_tokens, num_outputs, num_inputs)
+
+
+def _gated_tiles(num_tokens: int, num_rows: int, num_inputs: int) -> WideTiles | None:
+    def cost(tiles: WideTiles) -> float:
+        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // MULTIPROCESSORS)
+
+    best = min(_candidates(num_tokens), key=cost)
+    area = num_rows * num_tokens / (_THREE_GROUPS.groups * GROUP_ROWS * _THREE_GROUPS.tokens)
+    waste = next((_WASTE[most] for most in _WASTE if num_inputs <= most), _LONG_WASTE)
+    return best if cost(best) <= waste * max(1.0, area / MULTIPROCESSORS) else None
+
+
+def _candidates(num_tokens: int) -> Iterable[WideTiles]:
+    """Returns the tiles to choose from: few, so that their kernels are built before serving."""
+    if num_tokens <= _FEW_TOKENS:
+        return _WAVE_COST
+    return (_THREE_GROUPS if _leaves_half_a_tile(num_tokens) else _MOST_TOKENS,)
+
+
+def _leaves_half_a_tile(num_tokens: int) -> bool:
+    """Returns whether the last tile of 256 of few would be mostly empty."""
+    return num_tokens < 1024 and 0 < num_tokens % 256 <= 128
+
+
+def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTiles | None:
+    """Returns the tiles of a split product, where the outputs alone make too few tiles.
+
+    Splits that fit twice or three times leave gaps: with 160 tokens and the norm, 1536 outputs of
+    8960 inputs took 28.7 us in two of one group, in four of two groups 21.5 (H100, 2026-11-26).
+    """
+    if num_outputs <= 2048 and num_tokens <= 256:
+        fitting = MULTIPROCESSORS // _ONE_GROUP.count(num_tokens, num_outputs)
+        is_coarse = fitting < 4 and num_inputs >= _LONG_INPUTS
+        tiles = _TWO_GROUPS if is_coarse else _ONE_GROUP
+    elif num_outputs <= 5120 and num_inputs >= 8192 and num_tokens <= 128:
+        tiles = replace(_TWO_GROUPS, slots=7)
+    else:
+        return None
+    splits = min(
+        MULTIPROCESSORS // tiles.count(num_tokens, num_outputs), num_inputs // _PART_INPUTS
+    )
+    return replace(tiles, splits=splits) if splits > 1 else None
+
+
+@lru_cache(maxsize=1024)
+def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTiles:
+    """Returns the tiles of batch-invariant mode for a weight of `num_rows` rows.
+
+    The parts of the inputs do not depend on the tokens. Up to _MOST_SPLIT_TOKENS tokens they are
+    summed by programs of their own; with more tokens, writing and adding float32 takes longer.
+    """
+    splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
+    costs = _invariant_costs(num_tokens, splits, parts // splits)
+
+    def cost(tiles: WideTiles) -> float:
+        return costs[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
+
+    return replace(min(costs, key=cost), splits=splits, parts=parts // splits)
+
+
+def _invariant_costs(num_tokens: int, splits: int, parts: int) -> dict[WideTiles, float]:
+    """Returns the tiles to choose from, few as in _candidates, and their relative times."""
+    if splits > 1:
+        return _SPLIT_WAVE_COST
+    if parts > 1:
+        return _PART_WAVE_COST[parts]
+    if num_tokens <= _FEW_TOKENS:
+        return _FEW_TOKENS_COST
+    return _HALF_TILE_COST if _leaves_half_a_tile(num_tokens) else _MANY_TOKENS_COST

@@ -1,0 +1,86 @@
+"""The operands of a mixture of experts: routing rules and weights."""
+
+from dataclasses import dataclass
+
+import torch
+
+from models.number_formats import FP8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a token's experts are chosen and weighted; see models.ops.experts.moe.route.
+
+    top_k: experts of each token.
+    is_sigmoid: scores are the sigmoid of the logits, not the softmax over all experts.
+    is_normed: weights are made to sum to 1.
+    scaling: factor of all weights.
+    num_groups: equal groups of experts.
+    top_groups: groups that a token's experts come from.
+    """
+
+    top_k: int
+    is_sigmoid: bool
+    is_normed: bool
+    scaling: float
+    num_groups: int
+    top_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """Experts and their gate. E experts, H hidden size, I inner size of one expert.
+
+    gate_up: [E, 2 * I, H], gate before up; its bias [E, 2 * I] or None.
+    down: [E, H, I]; its bias [E, H] or None.
+    gate_up_scale, down_scale: of weights in 8 or 4 bits, see models.ops.experts.expert_formats.
+    alpha, limit: of the gate, see models.ops.experts.moe.gated.
+    num_routed: experts that tokens choose from, if these are only some of them. Ids then count
+        from the first of these, and E stands for an expert that is not here.
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    gate_up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
+    alpha: float = 1.0
+    limit: float | None = None
+    num_routed: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Experts that tokens choose from."""
+        return len(self.down) if self.num_routed is None else self.num_routed
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether tokens may choose experts that are not here."""
+        return self.num_routed is not None
+
+    @property
+    def inner_size(self) -> int:
+        """I."""
+        return self.gate_up.shape[1] // 2
+
+    def biases_or(self, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns both biases; without them twice `stand_in`, which kernels then do not touch."""
+        if self.gate_up_bias is None or self.down_bias is None:
+            return stand_in, stand_in
+        return self.gate_up_bias, self.down_bias
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weights have scales."""
+        return self.down_scale is not None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the weights are FP8."""
+        return self.down.dtype == FP8
+
+    @property
+    def is_scaled_by_row(self) -> bool:
+        """Whether each row of an FP8 matrix has one scale, not each block."""
+        return self.down_scale is not None and self.down_scale.shape[1:] == (self.down.shape[1], 1)
