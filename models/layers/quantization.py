@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import HOPPER, gpu_of, is_hopper
 from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
 from models.operands.packed_weights import RUN
 from models.ops.products.linear import linear
@@ -114,13 +114,12 @@ class QuantizableLinear(nn.Module, ABC):
 
 def can_run_fp8(device: torch.device) -> bool:
     """Returns whether the device multiplies 8-bit floats: Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
+    return device.type == "cuda" and gpu_of(device).capability >= HOPPER
 
 
 def can_run_packed(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the device has kernels that unpack weights: Hopper, for bfloat16."""
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
-    return is_hopper and dtype is torch.bfloat16
+    return is_hopper(device) and dtype is torch.bfloat16
 
 
 def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bool:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from triton._C.libtriton import ir
@@ -16,9 +15,8 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.cache import get_cache_manager
 
 from models.kernels import gpu
+from tests.support.gpu_facts import properties
 
-HOPPER = (9, 0)
-PROPERTIES = SimpleNamespace(multi_processor_count=132)
 CPU = torch.device("cpu")
 _FREE_OF_ERRORS = "free_of_errors"
 
@@ -26,8 +24,7 @@ _FREE_OF_ERRORS = "free_of_errors"
 def pretend() -> None:
     """Chooses kernels on a CPU as on the GPU."""
     gpu.has_kernels = lambda device: True
-    torch.cuda.get_device_capability = lambda device=None: HOPPER
-    torch.cuda.get_device_properties = lambda device=None: PROPERTIES
+    torch.cuda.get_device_properties = lambda device=None: properties()
     from models.kernels.launching import dependent_launch
 
     dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import is_hopper
 
 MOST_PAIRS = 64
 """Most pairs of a token and an expert that are computed alone; with more, tokens share experts."""
@@ -50,7 +50,7 @@ DeepSeek-V3, 64 rows of an expert took 3,735 us in tiles of 64 and 3,429 in tile
 
 def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:
     """Returns whether experts of 4 bits run moe.packed.packed_experts on a GPU."""
-    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
+    return dtype == torch.bfloat16 and is_hopper(device)
 
 
 def are_few(num_pairs: int, num_experts: int, top_k: int, forms: Forms = COMMON) -> bool:

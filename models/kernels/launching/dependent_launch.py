@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import HOPPER, gpu_of
 
 _IS_KNOWN = hasattr(tl.extra.cuda, "gdc_wait") and "launch_pdl" in CUDAOptions.__dataclass_fields__
 
@@ -44,7 +44,7 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Returns the launch options on `device` of a kernel with a constant DEPENDENT."""
     if _IS_KNOWN and device.type == "cuda":
-        is_dependent = torch.cuda.get_device_capability(device) >= HOPPER
+        is_dependent = gpu_of(device).capability >= HOPPER
         if is_dependent:
             return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
 
 
@@ -97,7 +97,7 @@ def skinny_tiles(
     Sizes are those of the result: a gated product reads 2 * N rows. Unmeasured devices and dtypes
     use torch's product.
     """
-    if dtype is not torch.bfloat16 or _capability(device) != HOPPER:
+    if dtype is not torch.bfloat16 or not gpu_of(device).is_hopper:
         return None
     if num_tokens <= 2:
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
@@ -118,7 +118,7 @@ def fp8_vector_tiles(
     num_outputs: int, num_inputs: int, *, is_gated: bool, dtype: torch.dtype, device: torch.device
 ) -> VectorTiles | None:
     """Returns the tiles of one token's product with an FP8 weight; None where it is rounded."""
-    if dtype is not torch.bfloat16 or _capability(device) != HOPPER:
+    if dtype is not torch.bfloat16 or not gpu_of(device).is_hopper:
         return None
     is_large = num_outputs > 5120 or num_inputs >= 8192
     if num_inputs < 2048 or (is_gated and num_inputs < 4096):
@@ -225,7 +225,3 @@ def _num_splits(num_outputs: int, num_inputs: int) -> int:
 @lru_cache
 def _unsplit(tiles: MatrixTiles) -> MatrixTiles:
     return replace(tiles, splits=1)
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)

@@ -10,13 +10,11 @@ from functools import lru_cache
 
 import torch
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
 
 GROUP_ROWS = 64
 """Rows of the weight that a warp group multiplies."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200; programs beyond them wait for others to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,23 +101,26 @@ def wide_tiles(
     Sizes are those of the result: a gated product reads 2 * N rows. Unmeasured devices and dtypes,
     and sizes that the copy engine cannot take, use torch's product.
     """
-    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
+    gpu = gpu_of(device)
+    if dtype is not torch.bfloat16 or not gpu.is_hopper:
         return None
     if any(size * dtype.itemsize % COPY_ALIGNMENT for size in (num_outputs, num_inputs)):
         return None
     if is_gated:
-        return _gated_tiles(num_tokens, 2 * num_outputs, num_inputs)
-    return _split_tiles(num_tokens, num_outputs, num_inputs)
+        return _gated_tiles(num_tokens, 2 * num_outputs, num_inputs, gpu.multiprocessors)
+    return _split_tiles(num_tokens, num_outputs, num_inputs, gpu.multiprocessors)
 
 
-def _gated_tiles(num_tokens: int, num_rows: int, num_inputs: int) -> WideTiles | None:
+def _gated_tiles(
+    num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
+) -> WideTiles | None:
     def cost(tiles: WideTiles) -> float:
-        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // MULTIPROCESSORS)
+        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // multiprocessors)
 
     best = min(_candidates(num_tokens), key=cost)
     area = num_rows * num_tokens / (_THREE_GROUPS.groups * GROUP_ROWS * _THREE_GROUPS.tokens)
     waste = next((_WASTE[most] for most in _WASTE if num_inputs <= most), _LONG_WASTE)
-    return best if cost(best) <= waste * max(1.0, area / MULTIPROCESSORS) else None
+    return best if cost(best) <= waste * max(1.0, area / multiprocessors) else None
 
 
 def _candidates(num_tokens: int) -> Iterable[WideTiles]:
@@ -134,14 +135,16 @@ def _leaves_half_a_tile(num_tokens: int) -> bool:
     return num_tokens < 1024 and 0 < num_tokens % 256 <= 128
 
 
-def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTiles | None:
+def _split_tiles(
+    num_tokens: int, num_outputs: int, num_inputs: int, multiprocessors: int
+) -> WideTiles | None:
     """Returns the tiles of a split product, where the outputs alone make too few tiles.
 
     Splits that fit twice or three times leave gaps: with 160 tokens and the norm, 1536 outputs of
     8960 inputs took 28.7 us in two of one group, in four of two groups 21.5 (H100, 2026-11-26).
     """
     if num_outputs <= 2048 and num_tokens <= 256:
-        fitting = MULTIPROCESSORS // _ONE_GROUP.count(num_tokens, num_outputs)
+        fitting = multiprocessors // _ONE_GROUP.count(num_tokens, num_outputs)
         is_coarse = fitting < 4 and num_inputs >= _LONG_INPUTS
         tiles = _TWO_GROUPS if is_coarse else _ONE_GROUP
     elif num_outputs <= 5120 and num_inputs >= 8192 and num_tokens <= 128:
@@ -149,13 +152,15 @@ def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTile
     else:
         return None
     splits = min(
-        MULTIPROCESSORS // tiles.count(num_tokens, num_outputs), num_inputs // _PART_INPUTS
+        multiprocessors // tiles.count(num_tokens, num_outputs), num_inputs // _PART_INPUTS
     )
     return replace(tiles, splits=splits) if splits > 1 else None
 
 
 @lru_cache(maxsize=1024)
-def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTiles:
+def invariant_wide_tiles(
+    num_tokens: int, num_rows: int, parts: int, *, device: torch.device
+) -> WideTiles:
     """Returns the tiles of batch-invariant mode for a weight of `num_rows` rows.
 
     The parts of the inputs do not depend on the tokens. Up to _MOST_SPLIT_TOKENS tokens they are
@@ -163,9 +168,10 @@ def invariant_wide_tiles(num_tokens: int, num_rows: int, parts: int) -> WideTile
     """
     splits = parts if num_tokens <= _MOST_SPLIT_TOKENS else 1
     costs = _invariant_costs(num_tokens, splits, parts // splits)
+    multiprocessors = gpu_of(device).multiprocessors
 
     def cost(tiles: WideTiles) -> float:
-        return costs[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // MULTIPROCESSORS)
+        return costs[tiles] * -(-tiles.count(num_tokens, num_rows) * splits // multiprocessors)
 
     return replace(min(costs, key=cost), splits=splits, parts=parts // splits)
 

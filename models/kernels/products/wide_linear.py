@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -32,7 +33,7 @@ from models.kernels.products.row_tiles import (
     store_rows,
 )
 from models.kernels.products.tile_order import first_token_of, place_of
-from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
+from models.kernels.products.wide_configurations import GROUP_ROWS, WideTiles
 
 _DEPTH = gl.constexpr(64)
 """Inputs of a tile: 128 bytes, the widest pattern that tensor cores read without conflicts."""
@@ -315,7 +316,8 @@ def wide_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     launch = _launcher(num_outputs, num_inputs, is_gated, rounds, tiles, x.device)
-    num_programs = min(MULTIPROCESSORS // tiles.splits, tiles.count(num_tokens, weight.shape[0]))
+    most = num_multiprocessors(x.device) // tiles.splits
+    num_programs = min(most, tiles.count(num_tokens, weight.shape[0]))
     kept = None
     if tiles.parts > 1 and tiles.tokens > _MOST_TOKENS_OF_TWO.value:
         sizes = (num_programs, tiles.groups, GROUP_ROWS, tiles.tokens)

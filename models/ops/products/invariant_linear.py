@@ -3,7 +3,7 @@
 import torch
 
 from models.batch_invariance import row_wise
-from models.kernels.gpu import HOPPER, has_kernels
+from models.kernels.gpu import has_kernels, is_hopper
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
 from models.kernels.products.fp8.fp8_configurations import fp8_tiles
 from models.kernels.products.linear_configurations import (
@@ -84,7 +84,7 @@ def invariant_gated_linear(
     if len(x) <= MOST_TOKENS:
         few = invariant_matrix_tiles(len(x), num_rows, num_inputs, is_gated=True)
         return matrix_linear(x, weight, None, few, is_gated=True, rounds=True)
-    tiles = invariant_wide_tiles(len(x), num_rows, 1)
+    tiles = invariant_wide_tiles(len(x), num_rows, 1, device=x.device)
     return wide_linear(x, weight, tiles, is_gated=True, rounds=True)
 
 
@@ -124,7 +124,7 @@ def _fits_tensor_cores(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and weight.dtype is torch.bfloat16
         and weight.is_contiguous()
         and x.shape[1] * x.itemsize % COPY_ALIGNMENT == 0
-        and torch.cuda.get_device_capability(x.device) == HOPPER
+        and is_hopper(x.device)
     )
 
 
@@ -141,7 +141,8 @@ def _tensor_core_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if len(x) <= MOST_TOKENS:
         return matrix_linear(x, weight, None, invariant_matrix_tiles(len(x), *weight.shape))
     parts = invariant_splits(*weight.shape)
-    return wide_linear(x, weight, invariant_wide_tiles(len(x), len(weight), parts))
+    tiles = invariant_wide_tiles(len(x), len(weight), parts, device=x.device)
+    return wide_linear(x, weight, tiles)
 
 
 def _fixed_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

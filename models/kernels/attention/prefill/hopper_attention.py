@@ -28,6 +28,7 @@ from models.kernels.attention.prefill.hopper_copies import (
 from models.kernels.attention.prefill.hopper_results import ROWS
 from models.kernels.attention.prefill.hopper_softmax import attend_all
 from models.kernels.attention.prefill.tile_parts import add_parts, parts_of, share_tiles
+from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import launch_options, let_next_start
 from models.kernels.launching.launch import Launch
 from models.kv_cache import KVCacheData
@@ -181,7 +182,7 @@ def hopper_attention(
         num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, part,
         is_ready is not None, q.device,
     )  # fmt: skip
-    num_programs = _num_multiprocessors(q.device)
+    num_programs = num_multiprocessors(q.device)
     shared = None
     if part == 0:
         shared = share_tiles(
@@ -232,8 +233,3 @@ def _launcher(
     )  # fmt: skip
     options = launch_options(device)
     return Launch(_hopper_attention_kernel, form=form, num_warps=tiles.num_warps, **options)
-
-
-@lru_cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -3,7 +3,7 @@
 import torch
 
 from models.kernels.attention.configurations import Tiles
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import is_hopper
 
 ROWS_OF_TILE = 128
 """Rows of a tile of queries of hopper_attention."""
@@ -60,7 +60,7 @@ def hopper_tiles(
         or q.shape[1] // num_kv_heads > _MOST_HOPPER_GROUP
         or block_size < _LEAST_HOPPER_BLOCK
         or block_size.bit_count() > 1
-        or torch.cuda.get_device_capability(q.device) != HOPPER
+        or not is_hopper(q.device)
     ):
         return None
     return tiles

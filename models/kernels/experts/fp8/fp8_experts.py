@@ -13,13 +13,13 @@ from models.kernels.experts.fp8.fp8_expert_kernel import fp8_expert_kernel
 from models.kernels.experts.fp8.fp8_rows import empty_row_scales, rounded_rows
 from models.kernels.experts.moe_grouped import sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import is_hopper, num_multiprocessors
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
 from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
 from models.kernels.products.fp8.fp8_configurations import LEAST_SCALES
 from models.kernels.products.fp8.fp8_operands import DTYPES, described_scales, described_tokens
-from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+from models.kernels.products.wide_configurations import GROUP_ROWS
 from models.number_formats import BLOCK, FP8
 from models.operands.experts import ExpertWeights
 
@@ -59,8 +59,7 @@ class _Product:
 def takes_experts(experts: ExpertWeights) -> bool:
     """Returns whether apply_fp8_on_cores takes FP8 experts on their GPU."""
     sizes = experts.down.shape[1:]
-    is_hopper = torch.cuda.get_device_capability(experts.down.device) == HOPPER
-    return is_hopper and not any(size % COPY_ALIGNMENT for size in sizes)
+    return is_hopper(experts.down.device) and not any(size % COPY_ALIGNMENT for size in sizes)
 
 
 def apply_fp8_on_cores(
@@ -137,7 +136,7 @@ def _multiply(
     num_tiles = num_rows if product.is_alone else num_rows // height + product.num_experts
     num_tiles *= triton.cdiv(product.num_outputs, BLOCK)
     _launcher(product, x.device)(
-        (min(MULTIPROCESSORS, num_tiles), 1, 1),
+        (min(num_multiprocessors(x.device), num_tiles), 1, 1),
         described_tokens(x, box), described_scales(x_scale.t(), max(LEAST_SCALES, box)),
         _described_weight(weight, product), scale, bias, pairs, starts, output, output_scale,
         num_rows, 0 if output_scale is None else output_scale.stride(0), alpha, limit,

@@ -11,6 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from models.kernels.experts.packed.expert_product import ExpertProduct, ProductShape
 from models.kernels.experts.packed.few_token_kernel import GROUP_ROWS, few_token_kernel
 from models.kernels.experts.packed.matrix_experts import described, words_of
+from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
 
@@ -95,10 +96,9 @@ def few_token_product(
     product: ExpertProduct, order: tuple[torch.Tensor, torch.Tensor], tiles: FewTokenTiles
 ) -> None:
     """Does what moe.packed.matrix_experts.expert_product does, for sorted pairs."""
-    properties = torch.cuda.get_device_properties(product.device)
     words, group = words_of(product.scale)
     _launcher(product.shape, group, tiles, product.device)(
-        (tiles.programs * properties.multi_processor_count, 1, 1),
+        (tiles.programs * num_multiprocessors(product.device), 1, 1),
         described(product.weight, product.shape.num_outputs, tiles.rows, tiles.columns),
         _described_scales(words, tiles.rows), product.x, words, product.bias, *order,
         product.output, product.alpha, product.limit,

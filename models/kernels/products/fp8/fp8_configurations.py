@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import torch
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
-from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+from models.kernels.products.wide_configurations import GROUP_ROWS
 from models.number_formats import BLOCK
 
 FP8_TOKENS = 128
@@ -100,16 +100,17 @@ def fp8_tiles(
     """
     if not _takes(num_inputs, device):
         return None
-    if num_tokens <= _MOST_NARROW_TOKENS:
-        splits = _narrow_splits(num_outputs, num_inputs) if may_split else 1
-        return _narrow(num_tokens, num_outputs, num_inputs, splits)
+    count = gpu_of(device).multiprocessors
     size = (num_outputs, num_inputs)
-    whole = _whole(num_tokens, num_outputs)
+    if num_tokens <= _MOST_NARROW_TOKENS:
+        splits = _narrow_splits(*size, count) if may_split else 1
+        return _narrow(num_tokens, *size, splits, count)
+    whole = _whole(num_tokens, num_outputs, count)
     if not may_split:
         return whole
-    split = _split(whole, num_tokens, *size)
+    split = _split(whole, num_tokens, *size, count)
     is_built = any(
-        split == _split(_whole(each, num_outputs), each, *size)
+        split == _split(_whole(each, num_outputs, count), each, *size, count)
         for each in BUILT_TOKENS
         if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
     )
@@ -120,13 +121,20 @@ def _num_token_tiles(num_tokens: int) -> int:
     return -(-num_tokens // FP8_TOKENS)
 
 
-def _whole(num_tokens: int, num_outputs: int) -> WideFP8Tiles:
-    best = min(_WAVE_COST, key=lambda tiles: _cost(tiles, num_tokens, num_outputs))
-    num_waves = _num_waves(_TWO_PRODUCTS, num_tokens, num_outputs)
-    return _TWO_PRODUCTS if num_waves < _cost(best, num_tokens, num_outputs) else best
+def _whole(num_tokens: int, num_outputs: int, multiprocessors: int) -> WideFP8Tiles:
+    def num_waves(tiles: WideFP8Tiles) -> int:
+        return -(-_count(tiles, num_tokens, num_outputs) // multiprocessors)
+
+    best, cost = min(
+        ((tiles, cost * num_waves(tiles)) for tiles, cost in _WAVE_COST.items()),
+        key=lambda pair: pair[1],
+    )
+    return _TWO_PRODUCTS if num_waves(_TWO_PRODUCTS) < cost else best
 
 
-def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: int) -> WideFP8Tiles:
+def _split(
+    whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: int, multiprocessors: int
+) -> WideFP8Tiles:
     """Returns tiles of parts of the inputs, if they fill multiprocessors better than the whole.
 
     One tile of tokens waits for the weight, which halves load as fast: with 96 tokens and 5120
@@ -135,7 +143,7 @@ def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: i
     if whole is _TWO_PRODUCTS:
         return whole
     most = min(_MOST_SPLITS, num_inputs // _PART_INPUTS)
-    fitting = min(most, MULTIPROCESSORS // _count(whole, num_tokens, num_outputs))
+    fitting = min(most, multiprocessors // _count(whole, num_tokens, num_outputs))
     if fitting > 1:
         return replace(whole, splits=fitting)
     if _num_token_tiles(num_tokens) == 1:
@@ -145,10 +153,10 @@ def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: i
     start = _START_COST / num_inputs
 
     def cost(splits: int) -> float:
-        num_waves = -(-count // (MULTIPROCESSORS // splits))
+        num_waves = -(-count // (multiprocessors // splits))
         return num_waves * (_WAVE_COST[_MOST_ROWS] / splits + start) + adding * (splits - 1)
 
-    whole_waves = _num_waves(whole, num_tokens, num_outputs)
+    whole_waves = -(-_count(whole, num_tokens, num_outputs) // multiprocessors)
     whole_cost = whole_waves * (_WAVE_COST[whole] + start)
     splits = min(range(2, most + 1), key=cost, default=1)
     is_faster = splits > 1 and cost(splits) < whole_cost
@@ -157,14 +165,6 @@ def _split(whole: WideFP8Tiles, num_tokens: int, num_outputs: int, num_inputs: i
 
 def _count(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
     return _num_token_tiles(num_tokens) * -(-num_outputs // (tiles.rows * tiles.products))
-
-
-def _cost(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> float:
-    return _WAVE_COST[tiles] * _num_waves(tiles, num_tokens, num_outputs)
-
-
-def _num_waves(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
-    return -(-_count(tiles, num_tokens, num_outputs) // MULTIPROCESSORS)
 
 
 @lru_cache(maxsize=1024)
@@ -187,8 +187,7 @@ def gated_fp8_tiles(
 
 
 def _takes(num_inputs: int, device: torch.device) -> bool:
-    is_hopper = torch.cuda.get_device_capability(device) == HOPPER
-    return is_hopper and num_inputs % COPY_ALIGNMENT == 0
+    return gpu_of(device).is_hopper and num_inputs % COPY_ALIGNMENT == 0
 
 
 def _padded(num_tokens: int) -> int:
@@ -196,22 +195,24 @@ def _padded(num_tokens: int) -> int:
     return max(8, 1 << (num_tokens - 1).bit_length())
 
 
-def _narrow(num_tokens: int, num_outputs: int, num_inputs: int, splits: int) -> NarrowFP8Tiles:
+def _narrow(
+    num_tokens: int, num_outputs: int, num_inputs: int, splits: int, multiprocessors: int
+) -> NarrowFP8Tiles:
     tokens = _padded(num_tokens)
     count = splits * -(-num_outputs // GROUP_ROWS)
-    is_one_wave = tokens == _MOST_NARROW_TOKENS and count <= MULTIPROCESSORS
+    is_one_wave = tokens == _MOST_NARROW_TOKENS and count <= multiprocessors
     programs = 1 if is_one_wave else 2
     return _with_slots(tokens, num_inputs, groups=1, programs=programs, splits=splits)
 
 
-def _narrow_splits(num_outputs: int, num_inputs: int) -> int:
+def _narrow_splits(num_outputs: int, num_inputs: int, multiprocessors: int) -> int:
     """Returns the parts of the inputs: few outputs make too few programs, long inputs long ones."""
     splits = 1
     num_tiles = -(-num_outputs // GROUP_ROWS)
     while splits < 4:  # the next norm reads every part
         part, programs = num_inputs // (2 * splits), 2 * splits * num_tiles
-        fills = programs <= MULTIPROCESSORS and part >= _PART_INPUTS
-        fills_twice = programs <= 2 * MULTIPROCESSORS and part >= _LONG_PART_INPUTS
+        fills = programs <= multiprocessors and part >= _PART_INPUTS
+        fills_twice = programs <= 2 * multiprocessors and part >= _LONG_PART_INPUTS
         if not fills and not fills_twice:
             break
         splits *= 2

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
+from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -40,7 +41,6 @@ from models.kernels.products.fp8.fp8_operands import (
 from models.kernels.products.fp8.fp8_results import store_gated, store_sums
 from models.kernels.products.fp8.row_block_scales import keep_row_scales
 from models.kernels.products.tile_order import first_token_of, place_of
-from models.kernels.products.wide_configurations import MULTIPROCESSORS
 from models.number_formats import BLOCK
 from models.operands.token_scales import TOKEN_ALIGNMENT
 from models.operands.weight_scales import is_by_block
@@ -279,7 +279,7 @@ def launch_wide(
     launch = _launcher(num_outputs, num_inputs, is_gated, is_blocked, tiles, dtype, weight.device)
     num_tiles = -(-num_outputs // rows) * -(-num_tokens // FP8_TOKENS)
     launch(
-        (min(MULTIPROCESSORS // tiles.splits, num_tiles), tiles.splits, 1),
+        (min(num_multiprocessors(weight.device) // tiles.splits, num_tiles), tiles.splits, 1),
         described_tokens(rounded, FP8_TOKENS),
         described_weight(weight, halves, rows),
         described_scales(scale, FP8_TOKENS) if is_blocked else scale,

@@ -10,13 +10,13 @@ from functools import lru_cache
 
 import torch
 
-from models.kernels.gpu import HOPPER
+from models.kernels.gpu import gpu_of
 from models.kernels.products.linear_configurations import (
     MOST_TOKENS,
     MatrixTiles,
     invariant_splits,
 )
-from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+from models.kernels.products.wide_configurations import GROUP_ROWS
 
 PACKED_COLUMNS = 128
 """Inputs of a tile of packed_wide_linear."""
@@ -104,16 +104,16 @@ _GATED_TILES = {
 _FEW_TOKENS = 16
 """Up to 16 tokens, three warp groups share out a tile's inputs, which may be split besides."""
 _LONG_INPUTS = 16384
-_IDLE = range(MULTIPROCESSORS // 2 + 1, 93)
-"""Tiles of rows that leave three to five of ten multiprocessors idle, and twice too many if split.
+_LEAST_BUSY, _MOST_BUSY = 0.5, 0.7
+"""Tiles of rows for each multiprocessor that leave three to five of ten idle; twice are too many.
 
 With inputs of this length they are split finer, and programs share multiprocessors. 25600 inputs
 and 5120 outputs, of int4 in groups of 128 with the norm (H100, 2026-11-26): 8 and 16 tokens took
 35.2 and 34.5 us in six splits of one warp group, 39.0 and 39.0 without. 8192 inputs took 14.7 and
 14.7 in splits, 13.8 and 14.5 without.
 """
-_SHORT_SECOND_WAVE = range(MULTIPROCESSORS + 1, MULTIPROCESSORS * 3 // 2)
-"""Tiles of rows that leave most multiprocessors idle in a second wave, of programs that fill one.
+_SHORT_SECOND_WAVE = 1.5
+"""Tiles of rows for each multiprocessor below which most have none in the second of two waves.
 
 Of one warp group two run at once. 10240 rows of int4 in groups of 128 took 18.4 us with 24 tokens
 and 5120 inputs, 27.3 with 8192, in three groups 22.4 and 31.6 (H100, 2026-11-26).
@@ -147,14 +147,17 @@ def packed_tiles(
     """
     if not _takes(group, num_inputs, dtype, device):
         return None
+    count = gpu_of(device).multiprocessors
     if is_gated:
-        return _gated_tiles(num_tokens, num_rows, num_inputs, num_bits)
+        return _gated_tiles(num_tokens, num_rows, num_inputs, num_bits, count)
     if num_tokens > MOST_TOKENS:
         costs = (_SPLIT_COST if may_split else _WAVE_COST)[num_bits]
-        return _fastest_built(costs, num_tokens, num_rows, num_inputs)
+        return _fastest_built(costs, num_tokens, num_rows, num_inputs, count)
     tokens = _padded(num_tokens)
-    split = _split_tiles(tokens, num_rows, num_inputs, num_bits)
-    return split if may_split and split.splits > 1 else _whole_tiles(tokens, num_rows, num_bits)
+    split = _split_tiles(tokens, num_rows, num_inputs, num_bits, count)
+    if may_split and split.splits > 1:
+        return split
+    return _whole_tiles(tokens, num_rows, num_bits, count)
 
 
 @lru_cache(maxsize=1024)
@@ -185,7 +188,7 @@ def num_tiles(tiles: MatrixTiles | PackedTiles, num_tokens: int, num_rows: int) 
 
 def _takes(group: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Returns whether there are kernels for such weights; groups may not straddle tiles."""
-    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
+    if dtype is not torch.bfloat16 or not gpu_of(device).is_hopper:
         return False
     return not _COLUMNS % group or not group % _COLUMNS or group == num_inputs
 
@@ -195,30 +198,33 @@ def _padded(num_tokens: int) -> int:
     return min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
 
 
-def _whole_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
+def _whole_tiles(tokens: int, num_rows: int, num_bits: int, multiprocessors: int) -> MatrixTiles:
     """Returns the tiles of up to 64 tokens: warp groups that share out their inputs."""
-    if _FEW_TOKENS < tokens < MOST_TOKENS and -(-num_rows // _ROWS) in _SHORT_SECOND_WAVE:
+    num_waves = -(-num_rows // _ROWS) / multiprocessors
+    if _FEW_TOKENS < tokens < MOST_TOKENS and 1 < num_waves < _SHORT_SECOND_WAVE:
         return replace(_lone_tiles(tokens), num_stages=_most_stages(tokens, num_bits, 2))
     if tokens < MOST_TOKENS:
         return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
-    return _PAIR if num_rows <= _ROWS * MULTIPROCESSORS else _lone_tiles(tokens)
+    return _PAIR if num_rows <= _ROWS * multiprocessors else _lone_tiles(tokens)
 
 
-def _split_tiles(tokens: int, num_rows: int, num_inputs: int, num_bits: int) -> MatrixTiles:
+def _split_tiles(
+    tokens: int, num_rows: int, num_inputs: int, num_bits: int, multiprocessors: int
+) -> MatrixTiles:
     """Returns the tiles of up to 64 tokens with as many splits as run at once, one at least.
 
     Three warp groups fill a multiprocessor, of one group two programs do, or four of few tokens.
     """
     row_tiles = -(-num_rows // _ROWS)
-    tiles = _whole_tiles(tokens, num_rows, num_bits)
+    tiles = _whole_tiles(tokens, num_rows, num_bits, multiprocessors)
     if tokens > _FEW_TOKENS:
         at_once, most = 2, _MOST_SPLITS
-    elif num_inputs >= _LONG_INPUTS and row_tiles in _IDLE:
+    elif num_inputs >= _LONG_INPUTS and _LEAST_BUSY < row_tiles / multiprocessors <= _MOST_BUSY:
         at_once, most = 4, 6
     else:
-        splits = min(_MOST_SPLITS, MULTIPROCESSORS // row_tiles)
+        splits = min(_MOST_SPLITS, multiprocessors // row_tiles)
         return replace(tiles, splits=max(1, splits))
-    splits = max(1, min(most, at_once * MULTIPROCESSORS // row_tiles))
+    splits = max(1, min(most, at_once * multiprocessors // row_tiles))
     stages = _most_stages(tokens, num_bits, at_once)
     return replace(tiles, groups=1, num_stages=stages, splits=splits)
 
@@ -229,25 +235,28 @@ def _most_stages(tokens: int, num_bits: int, at_once: int) -> int:
 
 
 def _gated_tiles(
-    num_tokens: int, num_rows: int, num_inputs: int, num_bits: int
+    num_tokens: int, num_rows: int, num_inputs: int, num_bits: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     if num_tokens > MOST_TOKENS:
-        return _fastest_built(_WIDE_COST[num_bits], num_tokens, num_rows, num_inputs)
+        costs = _WIDE_COST[num_bits]
+        return _fastest_built(costs, num_tokens, num_rows, num_inputs, multiprocessors)
     tokens = _padded(num_tokens)
     if tokens == MOST_TOKENS:
         tiles = _GATED_TILES[num_bits]
-        is_full = num_tiles(tiles, num_tokens, num_rows) >= MULTIPROCESSORS
+        is_full = num_tiles(tiles, num_tokens, num_rows) >= multiprocessors
         return tiles if is_full else _lone_tiles(tokens)
-    return _gated_few_tiles(tokens, num_rows, num_bits)
+    return _gated_few_tiles(tokens, num_rows, num_bits, multiprocessors)
 
 
-def _gated_few_tiles(tokens: int, num_rows: int, num_bits: int) -> MatrixTiles:
+def _gated_few_tiles(
+    tokens: int, num_rows: int, num_bits: int, multiprocessors: int
+) -> MatrixTiles:
     """Returns the tiles with the longest rings of which all run at once.
 
     28672 rows and 4096 inputs of 8 bits take 51.5 us with 32 tokens in rings of three tiles with
     128 inputs, 58.5 in rings of two with 256, of which three run at once (H100, 2026-11-26).
     """
-    per_multiprocessor = -(-num_rows // (_ROWS * MULTIPROCESSORS))
+    per_multiprocessor = -(-num_rows // (_ROWS * multiprocessors))
     for columns, stages in ((_COLUMNS, 4), (_COLUMNS, 3), (_COLUMNS, 2), (_COLUMNS // 2, 3)):
         ring_bytes = stages * _stage_bytes(tokens, num_bits, columns)
         if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // ring_bytes):
@@ -268,16 +277,16 @@ def _lone_tiles(tokens: int) -> MatrixTiles:
 
 
 def _fastest_built(
-    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     """Returns the fastest of the tiles of those BUILT_TOKENS that have no more tiles of tokens."""
     built = {
-        _fastest(costs, each, num_rows, num_inputs)
+        _fastest(costs, each, num_rows, num_inputs, multiprocessors)
         for each in BUILT_TOKENS
         if _num_token_tiles(each) <= _num_token_tiles(num_tokens)
     }
     costs = {tiles: cost for tiles, cost in costs.items() if tiles in built}
-    return _fastest(costs, num_tokens, num_rows, num_inputs)
+    return _fastest(costs, num_tokens, num_rows, num_inputs, multiprocessors)
 
 
 def _num_token_tiles(num_tokens: int) -> int:
@@ -285,12 +294,12 @@ def _num_token_tiles(num_tokens: int) -> int:
 
 
 def _fastest(
-    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int
+    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     def microseconds(tiles: MatrixTiles | PackedTiles) -> float:
         splits = tiles.splits if isinstance(tiles, MatrixTiles) else 1
         is_small = isinstance(tiles, MatrixTiles) and tiles.groups == 1
-        at_once = MULTIPROCESSORS * (2 if is_small else 1)
+        at_once = multiprocessors * (2 if is_small else 1)
         waves = -(-num_tiles(tiles, num_tokens, num_rows) * splits // at_once)
         product = costs[tiles] * waves * num_inputs / (128 * splits)
         if tiles == _PAIR:

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -39,7 +40,7 @@ from models.kernels.products.row_tiles import (
     store_rows,
 )
 from models.kernels.products.tile_order import first_token_of, place_of
-from models.kernels.products.wide_configurations import GROUP_ROWS, MULTIPROCESSORS
+from models.kernels.products.wide_configurations import GROUP_ROWS
 from models.operands.packed_weights import bits_of
 
 _ROWS = gl.constexpr(GROUP_ROWS)
@@ -252,7 +253,7 @@ def packed_wide_linear(
     output = x.new_empty(num_tokens, num_outputs)
     scale_columns, weight_scale = scale_operand(weight, weight_scale)
     launch = _launcher(num_outputs, num_inputs, scale_columns, is_gated, tiles, x.device)
-    most = MULTIPROCESSORS * tiles.programs
+    most = num_multiprocessors(x.device) * tiles.programs
     launch(
         (min(most, num_tiles(tiles, num_tokens, num_rows)), 1, 1),
         described_rows(weight, PACKED_COLUMNS * bits_of(weight) // 8, is_gated=is_gated),

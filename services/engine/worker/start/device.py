@@ -4,6 +4,7 @@ import structlog
 import torch
 
 from models.config import ModelConfig
+from models.kernels.gpu import gpu_of
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.stored_formats import needs_bfloat16
 from services.engine.config.cache import CacheConfig
@@ -69,7 +70,7 @@ def choose_cache_dtype(
     """
     if config.kv_cache_dtype == "auto":
         return dtype
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if device.type == "cuda" and gpu_of(device).capability < FP8_CAPABILITY:
         raise ValueError(
             f"kv_cache_dtype is {config.kv_cache_dtype}, which takes a GPU of compute capability "
             f"8.9; {torch.cuda.get_device_name(device)} has less. Use auto"

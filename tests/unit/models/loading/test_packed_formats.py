@@ -18,6 +18,7 @@ from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig, WeightScheme
 from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_quantized
 from scripts.quantizers import gptq, packed
+from tests.support.gpu_facts import use_gpu
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -310,10 +311,10 @@ def test_a_cpu_keeps_nothing_by_itself(stored):
 
 
 def test_hopper_keeps_packed_weights_for_bfloat16_only(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     quantization = QuantizationConfig(method="awq", schemes=(WeightScheme(kind="int4"),))
     device = torch.device("cuda")
     assert kept_kinds(device, torch.bfloat16, quantization) == ALL_KINDS
     assert kept_kinds(device, torch.float16, quantization) == {"fp8"}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    use_gpu(monkeypatch, (10, 0))
     assert kept_kinds(device, torch.bfloat16, quantization) == {"fp8"}

@@ -12,6 +12,7 @@ from services.engine.config.cache import CacheConfig
 from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.device import choose_cache_dtype, choose_device, choose_dtype
+from tests.support.gpu_facts import use_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -20,7 +21,7 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 def chosen(monkeypatch, scheme, *, asked="auto", stored="float16", capability=HOPPER, device=GPU,
            method="awq"):  # fmt: skip
     """Returns the dtype of a checkpoint, and what the log says of it."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    use_gpu(monkeypatch, capability)
     quantization = scheme and QuantizationConfig(method=method, schemes=(scheme,))
     model = replace(ModelConfig.from_folder(TINY), dtype=stored, quantization=quantization)
     with capture_logs() as lines:

@@ -11,6 +11,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.model_fit import check_batch_invariance
 from services.engine.worker.start.invariance import check_invariant_weights
 from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.gpu_facts import use_gpu
 from tests.support.random_checkpoints import write_checkpoint
 
 
@@ -82,7 +83,7 @@ def test_experts_of_4_bits_need_a_kernel_for_the_mode(
     experts.keep_fp8(None) if keep == "keep_fp8" else experts.keep_mxfp4()
     check_invariant_weights(model, dtype)
     experts.to("meta")  # in place of a GPU
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    use_gpu(monkeypatch, capability, anywhere=True)
     if is_refused:
         with pytest.raises(ValueError, match="packed in 4 bits on a Hopper GPU in bfloat16, not"):
             check_invariant_weights(model, dtype)

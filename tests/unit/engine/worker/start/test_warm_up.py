@@ -34,6 +34,7 @@ from services.engine.worker.start.warm_up import (
     small_step_of_everything,
 )
 from tests.support.damaged_checkpoints import FP8_CONFIG
+from tests.support.gpu_facts import use_gpu
 from tests.support.invariance import batch_invariance
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
@@ -200,7 +201,7 @@ def test_every_way_through_products_of_many_tokens_is_warmed_up(
             num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
         )
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     write_checkpoint(tmp_path, "qwen3")
     limits = limits_of(max_model_len=4096)
     counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
@@ -219,8 +220,9 @@ def invariant_products():
 @pytest.mark.parametrize("max_model_len", [300, 4096])
 @pytest.mark.parametrize(("least", "quantization"), [(65, None), (MOST_PACKED_TOKENS + 1, "awq")])
 def test_every_way_through_batch_invariant_products_is_warmed_up(
-    tmp_path, max_num_batched_tokens, max_model_len, least, quantization
+    tmp_path, monkeypatch, max_num_batched_tokens, max_model_len, least, quantization
 ):
+    use_gpu(monkeypatch)
     write_checkpoint(tmp_path / "plain", "llama", **WIDE)
     if quantization is not None:
         write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[quantization])
@@ -233,8 +235,10 @@ def test_every_way_through_batch_invariant_products_is_warmed_up(
     # Choices change only between multiples of 64.
     needed = range(-(-least // 64) * 64, max_num_batched_tokens + 1, 64)
     for product in invariant_products():
-        warmed_up = {invariant_wide_tiles(count, *product) for count in counts}
-        assert {invariant_wide_tiles(count, *product) for count in needed} <= warmed_up, product
+        warmed_up = {invariant_wide_tiles(count, *product, device=CPU) for count in counts}
+        assert {
+            invariant_wide_tiles(count, *product, device=CPU) for count in needed
+        } <= warmed_up, product
 
 
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):

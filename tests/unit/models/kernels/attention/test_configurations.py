@@ -19,6 +19,7 @@ from models.kernels.attention.invariant.invariant_configurations import (
     invariant_tiles,
 )
 from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
+from tests.support.gpu_facts import use_gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -45,7 +46,7 @@ def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
 @pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cache_dtype, head_dim):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch, anywhere=True)
     cache_dtype = cache_dtype or dtype
     all_tiles = [
         invariant_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs)
@@ -249,6 +250,6 @@ def test_the_kernel_for_hopper_takes_what_its_copies_take(
 ):
     q = torch.empty(1, num_heads, head_dim, dtype=dtype)
     for capability in ((9, 0), (8, 0), (10, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        use_gpu(monkeypatch, capability, anywhere=True)
         tiles = hopper_tiles(q, cache_dtype, block_size, num_kv_heads=8)
         assert (tiles is not None) == (is_taken and capability == (9, 0))

@@ -10,6 +10,7 @@ from models.kernels.products.fp8.fp8_configurations import (
     gated_fp8_tiles,
 )
 from models.number_formats import BLOCK
+from tests.support.gpu_facts import use_gpu
 
 CUDA = torch.device("cuda", 0)
 SHARED_BYTES = 228 * 1024
@@ -18,7 +19,7 @@ SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (1536, 7168), 
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     yield
     fp8_tiles.cache_clear()
     gated_fp8_tiles.cache_clear()

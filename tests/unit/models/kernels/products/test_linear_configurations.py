@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from models.kernels.products import linear_configurations
 from models.kernels.products.linear_configurations import (
     MatrixTiles,
     VectorTiles,
     skinny_tiles,
 )
+from tests.support.gpu_facts import use_gpu
 
 SHARED_BYTES = 227 * 1024
 SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (2560, 9728), (151936, 4096)]
@@ -16,7 +16,7 @@ SIZES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (2560, 9728), 
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    monkeypatch.setattr(linear_configurations, "_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     skinny_tiles.cache_clear()
     yield
     skinny_tiles.cache_clear()

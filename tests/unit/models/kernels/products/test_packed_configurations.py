@@ -11,6 +11,7 @@ from models.kernels.products.packed.packed_configurations import (
     invariant_packed_tiles,
     packed_tiles,
 )
+from tests.support.gpu_facts import use_gpu
 
 SHARED_BYTES = 227 * 1024
 SIZES = [
@@ -22,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     packed_tiles.cache_clear()
     yield
     packed_tiles.cache_clear()

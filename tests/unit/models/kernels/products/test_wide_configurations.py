@@ -6,15 +6,17 @@ from models.kernels.products.wide_configurations import (
     invariant_wide_tiles,
     wide_tiles,
 )
+from tests.support.gpu_facts import use_gpu
 
 CUDA = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_gpu(monkeypatch)
     yield
     wide_tiles.cache_clear()
+    invariant_wide_tiles.cache_clear()
 
 
 def tiles_of(num_tokens, num_outputs, num_inputs, *, is_gated=True, dtype=torch.bfloat16):
@@ -77,7 +79,7 @@ def test_a_program_fits_into_a_multiprocessor():
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_batch_invariant_tiles_keep_the_parts_of_a_weight(parts):
     for num_tokens in range(65, 2049):
-        tiles = invariant_wide_tiles(num_tokens, 2048, parts)
+        tiles = invariant_wide_tiles(num_tokens, 2048, parts, device=CUDA)
         assert tiles.splits * tiles.parts == parts
 
 
@@ -98,7 +100,7 @@ def test_batch_invariant_tiles_keep_the_parts_of_a_weight(parts):
     ],
 )
 def test_batch_invariant_tiles_fill_the_multiprocessors(num_tokens, num_rows, parts, expected):
-    assert invariant_wide_tiles(num_tokens, num_rows, parts) == expected
+    assert invariant_wide_tiles(num_tokens, num_rows, parts, device=CUDA) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,6 @@ def test_batch_invariant_tiles_fill_the_multiprocessors(num_tokens, num_rows, pa
 )
 def test_a_batch_invariant_program_fits_into_a_multiprocessor(num_rows, parts):
     for num_tokens in range(65, 2049):
-        tiles = invariant_wide_tiles(num_tokens, num_rows, parts)
+        tiles = invariant_wide_tiles(num_tokens, num_rows, parts, device=CUDA)
         num_bytes = (64 * tiles.groups + tiles.tokens) * 64 * 2 * tiles.slots
         assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024
