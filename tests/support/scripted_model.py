@@ -1,0 +1,196 @@
+"""An engine service whose model does one small task with an agent's tools.
+
+    python -m tests.support.scripted_model --port 50051 [--template reasons|plain|no_tools]
+
+It has a context of 128k tokens and a tokenizer of 16k, as prompts of agents have 20,000 tokens. Of
+the tools that a prompt offers it calls one that runs commands, to write FILE; when the result is
+there, it says that it is done.
+"""
+
+import argparse
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.support.fake_engine import EOS_TOKEN_ID, FakeEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "scripted"
+MAX_MODEL_LEN = 2**17
+VOCABULARY = 2**14
+FILE, CONTENT = "made.txt", "octavo"
+COMMAND = f"printf {CONTENT} > {FILE} && cat {FILE}"
+TASK = f"Write the word {CONTENT} to the file {FILE} and show it."
+DONE = f"Done: {FILE} says {CONTENT}."
+THOUGHT = "A command can do that."
+RUNNERS = (
+    "bash", "shell", "shell_command", "exec_command", "run_shell_command", "execute_command",
+    "run_terminal_command", "run_in_terminal", "run_command", "terminal", "run_commands",
+)  # fmt: skip
+"""Names of tools that run a command, in lower case, without their namespace."""
+
+_TURNS = """\
+{%- for message in messages %}
+{{- "<|im_start|>" + ("user" if message.role == "tool" else message.role) + "\\n" }}
+{%- if message.reasoning_content %}
+{{- "<think>\\n" + message.reasoning_content + "\\n</think>\\n" }}
+{%- endif %}
+{%- if message.role == "tool" %}
+{{- "<tool_response>\\n" + message.content + "\\n</tool_response>" }}
+{%- else %}
+{{- message.content or "" }}
+{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- "\\n<tool_call>\\n" }}{{ {"name": call.function.name, "arguments": call.function.arguments}
+ | tojson }}{{ "\\n</tool_call>" }}
+{%- endfor %}
+{{- "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
+"""
+_TOOLS = """\
+{%- if tools %}
+{{- "<|im_start|>system\\n<tools>" }}
+{%- for tool in tools %}{{ "\\n" }}{{ tool | tojson }}{% endfor %}
+{{- "\\n</tools>\\n<tool_call>{}</tool_call><|im_end|>\\n" }}
+{%- endif %}
+"""
+_NO_TOOLS = """\
+{%- for message in messages %}
+{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
+"""
+_THINKING = """\
+{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}
+{{- "<think>\\n\\n</think>\\n\\n" }}
+{%- endif %}
+"""
+TEMPLATES: Mapping[str, str] = {
+    "reasons": _TOOLS + _TURNS + _THINKING,
+    "plain": _TOOLS + _TURNS.replace("{%- if message.reasoning_content %}", "{%- if false %}"),
+    "no_tools": _NO_TOOLS,
+}
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE of VOCABULARY tokens, trained on this repository's own pages and code."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(_texts(), trainer)
+    return trained
+
+
+def tokenizer_files(template: str) -> dict[str, bytes]:
+    """The tokenizer's files by name, with one of TEMPLATES."""
+    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATES[template]}
+    return {
+        "tokenizer.json": tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def reply_to(prompt: str, *, reasons: bool) -> str:
+    """Returns the model's next turn: a call of a tool, or that it is done."""
+    last = prompt.rpartition("<|im_start|>user\n")[2]
+    call = None if "<tool_response>" in last else _call(prompt)
+    text = DONE if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    thinks = reasons and not prompt.endswith("</think>\n\n")
+    return f"<think>\n{THOUGHT}\n</think>\n\n{text}" if thinks else text
+
+
+def make_engine(template: str) -> FakeEngine:
+    """Returns the engine, which is not started yet."""
+
+    def script(prompt: list[int]) -> list[int]:
+        text = tokenizer().decode(prompt, skip_special_tokens=False)
+        reply = reply_to(text, reasons=template == "reasons")
+        return [*tokenizer().encode(reply).ids, EOS_TOKEN_ID]
+
+    return FakeEngine(
+        script,
+        engine_id="scripted",
+        model=MODEL,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCABULARY,
+        files=tokenizer_files(template),
+        tokens_per_step=4,
+    )
+
+
+def _texts() -> Iterator[str]:
+    for pattern in ("docs/**/*.md", "services/**/*.py"):
+        for path in sorted(ROOT.glob(pattern)):
+            yield path.read_text()
+
+
+def _call(prompt: str) -> dict[str, Any] | None:
+    """Returns a call of the first tool that runs commands; None without one."""
+    for function in _functions(prompt):
+        if re.split(r"__|\.", function["name"])[-1].lower() in RUNNERS:
+            schema = function.get("parameters") or {}
+            return {"name": function["name"], "arguments": _arguments(schema)}
+    return None
+
+
+def _functions(prompt: str) -> Iterator[dict[str, Any]]:
+    """Yields the functions that a prompt lists in <tools>, one in a line."""
+    for line in prompt.partition("<tools>")[2].partition("</tools>")[0].splitlines():
+        if line.startswith("{"):
+            tool = json.loads(line)
+            yield tool.get("function", tool)
+
+
+def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a value for each argument that the schema requires, the command among them."""
+    properties = schema.get("properties", {})
+    command = next(name for name in ("command", "cmd", "commands", "script") if name in properties)
+    wanted = dict.fromkeys([command, *schema.get("required", ())])
+    return {name: _value(properties[name], is_command=name == command) for name in wanted}
+
+
+def _value(schema: Mapping[str, Any], *, is_command: bool) -> Any:
+    if is_command:
+        is_list = schema.get("type") == "array"
+        return ["bash", "-lc", COMMAND] if is_list else COMMAND
+    if "enum" in schema:
+        return schema["enum"][0]
+    examples = {"boolean": False, "integer": 10_000, "number": 10_000, "array": [], "object": {}}
+    return examples.get(str(schema.get("type")), "Writes a file and shows it")
+
+
+async def serve(port: int, template: str) -> None:
+    """Serves until it is cancelled."""
+    engine = make_engine(template)
+    await engine.start(port)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await engine.die()
+
+
+def main() -> None:
+    """Runs the engine on a port of loopback."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--template", choices=TEMPLATES, default="plain")
+    options = parser.parse_args()
+    asyncio.run(serve(options.port, options.template))
+
+
+if __name__ == "__main__":
+    main()
