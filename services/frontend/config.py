@@ -110,6 +110,8 @@ class FrontendConfig(BaseSettings):
         "harmony", "plain",
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
+    strict_fields: bool = False
+    """Refuse fields of HTTP bodies that nothing here can follow, instead of ignoring them."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
     """Tokens after which a chat's reasoning is ended, unless it has its own limit."""
     max_live_requests: int = Field(default=1024, ge=1, le=MAX_INT32)

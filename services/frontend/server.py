@@ -146,6 +146,7 @@ class FrontendServer:
                 max_prompt_bytes=config.max_prompt_bytes,
                 max_samples=config.max_samples,
                 counts=self._counts,
+                strict_fields=config.strict_fields,
             ),
             counts=self._counts,
             connections=Connections(

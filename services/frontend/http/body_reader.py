@@ -56,10 +56,22 @@ class BodyReader:
     large bodies one at a time; it starts with the first one, and again after a crash.
     """
 
-    def __init__(self, *, max_prompt_bytes: int, max_samples: int, counts: Counts) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self,
+        *,
+        max_prompt_bytes: int,
+        max_samples: int,
+        counts: Counts,
+        strict_fields: bool = False,
+    ) -> None:
+        """Starts nothing yet; `strict_fields` refuses fields that nothing here can follow."""
         self._counts = counts
-        limits = {"max_prompt_bytes": max_prompt_bytes, "max_samples": max_samples}
+        self._strict_fields = strict_fields
+        limits = {
+            "max_prompt_bytes": max_prompt_bytes,
+            "max_samples": max_samples,
+            "strict_fields": strict_fields,
+        }
         self._pool = HelperPool(
             _WORKER,
             json.dumps(limits).encode(),
@@ -78,7 +90,7 @@ class BodyReader:
             EngineUnavailableError: the process cannot be used now.
         """
         if is_small(body):
-            return READERS[reader](body, request_id)
+            return READERS[reader](body, request_id, is_strict=self._strict_fields)
         if not self._counts.take(_WAITING, len(body), limit=MAX_WAITING_BYTES):
             raise OverloadedError(
                 f"{self._counts.held(_WAITING)} bytes of large bodies wait to be read;"

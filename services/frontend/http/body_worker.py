@@ -68,7 +68,7 @@ def _answer(
 ) -> Call | Refusal:
     try:
         check_structure(body)
-        call = READERS[reader](body, request_id)
+        call = READERS[reader](body, request_id, is_strict=bool(limits["strict_fields"]))
         is_cut = call.options.truncate_prompt_tokens is not None
         with call.naming_fields():
             check_prompt_size(

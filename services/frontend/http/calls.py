@@ -1,8 +1,9 @@
 """Parses bodies of requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.convert import (
@@ -40,6 +41,8 @@ class Call:
     """The body's field with the prompt."""
     form_field: str = "tools"
     """The body's field that decides the form of the output."""
+    left_out: Sequence[str] = ()
+    """Kinds of hosted tools that the model does not get; see `check_hosted`."""
 
     @contextmanager
     def naming_fields(self) -> Iterator[None]:
@@ -82,17 +85,26 @@ def form_field(options: Options, body: object, *names: str) -> str:
     return next(name for name in names if getattr(body, name) is not None)
 
 
-ReadCall = Callable[[bytes, str], Call]
-"""Parses a body, given the request's id; raises InvalidRequestError."""
+class ReadCall(Protocol):
+    """Parses bodies of one kind."""
+
+    def __call__(self, body: bytes, request_id: str, *, is_strict: bool) -> Call:
+        """Parses a body, given the request's id.
+
+        With `is_strict` fields that nothing here can follow are refused.
+
+        Raises:
+            InvalidRequestError: it is invalid.
+        """
 
 
-def read_completion(body: bytes, request_id: str) -> Call:
+def read_completion(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
     """Parses a completion.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse(CompletionRequest, body)
+    request = parse(CompletionRequest, body, is_strict=is_strict)
     options = completion_options(request, request_id)
     return Call(
         completion_prompt(request),
@@ -107,13 +119,13 @@ def read_completion(body: bytes, request_id: str) -> Call:
     )
 
 
-def read_chat(body: bytes, request_id: str) -> Call:
+def read_chat(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
     """Parses a chat completion.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse(ChatCompletionRequest, body)
+    request = parse(ChatCompletionRequest, body, is_strict=is_strict)
     options = chat_options(request, request_id)
     return Call(
         conversation_of(request),
@@ -127,13 +139,13 @@ def read_chat(body: bytes, request_id: str) -> Call:
     )
 
 
-def read_tokenize(body: bytes, request_id: str) -> TokenizeCall:
+def read_tokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> TokenizeCall:
     """Parses a request for the token ids of a prompt.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(TokenizeRequest, body)
+    request = parse_body(TokenizeRequest, body, is_strict=is_strict)
     return TokenizeCall(
         tokenized_prompt(request),
         Options(
@@ -150,13 +162,13 @@ def read_tokenize(body: bytes, request_id: str) -> TokenizeCall:
     )
 
 
-def read_detokenize(body: bytes, request_id: str) -> DetokenizeCall:
+def read_detokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> DetokenizeCall:
     """Parses a request for the text of token ids.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(DetokenizeRequest, body)
+    request = parse_body(DetokenizeRequest, body, is_strict=is_strict)
     return DetokenizeCall(
         "",
         Options(model=request.model or "", request_id=request_id),

@@ -96,12 +96,15 @@ class GenerationEndpoint:
     async def read(self, body: Body, request_id: str) -> Call:
         """Parses a body, whose bytes count until then."""
         with body:
-            return await self._body_reader.read(
+            call = await self._body_reader.read(
                 self._kind.reader,
                 body.content,
                 request_id,
                 max_prompt_tokens=self.pipeline.max_prompt_tokens,
             )
+        if call.left_out:
+            self.pipeline.requests.note_left_out(call.left_out)
+        return call
 
     def _begin(self, request_id: str) -> Lease:
         """Takes the caller's slot; a refusal is recorded as a failed request."""

@@ -11,6 +11,8 @@ from services.validation_reason import reason_of
 
 UNKNOWN_FIELD = "octavo_unknown_field"
 """The type of pydantic's error for a field that is not known."""
+NOT_SUPPORTED = " is not supported"
+"""Follows the path of an unknown field in an error, if its API has no words of its own."""
 _SUCCESSORS = {
     "guided_json": ("structured_outputs", "json, or response_format with json_schema"),
     "guided_json_object": ("structured_outputs", "json_object, or response_format with the same"),
@@ -32,19 +34,24 @@ _FORM = re.compile(r"^(constrained-)?(str|int|float|bool)$|\[.*\]$", re.DOTALL)
 
 
 def refusal_of(
-    error: ValidationError, *, tags: Collection[str] = (), known: Collection[str] = ()
+    error: ValidationError,
+    *,
+    tags: Collection[str] = (),
+    known: Collection[str] = (),
+    unknown: str = NOT_SUPPORTED,
 ) -> InvalidRequestError:
     """Returns the refusal of an invalid body, with the path of the first wrong field.
 
     `tags` names the alternatives of tagged unions; they are no part of the path. `known` has the
     body's own fields: an unknown one that has a successor among them is refused with its name.
+    `unknown` follows the path of an unknown field.
     """
     first = _told_error(error.errors(include_url=False))
     location = _without_tags(first["loc"], tags)
     given = first["input"]
     if first["type"] == UNKNOWN_FIELD:
         name = first["ctx"]["name"]
-        problem = " is not supported" + ("" if location else _successor(name, known))
+        problem = unknown + ("" if location else _successor(name, known))
         location = (*location, name)
     elif first["type"] == "union_tag_invalid":
         tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]

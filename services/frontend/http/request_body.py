@@ -1,15 +1,29 @@
-"""The base of all request bodies: every field is read or refused, none is ignored.
+"""The base of all request bodies: every field is read, taken without effect, or refused by name.
 
 A null counts as an absent field at every depth, even in an unknown field: clients send back parts
 of responses.
 """
 
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.frontend.http.refusals import UNKNOWN_FIELD
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """See `TAKEN`."""
+
+
+TAKEN = _Taken()
+"""Marks a field, in its `Annotated`, that nothing here can follow.
+
+It is taken without effect; with --strict-fields, where the context of validation is true, it is
+refused as an unknown field is.
+"""
 
 
 class Body(BaseModel):
@@ -24,9 +38,22 @@ class Body(BaseModel):
         json_schema_extra={"additionalProperties": {"type": "null"}},
     )
 
+    taken: ClassVar[frozenset[str]] = frozenset()
+    """Fields marked as `TAKEN`."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """Collects the marked fields."""
+        super().__pydantic_init_subclass__(**kwargs)
+        fields = cls.model_fields.items()
+        cls.taken = frozenset(name for name, field in fields if TAKEN in field.metadata)
+
     @model_validator(mode="after")
-    def _refuse_unknown(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
+    def _refuse_unknown(self, info: ValidationInfo) -> Self:
+        refused = dict(self.model_extra or {})
+        if info.context:
+            refused |= {name: getattr(self, name) for name in self.taken}
+        for name, value in refused.items():
             if value is not None:
                 raise PydanticCustomError(UNKNOWN_FIELD, "{name} is not supported", {"name": name})
         return self

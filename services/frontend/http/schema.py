@@ -16,7 +16,7 @@ from services.frontend.http.inert_fields import (
     NeutralChatFields,
     NeutralCompletionFields,
 )
-from services.frontend.http.refusals import refusal_of
+from services.frontend.http.refusals import NOT_SUPPORTED, refusal_of
 from services.frontend.http.request_body import Body
 from services.frontend.pipeline.request import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -363,25 +363,34 @@ _Body = TypeVar("_Body", bound=Body)
 _Request = TypeVar("_Request", bound=SharedFields)
 
 
-def parse_body(body_class: type[_Body], body: bytes, *, tags: Collection[str] = ()) -> _Body:
-    """Parses a body by its fields alone; errors leave `tags` out, as in `refusal_of`.
+def parse_body(
+    body_class: type[_Body],
+    body: bytes,
+    *,
+    is_strict: bool = False,
+    tags: Collection[str] = (),
+    unknown: str = NOT_SUPPORTED,
+) -> _Body:
+    """Parses a body by its fields alone; for `tags` and `unknown` see `refusal_of`.
+
+    With `is_strict` fields that nothing here can follow are refused.
 
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
     """
     try:
-        return body_class.model_validate_json(body)
+        return body_class.model_validate_json(body, context=is_strict)
     except ValidationError as error:
-        raise refusal_of(error, tags=tags, known=body_class.model_fields) from None
+        raise refusal_of(error, tags=tags, known=body_class.model_fields, unknown=unknown) from None
 
 
-def parse(request_class: type[_Request], body: bytes) -> _Request:
+def parse(request_class: type[_Request], body: bytes, *, is_strict: bool = False) -> _Request:
     """Parses the body of a request to the model.
 
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
     """
-    request = parse_body(request_class, body)
+    request = parse_body(request_class, body, is_strict=is_strict)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:

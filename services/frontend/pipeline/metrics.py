@@ -5,7 +5,7 @@ from typing import Any
 
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
-from services.frontend.pipeline.request_counts import RequestCounts
+from services.frontend.pipeline.request_counts import HOSTED_KINDS, RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
@@ -58,6 +58,12 @@ class FrontendFamilies:
             "error",
             dict.fromkeys(FAILED, 0) | counts.failed,
             "Requests that were refused or failed, by error",
+        )
+        yield families.counters(
+            "hosted_tools_left_out",
+            "kind",
+            dict.fromkeys(HOSTED_KINDS, 0) | counts.left_out,
+            "Tools of a vendor's own servers that models did not get, by kind",
         )
         yield from families.loop_lag(self._lag)
         yield families.counter("prompt_tokens", counts.prompt_tokens, "Prompt tokens served")

@@ -5,6 +5,19 @@ from dataclasses import dataclass, field
 
 from services.telemetry.histogram import LATENCY_BOUNDS_S, Histogram
 
+HOSTED_KINDS = (
+    "web_search",
+    "web_fetch",
+    "code_execution",
+    "code_interpreter",
+    "tool_search",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "advisor",
+)
+"""Kinds of tools that vendors run on their own servers, without the dates of their versions."""
+
 
 def _latency() -> Histogram:
     return Histogram(LATENCY_BOUNDS_S)
@@ -19,6 +32,8 @@ class RequestCounts:
     """Served requests by finish reason: stop, length, aborted."""
     failed: Counter[str] = field(default_factory=Counter)
     """Refused or failed requests by error; "cancelled" if the client left."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Hosted tools that models did not get, by kind."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -115,6 +115,11 @@ class RequestLog:
         """Makes spans only with `tracing`."""
         self.counts = RequestCounts()
         self._tracing = tracing
+
+    def note_left_out(self, kinds: Sequence[str]) -> None:
+        """Counts and logs the kinds of hosted tools that the model does not get."""
+        self.counts.left_out.update(kinds)
+        log.info("hosted_tools_left_out", kinds=sorted(kinds))
 
     @contextmanager
     def watch(

@@ -7,13 +7,13 @@ from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Options
 
 
-def read_message(body: bytes, request_id: str) -> Call:
+def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
     """Parses a request for a reply.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(MessagesRequest, body, tags=TAGS)
+    request = parse_body(MessagesRequest, body, is_strict=is_strict, tags=TAGS)
     options = options_of(request, request_id)
     return Call(
         conversation_of(request),
@@ -25,13 +25,13 @@ def read_message(body: bytes, request_id: str) -> Call:
     )
 
 
-def read_count(body: bytes, request_id: str) -> Call:
+def read_count(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
     """Parses a request for the size of a prompt.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(CountTokensRequest, body, tags=TAGS)
+    request = parse_body(CountTokensRequest, body, is_strict=is_strict, tags=TAGS)
     return Call(
         conversation_of(request),
         Options(model=request.model, request_id=request_id),

@@ -47,13 +47,13 @@ class ResponsesCall(Call):
     """The settings that a response repeats, in JSON."""
 
 
-def read_response(body: bytes, request_id: str) -> ResponsesCall:
+def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> ResponsesCall:
     """Parses a request for a response.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(ResponsesRequest, body, tags=TAGS)
+    request = parse_body(ResponsesRequest, body, is_strict=is_strict, tags=TAGS)
     conversation, options = _conversation_of(request), _options_of(request, request_id)
     return ResponsesCall(
         conversation,
