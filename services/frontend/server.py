@@ -97,7 +97,9 @@ class FrontendServer:
             max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
             template_timeout_s=config.template_timeout_s,
-            replies=ReplySettings(config.reply_format, config.max_reasoning_tokens),
+            replies=ReplySettings(
+                config.reply_format, config.max_reasoning_tokens, config.strict_fields
+            ),
             gate=self._gate,
         )
         self._lag = LoopLag()

@@ -106,7 +106,7 @@ class Pipeline:
                         info,
                         files,
                         template_timeout_s=self._template_timeout_s,
-                        reply_format=self._replies.format_name,
+                        replies=self._replies,
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
@@ -190,7 +190,7 @@ class Pipeline:
             engine=self.engine,
             model=model,
             options=options,
-            max_reasoning_tokens=self._replies.max_reasoning_tokens,
+            replies=self._replies,
             lease=lease,
             deadline_s=deadline_s,
             traceparent=record.traceparent,

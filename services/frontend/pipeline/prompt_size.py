@@ -61,8 +61,9 @@ def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
     """Raises InvalidRequestError if the prompt leaves no room for output."""
     if num_tokens >= max_model_len:
         raise InvalidRequestError(
-            f"the prompt has {num_tokens} tokens; prompt and output together may have"
-            f" {max_model_len}",
+            # Agents look for these words and numbers, and shorten the conversation.
+            f"the prompt is too long: {num_tokens} tokens > {max_model_len}, which prompt and"
+            " output together may have",
             field="prompt",
             code=CONTEXT_LENGTH,
         )

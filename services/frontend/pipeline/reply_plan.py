@@ -9,7 +9,7 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Conversation, Prompt
 from services.frontend.pipeline.tools import schemas_of
 from services.frontend.reply.call_rules import CallRules
-from services.frontend.reply.reply_format import ReasoningState, ReplyFormat
+from services.frontend.reply.reply_format import ReasoningState, ReplyFormat, ReplySettings
 from services.frontend.reply.reply_reader import ReplyReader, Tools
 
 _PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -45,7 +45,7 @@ def plan_reply(
     token_ids: Sequence[int],
     sampling: SamplingParams | None,
     *,
-    max_reasoning_tokens: int | None = None,
+    replies: ReplySettings,
 ) -> ReplyPlan | None:
     """Returns the plan for the replies to a conversation; None passes their text on.
 
@@ -54,7 +54,7 @@ def plan_reply(
         prompt: the prompt.
         token_ids: the prompt's tokens.
         sampling: the caller's sampling.
-        max_reasoning_tokens: limit of the reasoning where the conversation has none.
+        replies: the operator's settings.
 
     Raises:
         InvalidRequestError: the format cannot keep the rules for calls.
@@ -64,7 +64,7 @@ def plan_reply(
     tools = schemas_of(prompt.tools)
     open_text = prompt.open_text.rstrip()
     reasoning = form.reasoning_after(token_ids, open_text=open_text)
-    if prompt.reasons and reasoning is ReasoningState.CLOSED:
+    if replies.is_strict and prompt.reasons and reasoning is ReasoningState.CLOSED:
         problem = "the reply continues a content" if open_text else "the model does not reason"
         raise InvalidRequestError(f"thinking: {problem}", field="thinking")
     in_content = bool(open_text) and reasoning is ReasoningState.CLOSED
@@ -77,7 +77,7 @@ def plan_reply(
     if calls is not None:
         own.structured_output.tagged.CopyFrom(calls)
     limit = prompt.max_reasoning_tokens
-    limit = max_reasoning_tokens if limit is None else limit
+    limit = replies.max_reasoning_tokens if limit is None else limit
     if prompt.wants_reasoning is False:
         limit = 0  # the template may be unable to turn it off
     has_form = own.HasField("structured_output")

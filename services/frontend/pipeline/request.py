@@ -8,7 +8,7 @@ from services.frontend.engine_client.messages import SamplingParams, TokenBatch
 from services.frontend.errors import InvalidRequestError
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.deltas import CallPiece
-from services.frontend.text.chat_template import Message
+from services.frontend.text.chat_template import REASONING_SWITCHES, Message
 from services.frontend.text.prompt_end import PromptEnd
 
 MAX_STOP_STRINGS = 16
@@ -54,9 +54,15 @@ class Conversation:
 
     @property
     def wants_reasoning(self) -> bool | None:
-        """`reasons`, which an effort of reasoning that is "none" sets to False."""
-        is_off = self.template_variables.get("reasoning_effort") == "none"
-        return False if is_off else self.reasons
+        """`reasons`, or what the template variables say that turn the reasoning on or off."""
+        variables = self.template_variables
+        if variables.get("reasoning_effort") == "none":
+            return False
+        if self.reasons is not None:
+            return self.reasons
+        return next(
+            (v for v in map(variables.get, REASONING_SWITCHES) if isinstance(v, bool)), None
+        )
 
 
 @dataclass(frozen=True, slots=True)

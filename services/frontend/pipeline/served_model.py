@@ -7,13 +7,9 @@ import structlog
 
 from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
-from services.frontend.reply.reply_format import AUTO, ReplyFormat
+from services.frontend.reply.reply_format import ReplyFormat, ReplySettings
 from services.frontend.text.template_process import TemplateProcess
-from services.frontend.text.template_source import (
-    TemplateRefusedError,
-    TemplateSource,
-    find_template,
-)
+from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
 
 log = structlog.get_logger()
@@ -38,11 +34,9 @@ class ServedModel:
         files: TokenizerFiles,
         *,
         template_timeout_s: float,
-        reply_format: str = AUTO,
+        replies: ReplySettings,
     ) -> "ServedModel":
         """Loads a model's tokenizer and starts its chat template.
-
-        `reply_format` is AUTO or a name of FORMATS.
 
         Raises:
             TokenizerFilesError: the tokenizer cannot be used.
@@ -55,9 +49,17 @@ class ServedModel:
             return cls(info, tokenizer, None, template_error=str(error))
         if source is None:
             return cls(info, tokenizer, None)
-        template, template_error = await _start_template(source, template_timeout_s)
-        form = ReplyFormat.find(source, tokenizer, name=reply_format)
-        return cls(info, tokenizer, template, form, template_error)
+        form = ReplyFormat.find(source, tokenizer, name=replies.format_name)
+        template = TemplateProcess(
+            source,
+            timeout_s=template_timeout_s,
+            is_strict=replies.is_strict,
+            writes_tools=form.writes_tools,
+        )
+        template_error = await _start(template)
+        if template_error:
+            return cls(info, tokenizer, None, form, template_error)
+        return cls(info, tokenizer, template, form)
 
     def has_same_text(self, other: ModelInfo) -> bool:
         """Whether the tokenizer and template fit another model too."""
@@ -70,16 +72,13 @@ class ServedModel:
             await self.template.close()
 
 
-async def _start_template(
-    source: TemplateSource, timeout_s: float
-) -> tuple[TemplateProcess | None, str]:
-    """Returns the chat template, or why it cannot be used."""
-    template = TemplateProcess(source, timeout_s=timeout_s)
+async def _start(template: TemplateProcess) -> str:
+    """Starts a chat template; returns why it cannot be used, if so."""
     try:
         await template.start()
     except TemplateRefusedError as error:
         log.warning("chat_template_refused", reason=str(error))
-        return None, str(error)
+        return str(error)
     except TokenizerFilesError as error:  # the next chat retries
         log.warning("template_process_not_started", reason=str(error))
-    return template, ""
+    return ""

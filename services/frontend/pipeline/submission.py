@@ -12,6 +12,7 @@ from services.frontend.pipeline.reply_plan import continue_form, plan_reply
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.samples import sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.reply.reply_text import ReplyText
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
@@ -28,8 +29,7 @@ class Submission:
     engine: EnginePool
     model: ServedModel
     options: Options
-    max_reasoning_tokens: int | None
-    """The server's limit of reasoning; None for no limit."""
+    replies: ReplySettings
     lease: Lease
     deadline_s: float | None
     traceparent: str
@@ -52,7 +52,7 @@ class Submission:
             prompt,
             token_ids,
             own,
-            max_reasoning_tokens=self.max_reasoning_tokens,
+            replies=self.replies,
         )
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         if reply is not None and not options.show_special_tokens:

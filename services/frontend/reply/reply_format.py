@@ -12,6 +12,8 @@ from services.frontend.text.tokenizer import Tokenizer
 
 AUTO = "auto"
 """The name that leaves the choice to the chat template."""
+WRITTEN_TOOLS = "hermes"
+"""The format in which the frontend writes tools for templates that have none."""
 _TAIL_TOKENS = 16
 """Last prompt tokens in which an opened reasoning shows."""
 
@@ -23,6 +25,8 @@ class ReplySettings:
     format_name: str = AUTO
     max_reasoning_tokens: int | None = None
     """Limit of the reasoning for requests without one; None for no limit."""
+    is_strict: bool = False
+    """Whether a wish that the model cannot follow is refused, instead of left out."""
 
 
 class ReasoningState(enum.Enum):
@@ -54,7 +58,11 @@ class ReplyFormat:
     def find(cls, source: TemplateSource, tokenizer: Tokenizer, *, name: str) -> "ReplyFormat":
         """Returns the format of a name, or that of a chat template if the name is AUTO."""
         text = source.text + (source.tool_text or "")
-        name = format_of_template(text) if name == AUTO else name
+        if name == AUTO:
+            name = format_of_template(text)
+            # The frontend writes the tools, in this format.
+            if not source.names_tools and FORMATS[name].think == FORMATS[WRITTEN_TOOLS].think:
+                name = WRITTEN_TOOLS
         reader = FORMATS[name]
         return cls(
             name,
@@ -63,6 +71,11 @@ class ReplyFormat:
             tokenizer.token_bytes_with({*reader.special_tokens, *reader.think}),
             tokenizer.token_bytes(show_special_tokens=True),
         )
+
+    @property
+    def writes_tools(self) -> bool:
+        """Whether replies can be read where the frontend writes the tools into the prompt."""
+        return self.name == WRITTEN_TOOLS
 
     def reads(self, tools: Tools) -> bool:
         """Whether replies are read; otherwise a reply is its text."""

@@ -13,6 +13,7 @@ import jinja2.meta
 
 from services.frontend.text.content_marks import ContentMarker
 from services.frontend.text.prompt_end import LostTextError, OpenText, PromptEnd
+from services.frontend.text.stand_ins import with_system_as_user, with_written_tools
 from services.frontend.text.template_environment import TemplateEnvironment, text_constants
 from services.frontend.text.template_forms import TemplateForms
 
@@ -21,7 +22,7 @@ Message = Mapping[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's reasoning in templates."""
-_REASONING_SWITCHES = ("enable_thinking", "thinking")
+REASONING_SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns reasoning on or off in templates."""
 _DEVELOPER, _SYSTEM = "developer", "system"
 """A template that does not know the first role gets the second."""
@@ -29,6 +30,8 @@ _EFFORT, _NO_EFFORT = "reasoning_effort", "none"
 """A variable and its value that turn the reasoning off, also in templates that do not know it."""
 _HINTS = frozenset({"verbosity"})
 """Variables that are left out where the template does not know them."""
+_WISHES = frozenset({*_HINTS, _EFFORT, *REASONING_SWITCHES})
+"""The same variables where nothing else that a template cannot follow is refused either."""
 _MAX_PROBE_BYTES = 2**20
 _FAILURES = (
     ArithmeticError,
@@ -53,9 +56,22 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, variables: Mapping[str, Any], *, special_tokens: Sequence[str] = ()
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        *,
+        special_tokens: Sequence[str] = (),
+        is_strict: bool = True,
+        writes_tools: bool = False,
     ) -> None:
         """Compiles a template.
+
+        Args:
+            source: the template.
+            variables: its variables beside the conversation.
+            special_tokens: the spellings of the tokenizer's special tokens.
+            is_strict: refuses what the template cannot follow, instead of leaving it out.
+            writes_tools: writes tools and calls as text where the template has none.
 
         Raises:
             TemplateError: the source is not valid Jinja.
@@ -81,6 +97,9 @@ class ChatTemplate:
             # Jinja folds constants at compile time, and Python's compiler has limits.
             raise TemplateError(f"the chat template cannot be compiled: {error}") from None
         self._source = source
+        self._is_strict = is_strict
+        self._writes_tools = writes_tools
+        self._hints = _HINTS if is_strict else _WISHES
         self._variables = dict(variables)
         self._forms = TemplateForms(self._probe)
 
@@ -112,8 +131,9 @@ class ChatTemplate:
         variables = {
             name: value
             for name, value in (variables or {}).items()
-            if name in self._known or name not in _HINTS
+            if name in self._known or name not in self._hints
         }
+        messages, tools = self._with_stand_ins(messages, tools)
         self._check_tools(messages, tools)
         if reasons is not None:
             variables = self._with_switch(variables, reasons=reasons)
@@ -121,7 +141,7 @@ class ChatTemplate:
         mark = ""
         try:
             text = OpenText(messages) if end is PromptEnd.LAST_MESSAGE else None
-            fitted = self._forms.fit([self._adapted(message) for message in messages])
+            fitted = self._forms.fit(messages)
             shown_tools = self._forms.fit_tools(tools)
             if marks_content:
                 mark = self._marker.free_mark(fitted, shown_tools, variables, self._source)
@@ -189,6 +209,24 @@ class ChatTemplate:
         except TemplateError:
             return None
 
+    def _with_stand_ins(
+        self, messages: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Returns a conversation and its tools in roles and texts that the template shows."""
+        messages = [self._adapted(message) for message in messages]
+        lacks_tools = bool(tools) and not self.takes_tools
+        lacks_calls = not self.takes_tool_calls and any("tool_calls" in each for each in messages)
+        if self._writes_tools and (lacks_tools or lacks_calls):
+            messages = with_written_tools(messages, tools if lacks_tools else ())
+            tools = () if lacks_tools else tools
+        if not self._is_strict:
+            messages = with_system_as_user(
+                messages,
+                shows_first=self._forms.shows_system,
+                shows_later=self._forms.shows_later_system,
+            )
+        return messages, tools
+
     def _adapted(self, message: Message) -> Message:
         """Returns a message with the role and names that the template knows."""
         if message.get("role") == _DEVELOPER and not self._knows_developer:
@@ -203,8 +241,9 @@ class ChatTemplate:
         reasoning = renamed.pop("reasoning_content")
         if self._reasoning_key is not None:
             return {**renamed, self._reasoning_key: reasoning}
-        if "</think>" in self._source:
-            return renamed  # the template drops earlier reasoning from contents, too
+        # Templates with this tag drop earlier reasoning from contents, too.
+        if "</think>" in self._source or not self._is_strict:
+            return renamed
         raise TemplateError("the model's chat template takes no reasoning_content")
 
     def _with_switch(self, variables: Mapping[str, Any], *, reasons: bool) -> dict[str, Any]:
@@ -212,7 +251,7 @@ class ChatTemplate:
         switched = dict(variables)
         if not reasons and _EFFORT not in self._known and switched.get(_EFFORT) == _NO_EFFORT:
             del switched[_EFFORT]
-        switch = next((name for name in _REASONING_SWITCHES if name in self._known), None)
+        switch = next((name for name in REASONING_SWITCHES if name in self._known), None)
         if switch is None:
             return switched
         if switched.setdefault(switch, reasons) is not reasons:

@@ -49,6 +49,11 @@ class ChatTemplates:
         )
 
     def _compile(self, source: str) -> ChatTemplate:
+        opening = self._opening
         return ChatTemplate(
-            source, self._opening["variables"], special_tokens=self._opening["special_tokens"]
+            source,
+            opening["variables"],
+            special_tokens=opening["special_tokens"],
+            is_strict=opening["is_strict"],
+            writes_tools=opening["writes_tools"],
         )

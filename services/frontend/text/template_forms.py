@@ -30,6 +30,29 @@ class TemplateForms:
         self._wants_parts: dict[str, bool] = {}
         self._call_forms: tuple[bool, bool] | None = None
         self._wants_whole_tools: bool | None = None
+        self._shows_system: bool | None = None
+        self._shows_later_system: bool | None = None
+
+    def shows_system(self) -> bool:
+        """Whether the template shows a system message at the beginning."""
+        if self._shows_system is None:
+            self._shows_system = any(
+                self._shows_content("system", content) for content in (_NEEDLE, _parts(_NEEDLE))
+            )
+        return self._shows_system
+
+    def shows_later_system(self) -> bool:
+        """Whether the template shows a system message after other messages."""
+        if self._shows_later_system is None:
+            filler = self._filler()
+            said = [{"role": role, "content": filler} for role in ("user", "assistant", "user")]
+            self._shows_later_system = any(
+                _NEEDLE in (self._render([*said[:2], message, said[2]], ()) or "")
+                for message in (
+                    {"role": "system", "content": content} for content in (_NEEDLE, _parts(_NEEDLE))
+                )
+            )
+        return self._shows_later_system
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation in the template's form."""

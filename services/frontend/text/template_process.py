@@ -43,9 +43,18 @@ class TemplateProcess:
     Exceeding the limit kills the process; the next conversation starts another.
     """
 
-    def __init__(self, source: TemplateSource, *, timeout_s: float) -> None:
-        """Starts nothing yet."""
-        opening = json.dumps(source.opening()).encode()
+    def __init__(
+        self,
+        source: TemplateSource,
+        *,
+        timeout_s: float,
+        is_strict: bool = True,
+        writes_tools: bool = False,
+    ) -> None:
+        """Starts nothing yet; for `is_strict` and `writes_tools` see `ChatTemplate`."""
+        opening = json.dumps(
+            source.opening(is_strict=is_strict, writes_tools=writes_tools)
+        ).encode()
         self._pool = HelperPool(_WORKER, opening, start_timeout_s=START_TIMEOUT_S)
         self._timeout_s = timeout_s
 

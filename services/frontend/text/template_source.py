@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jinja2
+
 from services.frontend.text.tokenizer import TokenizerFilesError
 
 _FOLDER = "additional_chat_templates"
@@ -29,9 +31,24 @@ class TemplateSource:
     special_tokens: Sequence[str] = ()
     """The spellings of the tokenizer's special tokens."""
 
-    def opening(self) -> dict[str, Any]:
-        """Returns the JSON that configures the template process."""
+    @property
+    def names_tools(self) -> bool:
+        """Whether a template reads a variable `tools`; one that cannot be read counts as such."""
+        environment = jinja2.Environment(autoescape=True)
+        try:
+            return any(
+                (kind, text) == ("name", "tools")
+                for source in (self.text, self.tool_text or "")
+                for _, kind, text in environment.lex(source)
+            )
+        except jinja2.TemplateSyntaxError:
+            return True
+
+    def opening(self, *, is_strict: bool = True, writes_tools: bool = False) -> dict[str, Any]:
+        """Returns the JSON that configures the template process; see `ChatTemplate`."""
         return {
+            "is_strict": is_strict,
+            "writes_tools": writes_tools,
             "source": self.text,
             "tool_source": self.tool_text,
             "variables": dict(self.variables),

@@ -238,7 +238,7 @@ async def test_a_message_over_the_limit_is_refused_and_one_past_grpcs_default_is
     # A prompt this long reaches the tokenizer, and only the context is too short for it.
     error = await refused(stub, generate("x " * (GRPC_DEFAULT_BYTES // 2 + 1)))
     assert error.code() == INVALID
-    assert f"tokens; prompt and output together may have {CONTEXT}" in error.details()
+    assert f"tokens > {CONTEXT}, which prompt and output together may have" in error.details()
     # A regex goes on to the engine as it is, which refuses it: it has passed both hops.
     large = sampled(max_tokens=2)
     num_bytes = 2**20 - 16  # the frontend takes 1 MiB, the engine less

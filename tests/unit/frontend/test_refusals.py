@@ -51,7 +51,11 @@ GENERATE_CASES = {
     "empty text": (generate(""), INVALID, "empty"),
     "no tokens": (tokens(), INVALID, "empty"),
     "token outside": (tokens(512), INVALID, "512 is not below 512"),
-    "long prompt": (generate("one " * 600), INVALID, "together may have 512"),
+    "long prompt": (
+        generate("one " * 600),
+        INVALID,
+        "tokens > 512, which prompt and output together",
+    ),
     "huge prompt": (generate("x" * 2001 * 4), INVALID, "8004 bytes; the limit is 8000"),
     "other model": (generate(model="gpt"), NOT_FOUND, "'gpt' is not served; 'fake' is"),
     "long id": (generate(request_id="x" * 129), INVALID, "129 characters"),

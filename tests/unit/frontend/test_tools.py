@@ -51,11 +51,11 @@ MESSAGES = [
 
 
 @asynccontextmanager
-async def running(template=TOOL_TEMPLATE):
+async def running(template=TOOL_TEMPLATE, **config):
     files = tokenizer_files(chat_template=template) if template else tokenizer_files()
     async with (
         FakeEngine(files=files) as engine,
-        frontend_stack(engine, http_port=0) as stack,
+        frontend_stack(engine, http_port=0, **config) as stack,
         stack.http_client() as client,
     ):
         yield engine, stack, client
@@ -149,8 +149,8 @@ async def test_what_cannot_be_done_is_refused_by_name(changes, field):
         assert not engine.submits
 
 
-async def test_a_template_without_tools_takes_none():
-    async with running(None) as (engine, _, client):
+async def test_a_template_without_tools_takes_none_in_a_format_without_calls():
+    async with running(None, reply_format="plain") as (engine, _, client):
         response = await client.post("/v1/chat/completions", json=body())
         assert response.status_code == 400
         assert "takes no tools" in response.json()["error"]["message"]
