@@ -19,6 +19,7 @@ from services.frontend.http.messages.endpoint import (
     MESSAGE,
     MESSAGE_COUNT,
     CountEndpoint,
+    MessageEndpoint,
     RequireVersion,
 )
 from services.frontend.http.openapi import openapi_json
@@ -123,7 +124,7 @@ def make_app(
         for endpoint, kind in (
             (GenerationEndpoint, CHAT),
             (GenerationEndpoint, COMPLETION),
-            (GenerationEndpoint, MESSAGE),
+            (MessageEndpoint, MESSAGE),
             (CountEndpoint, MESSAGE_COUNT),
             (TokenizeEndpoint, TOKENIZE),
             (DetokenizeEndpoint, DETOKENIZE),

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from services.frontend.http.request_body import Body
+from services.frontend.http.request_body import TAKEN, Body
 
 
 class CacheControl(Body):
@@ -12,6 +12,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[str | None, TAKEN] = None
 
 
 class CachedBody(Body):

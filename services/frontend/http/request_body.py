@@ -40,6 +40,8 @@ class Body(BaseModel):
 
     taken: ClassVar[frozenset[str]] = frozenset()
     """Fields marked as `TAKEN`."""
+    refuses_unknown: ClassVar[bool] = True
+    """Whether unknown fields are refused; a part that is left out may have any."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -50,7 +52,7 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unknown(self, info: ValidationInfo) -> Self:
-        refused = dict(self.model_extra or {})
+        refused = dict(self.model_extra or {}) if self.refuses_unknown else {}
         if info.context:
             refused |= {name: getattr(self, name) for name in self.taken}
         for name, value in refused.items():

@@ -57,8 +57,24 @@ class Block:
 class MessageAnswer:
     """One reply, from its outputs to its body or its events."""
 
-    def __init__(self, answer_id: str, model: str, *, num_prompt_tokens: int) -> None:
-        """Starts a reply without content."""
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        *,
+        num_prompt_tokens: int,
+        shows_thinking: bool = True,
+        applied_edits: Sequence[Body] | None = None,
+    ) -> None:
+        """Starts a reply without content.
+
+        Args:
+            answer_id: its id.
+            model: the model's name.
+            num_prompt_tokens: the number of the prompt's tokens.
+            shows_thinking: whether blocks of thinking have their text.
+            applied_edits: what was cleared from the conversation; None if that was not asked for.
+        """
         self._envelope = {
             "id": answer_id,
             "type": "message",
@@ -66,6 +82,12 @@ class MessageAnswer:
             "model": model,
         }
         self._num_prompt_tokens = num_prompt_tokens
+        self._shows_thinking = shows_thinking
+        self._edits = (
+            {}
+            if applied_edits is None
+            else {"context_management": {"applied_edits": applied_edits}}
+        )
         self._block: Block | None = None
         self._num_blocks = 0
         self._has_calls = False
@@ -99,7 +121,7 @@ class MessageAnswer:
         """Yields the events after the last output."""
         yield from self._block_end()
         delta = _ending(self._stop_reason(last), last.stop_string)
-        yield {"type": "message_delta", "delta": delta, "usage": usage_body(usage)}
+        yield {"type": "message_delta", "delta": delta, "usage": usage_body(usage), **self._edits}
         yield {"type": "message_stop"}
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
@@ -117,6 +139,7 @@ class MessageAnswer:
             "content": [block.whole() for block in blocks],
             **_ending(self._stop_reason(last), last.stop_string),
             "usage": usage_body(usage),
+            **self._edits,
         }
 
     def _pieces(self, output: Output) -> Iterator[tuple[Block, str]]:
@@ -129,7 +152,8 @@ class MessageAnswer:
                 yield self._block, call.arguments
         for kind, text in (("thinking", output.reasoning), ("text", output.text)):
             if text:
-                yield self._block_of(kind), text
+                is_shown = kind != "thinking" or self._shows_thinking
+                yield self._block_of(kind), text if is_shown else ""
         for call in new_calls:
             self._has_calls = True
             yield self._new_block("tool_use", call), call.arguments

@@ -13,7 +13,7 @@ class ReplyText(BaseModel):
 
 
 class ReplyThinking(BaseModel):
-    """Reasoning of the model; the signature is empty."""
+    """Reasoning of the model, empty where it is not to be shown; the signature is empty."""
 
     type: Literal["thinking"]
     thinking: str
@@ -48,6 +48,21 @@ class MessageEnding(BaseModel):
     stop_sequence: str | None
 
 
+class AppliedEdit(BaseModel):
+    """What an edit has cleared from the conversation."""
+
+    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
+    cleared_thinking_turns: int | None = None
+    cleared_tool_uses: int | None = None
+    cleared_input_tokens: int
+
+
+class AppliedEdits(BaseModel):
+    """The edits of the conversation that have changed it."""
+
+    applied_edits: list[AppliedEdit]
+
+
 class ReplyMessage(MessageEnding):
     """The answer of POST /v1/messages."""
 
@@ -57,6 +72,14 @@ class ReplyMessage(MessageEnding):
     model: str
     content: list[ReplyBlock]
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
+    """Present if the request has it; not in `message_start`."""
+
+
+class ProblemDetails(BaseModel):
+    """The name of a mistake that clients know how to mend."""
+
+    error_code: str
 
 
 class MessageProblem(BaseModel):
@@ -64,6 +87,7 @@ class MessageProblem(BaseModel):
 
     type: str
     message: str
+    details: ProblemDetails | None = None
 
 
 class MessageError(BaseModel):
@@ -140,6 +164,7 @@ class MessageDelta(BaseModel):
     type: Literal["message_delta"]
     delta: MessageEnding
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
 
 
 class MessageStop(BaseModel):

@@ -1,41 +1,86 @@
 """Parses bodies of the Messages API."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from services.frontend.errors import InvalidRequestError
 from services.frontend.http.calls import Call, form_field
-from services.frontend.http.messages.convert import conversation_of, options_of
+from services.frontend.http.messages.convert import (
+    conversation_of,
+    edits_of,
+    left_out,
+    options_of,
+    shows_thinking,
+)
+from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
+from services.frontend.http.messages.errors import THREAD_UNSUPPORTED
 from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
 from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Options
 
+_UNKNOWN = ": Extra inputs are not permitted"
+"""The vendor's words for an unknown field, by which clients know to leave it out."""
+_Request = TypeVar("_Request", bound=CountTokensRequest)
 
-def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCall(Call):
+    """A parsed body of the Messages API."""
+
+    edits: Sequence[ClearThinking | ClearToolUses] | None
+    """Edits of the conversation that may change it; None if the body has no context_management."""
+    applied_edits: Sequence[dict[str, Any]] = ()
+    """Those that did, as the answer reports them."""
+    shows_thinking: bool = True
+    """Whether the answer has the text of its thinking."""
+
+
+def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> MessageCall:
     """Parses a request for a reply.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(MessagesRequest, body, is_strict=is_strict, tags=TAGS)
+    request = _parse(MessagesRequest, body, is_strict=is_strict)
     options = options_of(request, request_id)
-    return Call(
+    return MessageCall(
         conversation_of(request),
         options,
         bool(request.stream),
         includes_usage=True,
         tells_prompt=False,
         form_field=form_field(options, request, "output_config"),
+        left_out=left_out(request, is_strict=is_strict),
+        edits=edits_of(request),
+        shows_thinking=shows_thinking(request),
     )
 
 
-def read_count(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
+def read_count(body: bytes, request_id: str, *, is_strict: bool = False) -> MessageCall:
     """Parses a request for the size of a prompt.
 
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse_body(CountTokensRequest, body, is_strict=is_strict, tags=TAGS)
-    return Call(
+    request = _parse(CountTokensRequest, body, is_strict=is_strict)
+    return MessageCall(
         conversation_of(request),
         Options(model=request.model, request_id=request_id),
         is_stream=False,
         includes_usage=True,
         tells_prompt=False,
+        left_out=left_out(request, is_strict=is_strict),
+        edits=edits_of(request),
     )
+
+
+def _parse(request_class: type[_Request], body: bytes, *, is_strict: bool) -> _Request:
+    request = parse_body(request_class, body, is_strict=is_strict, tags=TAGS, unknown=_UNKNOWN)
+    if request.thread is not None:
+        raise InvalidRequestError(
+            "thread is not supported; send the whole conversation without it",
+            field="thread",
+            code=THREAD_UNSUPPORTED,
+        )
+    return request

@@ -6,7 +6,10 @@ from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams, StructuredOutput
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.messages import schema
+from services.frontend.http.hosted_tools import check_hosted, hosted_kind
+from services.frontend.http.messages import content_schema, schema
+from services.frontend.http.messages.client_tools import function_of
+from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_of
 from services.frontend.reply.call_rules import CallRules
@@ -28,6 +31,7 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
     thinking = request.thinking
     wanted = () if isinstance(choice, schema.ChooseNone) else request.tools or ()
+    tools = [tool for each in enumerate(wanted) for tool in _tools_of(*each)]
     messages = [each for message in request.messages for each in _messages_of(message)]
     if request.system is not None:
         messages.insert(0, {"role": "system", "content": _text_of(request.system)})
@@ -38,7 +42,7 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
         )
     return Conversation(
         messages,
-        [tool_of(each.name, each.description, each.input_schema) for each in wanted],
+        tools,
         _rules_of(choice, wanted),
         _template_variables(request.output_config),
         reasons=None if thinking is None else not isinstance(thinking, schema.ThinkingDisabled),
@@ -47,6 +51,46 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
         ),
         end=PromptEnd.LAST_MESSAGE if continues else PromptEnd.ANSWER,
     )
+
+
+def left_out(request: schema.CountTokensRequest, *, is_strict: bool) -> Sequence[str]:
+    """Returns the kinds of hosted tools that the model does not get.
+
+    Raises:
+        InvalidRequestError: the request is not served without one of them.
+    """
+    choice = request.tool_choice
+    named = choice.name if isinstance(choice, schema.ChooseTool) else None
+    tools = [(each, hosted_kind(each.type or "")) for each in request.tools or ()]
+    kinds = {kind for _, kind in tools if kind is not None}
+    if request.mcp_servers:
+        kinds.add("mcp")
+    return check_hosted(
+        sorted(kinds),
+        has_others=any(kind is None for _, kind in tools) or isinstance(choice, schema.ChooseNone),
+        demanded=next((kind for each, kind in tools if kind and each.name == named), None),
+        is_strict=is_strict,
+    )
+
+
+def edits_of(
+    request: schema.CountTokensRequest,
+) -> Sequence[ClearThinking | ClearToolUses] | None:
+    """Returns the edits that may change the conversation; None if edits are not asked for."""
+    wanted = request.context_management
+    if wanted is None:
+        return None
+    return [
+        each
+        for each in wanted.edits or ()
+        if isinstance(each, ClearToolUses) or each.num_kept is not None
+    ]
+
+
+def shows_thinking(request: schema.CountTokensRequest) -> bool:
+    """Whether the answer has the text of its thinking."""
+    wanted = request.thinking
+    return not (isinstance(wanted, schema.ShownThinking) and wanted.display == "omitted")
 
 
 def options_of(request: schema.MessagesRequest, request_id: str) -> Options:
@@ -67,7 +111,33 @@ def options_of(request: schema.MessagesRequest, request_id: str) -> Options:
     )
 
 
-def _rules_of(choice: schema.ToolChoice | None, wanted: Sequence[schema.CustomTool]) -> CallRules:
+def _tools_of(place: int, tool: schema.CustomTool | schema.VendorTool) -> Iterator[Message]:
+    """Yields a tool as a function; nothing for a hosted one.
+
+    Raises:
+        InvalidRequestError: its type is not known.
+    """
+    if isinstance(tool, schema.CustomTool):
+        description = tool.description
+        if tool.input_examples:
+            examples = "\n".join(
+                json.dumps(each, ensure_ascii=False) for each in tool.input_examples
+            )
+            description = f"{description or ''}\nExamples of its input:\n{examples}".lstrip()
+        yield tool_of(tool.name, description, tool.input_schema)
+        return
+    if hosted_kind(tool.type) is not None:
+        return
+    function = function_of(tool.type)
+    if function is None or tool.name is None:
+        raise InvalidRequestError(
+            f"tools.{place}.type: {tool.type[:64]!r} is not supported here; functions are",
+            field="tools",
+        )
+    yield tool_of(tool.name, *function)
+
+
+def _rules_of(choice: schema.ToolChoice | None, wanted: Sequence[schema.AnyTool]) -> CallRules:
     is_single = isinstance(choice, schema.ChooseTool) or bool(
         isinstance(choice, schema.ChooseFreely | schema.ChooseAny)
         and choice.disable_parallel_tool_use
@@ -76,7 +146,9 @@ def _rules_of(choice: schema.ToolChoice | None, wanted: Sequence[schema.CustomTo
         is_required=isinstance(choice, schema.ChooseAny | schema.ChooseTool),
         name=choice.name if isinstance(choice, schema.ChooseTool) else "",
         is_single=is_single,
-        strict=frozenset(each.name for each in wanted if each.strict),
+        strict=frozenset(
+            each.name for each in wanted if isinstance(each, schema.CustomTool) and each.strict
+        ),
     )
 
 
@@ -87,31 +159,33 @@ def _template_variables(output: schema.OutputConfig | None) -> dict[str, Any]:
 
 
 def _messages_of(
-    message: schema.UserMessage | schema.AssistantMessage | schema.SystemMessage,
+    message: content_schema.UserMessage
+    | content_schema.AssistantMessage
+    | content_schema.SystemMessage,
 ) -> Iterator[Message]:
     """Yields the messages of one turn, as chat templates have them."""
     match message:
-        case schema.UserMessage():
+        case content_schema.UserMessage():
             yield from _user_messages(message.content)
-        case schema.AssistantMessage():
+        case content_schema.AssistantMessage():
             yield _assistant_message(message.content)
-        case schema.SystemMessage():
+        case content_schema.SystemMessage():
             yield {"role": "system", "content": _text_of(message.content)}
 
 
 def _user_messages(
-    blocks: Sequence[schema.TextBlock | schema.ToolResultBlock],
+    blocks: Sequence[content_schema.TextBlock | content_schema.ToolResultBlock],
 ) -> Iterator[Message]:
     """Yields a message for each tool result, and one for each run of texts."""
-    texts: list[schema.TextBlock] = []
+    texts: list[content_schema.TextBlock] = []
     for block in blocks:
-        if isinstance(block, schema.TextBlock):
+        if isinstance(block, content_schema.TextBlock):
             texts.append(block)
             continue
         if texts:
             yield {"role": "user", "content": _text_of(texts)}
             texts = []
-        content = _text_of(block.content or ())
+        content = "".join(part.text for part in block.content or ())
         yield {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
@@ -122,11 +196,13 @@ def _user_messages(
 
 
 def _assistant_message(
-    blocks: Sequence[schema.TextBlock | schema.ThinkingBlock | schema.ToolUseBlock],
+    blocks: Sequence[content_schema.AssistantBlock],
 ) -> Message:
-    texts = [block for block in blocks if isinstance(block, schema.TextBlock)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, schema.ThinkingBlock)]
-    calls = [block for block in blocks if isinstance(block, schema.ToolUseBlock)]
+    texts = [block for block in blocks if isinstance(block, content_schema.TextBlock)]
+    thoughts = "".join(
+        block.thinking for block in blocks if isinstance(block, content_schema.ThinkingBlock)
+    )
+    calls = [block for block in blocks if isinstance(block, content_schema.ToolUseBlock)]
     message: dict[str, Any] = {"role": "assistant", "content": _text_of(texts)}
     if calls:
         message["content"] = message["content"] or None
@@ -142,9 +218,9 @@ def _assistant_message(
             for call in calls
         ]
     if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
+        message["reasoning_content"] = thoughts
     return message
 
 
-def _text_of(blocks: Sequence[schema.TextBlock]) -> str:
+def _text_of(blocks: Sequence[content_schema.TextBlock]) -> str:
     return "".join(block.text for block in blocks)

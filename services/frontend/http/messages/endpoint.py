@@ -1,6 +1,9 @@
 """The two endpoints of the Messages API."""
 
+import dataclasses
 import re
+from functools import partial
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -14,6 +17,8 @@ from services.frontend.http.calls import Call
 from services.frontend.http.error_forms import error_response
 from services.frontend.http.generation import GenerationEndpoint, Kind
 from services.frontend.http.messages.answer import MessageAnswer
+from services.frontend.http.messages.calls import MessageCall
+from services.frontend.http.messages.edits import edited
 from services.frontend.http.messages.writer import MessageWriter
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.http.writer import ResponseWriter
@@ -52,6 +57,7 @@ class MessageResponse:
 
     def __init__(self, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        assert isinstance(call, MessageCall), "the endpoint reads such calls"
         self._model = pipeline.model_named(call.options.model)
         self._call = call
         self._writer = writer
@@ -65,6 +71,8 @@ class MessageResponse:
             self._call.options.request_id,
             self._model.info.model,
             num_prompt_tokens=sum(map(len, generation.prompts)),
+            shows_thinking=self._call.shows_thinking,
+            applied_edits=None if self._call.edits is None else self._call.applied_edits,
         )
         if self._call.is_stream:
             await self._writer.start_events()
@@ -90,7 +98,29 @@ class MessageResponse:
             await self._writer.write(self._answer.whole(self._outputs, self._usage))
 
 
-class CountEndpoint(GenerationEndpoint):
+class MessageEndpoint(GenerationEndpoint):
+    """Answers a conversation, from which the request may want parts cleared."""
+
+    async def read(self, body: Body, request_id: str) -> Call:
+        """Parses a body, and edits its conversation.
+
+        Raises:
+            FrontendError: the body is invalid, or the conversation cannot be used.
+        """
+        call = await super().read(body, request_id)
+        assert isinstance(call, MessageCall), "the readers of these kinds return one"
+        assert isinstance(call.prompt, Conversation), "bodies of these kinds have one"
+        if not call.edits:
+            return call
+        with call.naming_fields():
+            prompt, applied = await edited(call.prompt, call.edits, partial(self._count, call))
+        return dataclasses.replace(call, prompt=prompt, applied_edits=applied)
+
+    async def _count(self, call: Call, prompt: Conversation) -> int:
+        return len(await self.pipeline.tokenize(call.options.model, prompt))
+
+
+class CountEndpoint(MessageEndpoint):
     """Answers how many tokens a conversation has."""
 
     async def serve(
@@ -99,10 +129,15 @@ class CountEndpoint(GenerationEndpoint):
         """Serves one request."""
         del request, lease
         call = await self.read(body, request_id)
+        assert isinstance(call, MessageCall), "the reader of this kind returns one"
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
         with call.naming_fields():
-            token_ids = await self.pipeline.tokenize(call.options.model, call.prompt)
-        await writer.write({"input_tokens": len(token_ids)})
+            num_tokens = await self._count(call, call.prompt)
+        answer: dict[str, Any] = {"input_tokens": num_tokens}
+        if call.edits is not None:
+            num_cleared = sum(edit["cleared_input_tokens"] for edit in call.applied_edits)
+            answer["context_management"] = {"original_input_tokens": num_tokens + num_cleared}
+        await writer.write(answer)
 
 
 MESSAGE = Kind("HttpMessage", "msg_", "message", MessageResponse, MessageWriter)

@@ -14,10 +14,15 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""The vendor's code by which clients know to send a conversation without `thread`."""
 _INTERNAL = "api_error"
 
 
 def message_error(told: HttpError) -> dict[str, object]:
     """Returns an error as JSON; further statuses below 500 are the request's fault, too."""
     kind = _KINDS.get(told.status, _INTERNAL if told.status >= 500 else _KINDS[400])
-    return {"type": "error", "error": {"type": kind, "message": told.message}}
+    error: dict[str, object] = {"type": kind, "message": told.message}
+    if told.code == THREAD_UNSUPPORTED:
+        error["details"] = {"error_code": told.code}
+    return {"type": "error", "error": error}

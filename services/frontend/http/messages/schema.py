@@ -1,101 +1,23 @@
-"""Request bodies of the Messages API: every field is read or refused, none is ignored.
+"""Request bodies of the Messages API.
 
-A text counts as a list of one text block, and a null as an absent field.
+Every field is read, taken without effect where it says so, or refused by name.
+
+A null counts as an absent field.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Discriminator, Field, Tag
 
 from services.frontend.http.inert_fields import CachedBody
-from services.frontend.http.request_body import Body
+from services.frontend.http.messages.content_schema import Message, TextBlocks
+from services.frontend.http.messages.edit_schema import ContextManagement
+from services.frontend.http.request_body import TAKEN, Body
 from services.frontend.http.schema import Count, Model, StopString
 from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
 from services.frontend.pipeline.tools import MAX_TOOLS
 
 MAX_TOOL_NAME_CHARACTERS = 128
-_Item = TypeVar("_Item")
-
-
-def _as_blocks(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-_Items = Annotated[list[_Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-class TextBlock(CachedBody):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ThinkingBlock(Body):
-    """Reasoning of an earlier reply."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
-    """Not checked: reasoning is text like any other."""
-
-
-class ToolUseBlock(CachedBody):
-    """An earlier tool call of the model."""
-
-    type: Literal["tool_use"]
-    id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1)]
-    input: dict[str, Any]
-
-
-TextBlocks = Annotated[
-    _Items[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | _Items[TextBlock])
-]
-
-
-class ToolResultBlock(CachedBody):
-    """The result of an earlier tool call."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: TextBlocks | None = None
-    is_error: bool | None = None
-
-
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
-UserBlocks = Annotated[
-    _Items[UserBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | _Items[UserBlock])
-]
-AssistantBlocks = Annotated[
-    _Items[AssistantBlock],
-    BeforeValidator(_as_blocks, json_schema_input_type=str | _Items[AssistantBlock]),
-]
-
-
-class UserMessage(Body):
-    """A turn of the user, who also brings the results of tools."""
-
-    role: Literal["user"]
-    content: UserBlocks
-
-
-class AssistantMessage(Body):
-    """A turn of the model."""
-
-    role: Literal["assistant"]
-    content: AssistantBlocks
-
-
-class SystemMessage(Body):
-    """Instructions amid the conversation."""
-
-    role: Literal["system"]
-    content: TextBlocks
-
-
-Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
 class CustomTool(CachedBody):
@@ -108,6 +30,31 @@ class CustomTool(CachedBody):
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     """Either way a call's input streams as the model writes it."""
+    input_examples: list[dict[str, Any]] | None = None
+    """Shown with the description."""
+    defer_loading: Annotated[bool | None, TAKEN] = None
+    """The model has every tool from the start: nothing here searches for tools."""
+    allowed_callers: Annotated[list[str] | None, TAKEN] = None
+
+
+class VendorTool(CachedBody):
+    """A tool of a type that the vendor defines, with options of its own."""
+
+    refuses_unknown: ClassVar[bool] = False
+
+    type: Annotated[str, Field(max_length=MAX_TOOL_NAME_CHARACTERS)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARACTERS)] | None = None
+
+
+def _tag_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind in (None, "custom") else "vendor"
+
+
+AnyTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | Annotated[VendorTool, Tag("vendor")],
+    Discriminator(_tag_of_tool),
+]
 
 
 class ChooseFreely(Body):
@@ -143,18 +90,25 @@ ToolChoice = Annotated[
 ]
 
 
-class ThinkingEnabled(Body):
+class ShownThinking(Body):
+    """How a reply shows its thinking."""
+
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """`omitted` leaves the text of its blocks out; otherwise it is given in full."""
+    block_binding: Annotated[dict[str, Any] | None, TAKEN] = None
+
+
+class ThinkingEnabled(ShownThinking):
     """The model reasons, within a budget."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1)]
 
 
-class ThinkingAdaptive(Body):
+class ThinkingAdaptive(ShownThinking):
     """The model reasons as long as it likes."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized"] | None = None
 
 
 class ThinkingDisabled(Body):
@@ -180,6 +134,7 @@ class OutputConfig(Body):
 
     effort: str | None = None
     format: OutputFormat | None = None
+    task_budget: Annotated[dict[str, Any] | None, TAKEN] = None
 
 
 class CountTokensRequest(CachedBody):
@@ -188,16 +143,16 @@ class CountTokensRequest(CachedBody):
     model: Model
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     system: TextBlocks | None = None
-    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-
-
-class Metadata(Body):
-    """Facts about the request; they change nothing."""
-
-    user_id: str | None = None
+    context_management: Annotated[ContextManagement | None, TAKEN] = None
+    """Applied, so only --strict-fields refuses it, as servers without it do."""
+    mcp_servers: list[dict[str, Any]] | None = None
+    thread: dict[str, Any] | None = None
+    betas: Annotated[list[str] | None, TAKEN] = None
+    speed: Annotated[str | None, TAKEN] = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -211,13 +166,21 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    container: Annotated[str | None, TAKEN] = None
+    inference_geo: Annotated[str | None, TAKEN] = None
+    diagnostics: Annotated[dict[str, Any] | None, TAKEN] = None
+    fallbacks: Annotated[list[dict[str, Any]] | None, TAKEN] = None
+    fallback_credit_token: Annotated[str | dict[str, Any] | None, TAKEN] = None
+    user_profile_id: Annotated[str | None, TAKEN] = None
+    workspace_id: Annotated[str | None, TAKEN] = None
 
 
 TAGS = frozenset(
     {
-        *("text", "thinking", "tool_use", "tool_result"),
+        *("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"),
+        *("vendor", "clear_thinking_20251015", "clear_tool_uses_20250919", "input_tokens"),
         *("user", "assistant", "system"),
         *("auto", "any", "tool", "none"),
         *("enabled", "adaptive", "disabled"),

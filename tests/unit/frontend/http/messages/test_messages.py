@@ -242,8 +242,9 @@ async def test_thinking_is_turned_on_and_off_and_nothing_is_ignored():
     assert [block.type for block in on.content] == ["thinking", "text"]
 
 
-async def test_thinking_that_the_model_cannot_do_is_refused():
-    async with running(template="{{ messages[0].content }}") as (engine, _, client):
+async def test_strict_fields_refuse_thinking_that_the_model_cannot_do():
+    template = "{{ messages[0].content }}"
+    async with running(template=template, strict_fields=True) as (engine, _, client):
         with pytest.raises(anthropic.BadRequestError, match="thinking: the model"):
             await client.messages.create(**ASK, thinking={"type": "adaptive"})
     assert not engine.submits
@@ -283,19 +284,20 @@ def said(*blocks, role="user"):
         (said({"type": "tool_use", "id": "c", "name": "f", "input": {}}), "'tool_use'"),
         (
             said({"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}),
-            "messages.0.content.0.content.0.type",
+            "messages.0.content.0.content.0: 'image' is not supported",
         ),
         (said({"type": "tool_result", "tool_use_id": "c", "content": "7"}), "tool_call"),
         (said({"type": "text"}), "messages.0.content.0.text: Field required"),
         (said({"type": "text", "text": "x"}, role="tool"), "messages.0: 'tool' is not supported"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search'"),
+        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools.0.type: 'comp"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice needs tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": ["x"] * 17}, "stop"),
-        ({"container": "c"}, "container is not supported"),
-        ({"output_config": {"effort": "low"}, "system": "x", "n": 2}, "n is not supported"),
+        ({"container": {"skills": []}}, "container: Input should be a valid string"),
+        ({"output_config": {"effort": "low"}, "n": 2}, "n: Extra inputs are not permitted"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(changes, words):
@@ -326,11 +328,22 @@ CHANGES = {
     "thinking": {"type": "adaptive"},
     "output_config": {"effort": "low"},
     "tool_choice": {"type": "auto"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
 }
+REFUSED = {"thread", "mcp_servers"}
 WITHOUT_EFFECT = {
     "metadata": {"user_id": "u"},
     "service_tier": "auto",
     "cache_control": {"type": "ephemeral"},
+    "betas": ["context-management-2025-06-27"],
+    "speed": "fast",
+    "container": "c",
+    "inference_geo": "eu",
+    "diagnostics": {"previous_message_id": None},
+    "fallbacks": [{"model": "other"}],
+    "fallback_credit_token": "t",
+    "user_profile_id": "u",
+    "workspace_id": "w",
 }
 
 
@@ -340,7 +353,8 @@ async def test_every_field_is_honoured_refused_or_on_the_list_of_those_without_e
         *message_count_tokens_params.MessageCountTokensParams.__mro__,
     )
     fields = {name for base in params for name in getattr(base, "__annotations__", {})}
-    assert set(MessagesRequest.model_fields) == CHANGES.keys() | WITHOUT_EFFECT.keys()
+    known = CHANGES.keys() | WITHOUT_EFFECT.keys() | REFUSED
+    assert set(MessagesRequest.model_fields) == known
     async with (
         running() as (engine, stack, _),
         stack.http_client() as client,
@@ -355,7 +369,8 @@ async def test_every_field_is_honoured_refused_or_on_the_list_of_those_without_e
                 submit.sampling.ClearField("seed")
             kind = response.headers["content-type"]
             told = response.json() if kind == "application/json" else {}
-            return response.status_code, kind, told.get("content"), list(engine.submits)
+            shown = {name: told.get(name) for name in ("content", "context_management")}
+            return response.status_code, kind, shown, list(engine.submits)
 
         ordinary = await effect()
         for name in sorted(fields | set(MessagesRequest.model_fields)):
