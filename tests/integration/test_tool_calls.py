@@ -231,6 +231,45 @@ async def test_a_demanded_call_through_the_client_of_anthropic(services):
     assert counted.input_tokens > answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+async def test_an_agents_fields_through_the_client_of_anthropic(services):
+    tools = [
+        {"name": name, "input_schema": schema, "defer_loading": True}
+        for name, schema in SCHEMAS.items()
+    ]
+    sums = {"type": "thinking", "thinking": "Sums.", "signature": ""}
+    texts = [{"type": "text", "text": "Hello."}]
+    url = services[1].removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", timeout=120) as client:
+        wish = {
+            "model": (await client.models.list()).data[0].id,
+            "messages": [
+                {"role": "user", "content": "Hello."},
+                {"role": "assistant", "content": [sums, *texts]},
+                {"role": "user", "content": "And?"},
+                {"role": "assistant", "content": [sums, *texts]},
+                {"role": "user", "content": "What is the weather in town 1?"},
+            ],
+            "max_tokens": 400,
+            "tools": [*tools, {"type": "web_search_20250305", "name": "web_search"}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "thinking": {"type": "enabled", "budget_tokens": 9, "display": "omitted"},
+            "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+            "betas": ["context-management-2025-06-27"],
+            "extra_body": {"temperature": 0},
+        }
+        whole = await client.beta.messages.create(**wish)
+        async with client.beta.messages.stream(**wish) as stream:
+            streamed = await stream.get_final_message()
+    thinking, call = whole.content
+    assert (thinking.type, thinking.thinking) == ("thinking", "")
+    jsonschema.validate(call.input, SCHEMAS[call.name])
+    [edit] = whole.context_management.applied_edits
+    assert edit.cleared_thinking_turns == 1
+    own = {"id", "content", "usage"}
+    assert streamed.model_dump(exclude=own) == whole.model_dump(exclude=own)
+
+
 async def test_a_demanded_call_over_grpc(services):
     request = frontend_pb2.ChatRequest(
         options={"sampling": {"seed": 1, "max_tokens": 200}},

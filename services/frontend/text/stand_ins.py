@@ -50,7 +50,7 @@ def with_system_as_user(
 ) -> list[Message]:
     """Returns a conversation whose system messages the template shows.
 
-    Those that it does not show are said by the user, in one message with what is before or after.
+    Other system messages are said by the user, in one message with the text before or after.
 
     Args:
         messages: the conversation.
@@ -89,7 +89,8 @@ def _joined_users(messages: Iterable[Message]) -> list[Message]:
             and (isinstance(last, _AddedMessage) or isinstance(message, _AddedMessage))
         ):
             content = f"{last['content'] or ''}\n{message['content'] or ''}"
-            joined[-1] = type(message)({**last, "content": content})
+            both = {**last, "content": content}
+            joined[-1] = _AddedMessage(both) if isinstance(message, _AddedMessage) else both
         else:
             joined.append(message)
     return joined

@@ -49,7 +49,7 @@ class MessageEnding(BaseModel):
 
 
 class AppliedEdit(BaseModel):
-    """What an edit has cleared from the conversation."""
+    """An edit of the conversation, and how much it has cleared."""
 
     type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
     cleared_thinking_turns: int | None = None

@@ -31,7 +31,7 @@ class MessageCall(Call):
     edits: Sequence[ClearThinking | ClearToolUses] | None
     """Edits of the conversation that may change it; None if the body has no context_management."""
     applied_edits: Sequence[dict[str, Any]] = ()
-    """Those that did, as the answer reports them."""
+    """Edits that have changed it, as the answer reports them."""
     shows_thinking: bool = True
     """Whether the answer has the text of its thinking."""
 

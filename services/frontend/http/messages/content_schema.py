@@ -39,7 +39,7 @@ class ThinkingBlock(Body):
 
 
 class RedactedThinkingBlock(Body):
-    """Encrypted reasoning of an earlier reply by another server, which nobody else can read."""
+    """Encrypted reasoning of an earlier reply by another server, which alone can read it."""
 
     type: Annotated[Literal["redacted_thinking"], TAKEN]
     data: str

@@ -1,4 +1,4 @@
-"""What a Messages body wants to be cleared from the conversation before the model sees it."""
+"""Edits of a conversation in a Messages body: parts are cleared before the model sees it."""
 
 from typing import Annotated, Literal
 

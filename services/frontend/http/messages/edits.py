@@ -17,7 +17,7 @@ CountTokens = Callable[[Conversation], Awaitable[int]]
 async def edited(
     conversation: Conversation, edits: Sequence[ClearThinking | ClearToolUses], count: CountTokens
 ) -> tuple[Conversation, list[dict[str, Any]]]:
-    """Returns a conversation after the edits, and those that changed it, as the API reports them.
+    """Returns a conversation after the edits, and the edits that changed it in the API's form.
 
     The prompt is tokenized with `count`, once more than there are edits.
     """

@@ -1,4 +1,4 @@
-"""What coding agents send to /v1/messages, on models that can follow it and on others."""
+"""Fields that coding agents send to /v1/messages, on models that can follow them and others."""
 
 import json
 
