@@ -41,7 +41,7 @@ class Body(BaseModel):
     taken: ClassVar[frozenset[str]] = frozenset()
     """Fields marked as `TAKEN`."""
     refuses_unknown: ClassVar[bool] = True
-    """Whether unknown fields are refused; a part that is left out may have any."""
+    """Whether unknown fields are refused."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -59,3 +59,10 @@ class Body(BaseModel):
             if value is not None:
                 raise PydanticCustomError(UNKNOWN_FIELD, "{name} is not supported", {"name": name})
         return self
+
+
+class OpenBody(Body):
+    """Part of a body that is left out, so its unknown fields may be any."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+    refuses_unknown: ClassVar[bool] = False

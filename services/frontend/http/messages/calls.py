@@ -50,7 +50,7 @@ def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> Me
         bool(request.stream),
         includes_usage=True,
         tells_prompt=False,
-        form_field=form_field(options, request, "output_config"),
+        form_field=form_field(options, request, "output_format", "output_config"),
         left_out=left_out(request, is_strict=is_strict),
         edits=edits_of(request),
         shows_thinking=shows_thinking(request),

@@ -3,12 +3,12 @@
 A text counts as a list of one text block, and a null as an absent field.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from services.frontend.http.inert_fields import CachedBody
-from services.frontend.http.request_body import TAKEN, Body
+from services.frontend.http.request_body import TAKEN, Body, OpenBody
 from services.frontend.pipeline.request import MAX_MESSAGES
 
 _Item = TypeVar("_Item")
@@ -45,10 +45,8 @@ class RedactedThinkingBlock(Body):
     data: str
 
 
-class HostedBlock(Body):
+class HostedBlock(OpenBody):
     """A use of a hosted tool in an earlier reply by another server, or its result."""
-
-    refuses_unknown: ClassVar[bool] = False
 
     type: Annotated[
         Literal[

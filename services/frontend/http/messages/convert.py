@@ -97,8 +97,9 @@ def options_of(request: schema.MessagesRequest, request_id: str) -> Options:
     """Returns the options of a reply."""
     named = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
     output = request.output_config
-    if output is not None and output.format is not None:
-        text = json.dumps(output.format.schema_, ensure_ascii=False)
+    form = request.output_format or (output and output.format)
+    if form is not None:
+        text = json.dumps(form.schema_, ensure_ascii=False)
         named["structured_output"] = StructuredOutput(json_schema=text)
     return Options(
         model=request.model,

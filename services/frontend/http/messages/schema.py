@@ -5,14 +5,14 @@ Every field is read, taken without effect where it says so, or refused by name.
 A null counts as an absent field.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from services.frontend.http.inert_fields import CachedBody
 from services.frontend.http.messages.content_schema import Message, TextBlocks
 from services.frontend.http.messages.edit_schema import ContextManagement
-from services.frontend.http.request_body import TAKEN, Body
+from services.frontend.http.request_body import TAKEN, Body, OpenBody
 from services.frontend.http.schema import Count, Model, StopString
 from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
 from services.frontend.pipeline.tools import MAX_TOOLS
@@ -37,10 +37,8 @@ class CustomTool(CachedBody):
     allowed_callers: Annotated[list[str] | None, TAKEN] = None
 
 
-class VendorTool(CachedBody):
+class VendorTool(OpenBody, CachedBody):
     """A tool of a type that the vendor defines, with options of its own."""
-
-    refuses_unknown: ClassVar[bool] = False
 
     type: Annotated[str, Field(max_length=MAX_TOOL_NAME_CHARACTERS)]
     name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARACTERS)] | None = None
@@ -166,6 +164,8 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
+    output_format: OutputFormat | None = None
+    """An earlier name of `output_config.format`."""
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     container: Annotated[str | None, TAKEN] = None

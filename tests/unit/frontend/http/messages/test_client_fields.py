@@ -24,6 +24,10 @@ PLAIN = (
     "{%- endfor %}{{- '<|im_start|>assistant\\n' }}"
 )
 """A template without tools, reasoning or variables."""
+TOOLS_ALONE = "\n".join(
+    line for line in TEMPLATE.splitlines() if "think" not in line and "effort" not in line
+)
+"""A template with tools, without reasoning."""
 AGENT = {
     "model": "fake",
     "max_tokens": 400,
@@ -61,7 +65,7 @@ def events_of(response):
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, PLAIN])
+@pytest.mark.parametrize("template", [TEMPLATE, TOOLS_ALONE, PLAIN])
 async def test_the_first_request_of_an_agent_is_served(template):
     async with (
         running(engine=engine_of(REPLY, template)) as (engine, stack, _),

@@ -327,6 +327,7 @@ CHANGES = {
     "stream": True,
     "thinking": {"type": "adaptive"},
     "output_config": {"effort": "low"},
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
     "tool_choice": {"type": "auto"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
 }
@@ -461,6 +462,11 @@ async def test_a_large_body_is_read_in_a_process_alike():
         )
         large = await client.messages.count_tokens(model="fake", messages=turns)
         assert large.input_tokens == small.input_tokens
+        edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+        edited = await client.beta.messages.count_tokens(
+            model="fake", messages=turns, context_management=edits
+        )
+        assert edited.context_management.original_input_tokens == small.input_tokens
         with pytest.raises(anthropic.BadRequestError, match="tokens"):
             await client.messages.create(**ASK | {"messages": turns})
     assert not engine.submits
