@@ -48,7 +48,7 @@ VALUES = {
     "parallel_tool_calls": False,
     "max_reasoning_tokens": 0,
     "prompt_end": frontend_pb2.PROMPT_END_MESSAGES,
-    "template_variables": '{"enable_thinking": true}',
+    "template_variables": '{"colour": true}',
     "tools.name": "add",
     "tools.description": "adds",
     "tools.parameters": "{}",
@@ -163,8 +163,7 @@ HTTP_VALUES = {
     "parse_special_tokens": [True, False],
     "tools": [[{"type": "function", "function": {"name": "add"}}]],
     "tool_choice": ["required"],
-    "chat_template_kwargs": [{"enable_thinking": True}],
-    "reasoning_effort": ["low"],
+    "chat_template_kwargs": [{"colour": True}],
     "max_reasoning_tokens": [0],
     "skip_special_tokens": [False],
     "spaces_between_special_tokens": [False],
@@ -191,9 +190,12 @@ BODIES = {
     },
     "/v1/completions": {"model": "fake", "prompt": "one <|im_end|> two", "stop": "ld"},
 }
-INERT = {*InertFields.model_fields, "prediction", "verbosity", "parallel_tool_calls"}
-"""Fields that cannot change an answer; `verbosity` can where a chat template knows it, and
-`parallel_tool_calls` where there are tools."""
+INERT = {
+    *InertFields.model_fields,
+    *("prediction", "verbosity", "reasoning_effort", "parallel_tool_calls"),
+}
+"""Fields that cannot change an answer; `verbosity` and `reasoning_effort` can where a chat template
+knows them, and `parallel_tool_calls` where there are tools."""
 DEFAULTS = {
     ("/v1/chat/completions", "parse_special_tokens"): False,
     ("/v1/completions", "parse_special_tokens"): True,
