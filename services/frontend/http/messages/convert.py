@@ -97,7 +97,7 @@ def options_of(request: schema.MessagesRequest, request_id: str) -> Options:
     """Returns the options of a reply."""
     named = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
     output = request.output_config
-    form = request.output_format or (output and output.format)
+    form = request.output_format or (None if output is None else output.format)
     if form is not None:
         text = json.dumps(form.schema_, ensure_ascii=False)
         named["structured_output"] = StructuredOutput(json_schema=text)
