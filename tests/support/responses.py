@@ -45,6 +45,7 @@ ITEM_FIELDS = {
     "message": {"type", "id", "status", "role", "content"},
     "reasoning": {"type", "id", "status", "summary", "content"},
     "function_call": {"type", "id", "status", "call_id", "name", "arguments"},
+    "custom_tool_call": {"type", "id", "status", "call_id", "name", "input"},
 }
 
 
@@ -82,7 +83,7 @@ def check_response(body: dict) -> dict:
     ids = [item["id"] for item in body["output"]]
     assert len(ids) == len(set(ids))
     for item in body["output"]:
-        assert set(item) == ITEM_FIELDS[item["type"]]
+        assert set(item) - {"namespace"} == ITEM_FIELDS[item["type"]]
     assert (body["completed_at"] is not None) is (body["status"] == "completed")
     if body["usage"] is not None:
         usage = body["usage"]
@@ -131,6 +132,9 @@ def _take_item(events: list[dict], items: list[dict]) -> list[dict]:
     if item["type"] == "function_call":
         assert item["arguments"] == ""
         name, field = "response.function_call_arguments", "arguments"
+    elif item["type"] == "custom_tool_call":
+        assert item["input"] == ""
+        name, field = "response.custom_tool_call_input", "input"
     else:
         place["content_index"] = 0
         part_added, *events = events

@@ -15,8 +15,13 @@ HOSTED_KINDS = (
     "image_generation",
     "mcp",
     "advisor",
+    "apply_patch",
+    "computer",
+    "local_shell",
+    "programmatic_tool_calling",
+    "shell",
 )
-"""Kinds of tools that vendors run on their own servers, without the dates of their versions."""
+"""Kinds of tools that vendors run or define themselves, without the dates of their versions."""
 
 
 def _latency() -> Histogram:

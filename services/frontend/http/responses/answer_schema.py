@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.frontend.http.responses.schema import AllowedTools, FunctionChoice
+from services.frontend.http.responses.tool_schema import (
+    AllowedTools,
+    CustomChoice,
+    CustomTool,
+    FunctionChoice,
+    NamespaceTool,
+)
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -71,11 +77,28 @@ class OutputCall(BaseModel):
     id: str
     call_id: str
     name: str
+    namespace: str | None = None
+    """The name space of the tool; absent if it has none."""
     arguments: str
     status: ItemStatus
 
 
-OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+class OutputCustomCall(BaseModel):
+    """A call of the model with a text as its input."""
+
+    type: Literal["custom_tool_call"]
+    id: str
+    call_id: str
+    name: str
+    namespace: str | None = None
+    """The name space of the tool; absent if it has none."""
+    input: str
+    status: ItemStatus
+
+
+OutputItem = Annotated[
+    OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")
+]
 
 
 class InputTokensDetails(BaseModel):
@@ -167,8 +190,9 @@ class Response(BaseModel):
     model: str
     instructions: str | None
     previous_response_id: str | None
-    tools: list[RepeatedTool]
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+    tools: list[Annotated[RepeatedTool | CustomTool | NamespaceTool, Field(discriminator="type")]]
+    """Those that the model may get, without hosted ones."""
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
     parallel_tool_calls: bool
     text: RepeatedText
     reasoning: RepeatedReasoning

@@ -1,7 +1,7 @@
 """Parses bodies of POST /v1/responses."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,24 +9,29 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.http.calls import Call, form_field
 from services.frontend.http.convert import options_of, template_variables_of
 from services.frontend.http.responses.items import messages_of
+from services.frontend.http.responses.offered_tools import CallName, OfferedTools, offered_tools
 from services.frontend.http.responses.schema import (
     LOGPROBS,
     TAGS,
-    AllowedTools,
-    FunctionChoice,
-    FunctionTool,
     ResponsesRequest,
     SchemaFormat,
 )
 from services.frontend.http.responses.store import Turn
+from services.frontend.http.responses.tool_schema import (
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    NamespaceTool,
+)
 from services.frontend.http.schema import JsonSchema, ResponseFormat, parse_body
 from services.frontend.pipeline.request import Conversation, Options
-from services.frontend.pipeline.tools import tool_of
-from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 
 MAX_SETTING_BYTES = 2**20
 """Limit of the tools, and of the form of the text, that a response repeats in JSON."""
+
+_EMPTY: Message = {"role": "user", "content": ""}
+"""The conversation of an empty list of items, which is the same as an empty text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,10 @@ class ResponsesCall(Call):
     """Whether turns may be dropped from a conversation that is too long."""
     max_output_tokens: int | None
     is_stored: bool
+    names: Mapping[str, CallName]
+    """The names of tools by those that the model knows."""
+    demanded: CallName | None
+    """The custom tool whose input is all of the reply."""
     settings: dict[str, Any]
     """The settings that a response repeats, in JSON."""
 
@@ -54,7 +63,10 @@ def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> R
         InvalidRequestError: it is invalid.
     """
     request = parse_body(ResponsesRequest, body, is_strict=is_strict, tags=TAGS)
-    conversation, options = _conversation_of(request), _options_of(request, request_id)
+    offered = offered_tools(request, is_strict=is_strict)
+    conversation = _conversation_of(request, offered)
+    options = _options_of(request, request_id, offered)
+    form = "tools" if offered.form else form_field(options, request, "structured_outputs", "text")
     return ResponsesCall(
         conversation,
         options,
@@ -62,68 +74,57 @@ def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> R
         includes_usage=True,
         tells_prompt=False,
         prompt_field="input",
-        form_field=form_field(options, request, "structured_outputs", "text"),
+        form_field=form,
+        left_out=offered.left_out,
         new_messages=conversation.messages,
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         is_truncated=request.truncation == "auto",
         max_output_tokens=request.max_output_tokens,
         is_stored=request.store is not False,
+        names=offered.names,
+        demanded=offered.demanded,
         settings=_settings_of(request),
     )
 
 
-def _conversation_of(request: ResponsesRequest) -> Conversation:
-    tools, rules = _tools_of(request)
+def _conversation_of(request: ResponsesRequest, offered: OfferedTools) -> Conversation:
     effort = None if request.reasoning is None else request.reasoning.effort
     verbosity = None if request.text is None else request.text.verbosity
+    messages: Sequence[Message] = messages_of(request.input)
+    if not request.input and request.previous_response_id is None:
+        messages = [_EMPTY]
     return Conversation(
-        messages_of(request.input),
-        [tool_of(each.name, each.description, each.parameters) for each in tools],
-        rules,
+        messages,
+        offered.tools,
+        offered.rules,
         template_variables_of(request.chat_template_kwargs, effort, verbosity, field="reasoning"),
         max_reasoning_tokens=request.max_reasoning_tokens,
     )
 
 
-def _tools_of(request: ResponsesRequest) -> tuple[Sequence[FunctionTool], CallRules]:
-    """Returns the tools that the model gets, and the rules for its calls."""
-    tools: Sequence[FunctionTool] = request.tools or ()
-    choice, name = request.tool_choice, ""
-    is_required = choice == "required"
-    match choice:
-        case "none":
-            tools = ()
-        case FunctionChoice():
-            is_required, name = True, choice.name
-        case AllowedTools():
-            is_required = choice.mode == "required"
-            allowed = {each.name for each in choice.tools}
-            missing = allowed.difference(each.name for each in tools)
-            if missing:
-                raise InvalidRequestError(
-                    f"tool_choice allows {min(missing)[:64]!r}, which is not among the tools",
-                    field="tool_choice",
-                )
-            tools = [each for each in tools if each.name in allowed]
-    is_single = bool(tools) and (bool(name) or request.parallel_tool_calls is False)
-    strict = frozenset(each.name for each in tools if each.strict)
-    return tools, CallRules(is_required=is_required, name=name, is_single=is_single, strict=strict)
-
-
-def _options_of(request: ResponsesRequest, request_id: str) -> Options:
+def _options_of(request: ResponsesRequest, request_id: str, offered: OfferedTools) -> Options:
     has_logprobs = LOGPROBS in (request.include or ())
     if request.top_logprobs and not has_logprobs:
         raise InvalidRequestError(
             f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs"
         )
-    return options_of(
+    is_call = offered.rules.is_required or offered.form is not None
+    options = options_of(
         request,
         request_id,
         max_tokens=request.max_output_tokens,
         logprobs=(request.top_logprobs or 0) if has_logprobs else None,
-        response_format=_format_of(request),
+        # It is the form of a message, and demanded calls are all of the reply.
+        response_format=None if is_call else _format_of(request),
     )
+    if offered.form is not None and options.sampling is not None:
+        if request.structured_outputs is not None:
+            raise InvalidRequestError(
+                "a demanded call allows no other form of output", field="structured_outputs"
+            )
+        options.sampling.structured_output.CopyFrom(offered.form)
+    return options
 
 
 def _format_of(request: ResponsesRequest) -> ResponseFormat | None:
@@ -148,16 +149,7 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
             "schema": given.schema_,
             "strict": bool(given.strict),
         }
-    tools = [
-        {
-            "type": "function",
-            "name": each.name,
-            "description": each.description,
-            "parameters": each.parameters,
-            "strict": bool(each.strict),
-        }
-        for each in request.tools or ()
-    ]
+    tools = [_shown(each) for each in request.tools or () if not isinstance(each, HostedTool)]
     choice = request.tool_choice or "auto"
     _check_repeatable("tools", tools)
     _check_repeatable("text", form)
@@ -188,6 +180,19 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
         "prompt_cache_key": request.prompt_cache_key,
         "safety_identifier": request.safety_identifier,
         "user": request.user,
+    }
+
+
+def _shown(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    """Returns a tool as a response repeats it."""
+    if not isinstance(tool, FunctionTool):
+        return tool.model_dump(exclude_none=True)
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
     }
 
 

@@ -108,7 +108,11 @@ class ResponsesResponse:
         model = pipeline.model_named(call.options.model)
         sampling = call.options.sampling
         has_logprobs = sampling is not None and sampling.HasField("logprobs")
-        self._items = OutputItems(ChatLogprobs(model.tokenizer) if has_logprobs else None)
+        self._items = OutputItems(
+            ChatLogprobs(model.tokenizer) if has_logprobs else None,
+            names=call.names,
+            demanded=call.demanded,
+        )
         self._is_stored = call.is_stored and store.is_enabled
         self._response = ResponseObject(model, call, is_stored=self._is_stored)
         structlog.contextvars.bind_contextvars(response_id=self._response.id)

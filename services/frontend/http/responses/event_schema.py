@@ -104,6 +104,20 @@ class ArgumentsDone(EventInItem):
     arguments: str
 
 
+class InputDelta(EventInItem):
+    """More of the input of a custom tool's call."""
+
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class InputDone(EventInItem):
+    """All the input of a custom tool's call."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 class ResponseEvent(
     RootModel[
         Annotated[
@@ -115,7 +129,9 @@ class ResponseEvent(
             | ReasoningDelta
             | ReasoningDone
             | ArgumentsDelta
-            | ArgumentsDone,
+            | ArgumentsDone
+            | InputDelta
+            | InputDone,
             Field(discriminator="type"),
         ]
     ]

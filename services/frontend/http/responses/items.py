@@ -6,15 +6,20 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.responses.schema import (
+from services.frontend.http.responses.foreign_items import foreign_call, foreign_result
+from services.frontend.http.responses.item_schema import (
+    AnyCallItem,
     AnyItem,
     CallItem,
     CallOutputItem,
+    CustomCallItem,
+    ForeignItem,
     ItemText,
     MessageItem,
     Part,
     ReasoningItem,
 )
+from services.frontend.http.responses.offered_tools import custom_arguments, qualified_name
 from services.frontend.pipeline.tools import json_object, tool_call_of
 from services.frontend.text.chat_template import Message
 
@@ -30,19 +35,19 @@ def messages_of(items: Iterable[Any]) -> list[Message]:
     Raises:
         InvalidRequestError: a call's arguments are not a JSON object.
     """
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     turn: dict[str, Any] | None = None
     """The model's message that items may still add to."""
     for item in items:
-        if not _is_models(item):
-            messages.append(_message_of(item))
+        if _is_models(item):
+            if turn is None or not _fits(item, turn):
+                turn = {"role": "assistant", "content": None}
+                messages.append(turn)
+            _add(item, turn)
+        if (message := _message_of(item)) is not None:
+            messages.append(message)
             turn = None
-            continue
-        if turn is None or not _fits(item, turn):
-            turn = {"role": "assistant", "content": None}
-            messages.append(turn)
-        _add(item, turn)
-    return list(messages)
+    return messages
 
 
 def messages_of_output(output: bytes) -> list[Message]:
@@ -70,10 +75,15 @@ def with_instructions(instructions: str | None, messages: Sequence[Message]) -> 
 
 
 def _is_models(item: Any) -> bool:
-    """Whether an item is part of the model's reply."""
-    if isinstance(item, MessageItem):
-        return item.role == "assistant"
-    return isinstance(item, CallItem | ReasoningItem)
+    """Whether an item is part of the model's reply, with something that a model can read."""
+    match item:
+        case MessageItem():
+            return item.role == "assistant"
+        case ReasoningItem():
+            return bool(item.text)
+        case ForeignItem():
+            return foreign_call(item) is not None
+    return isinstance(item, AnyCallItem)
 
 
 def _fits(item: Any, turn: dict[str, Any]) -> bool:
@@ -86,24 +96,36 @@ def _fits(item: Any, turn: dict[str, Any]) -> bool:
     return True
 
 
-def _add(item: MessageItem | CallItem | ReasoningItem, turn: dict[str, Any]) -> None:
+def _add(item: Any, turn: dict[str, Any]) -> None:
     match item:
         case ReasoningItem():
-            parts = item.content or item.summary or ()
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(
-                part.text for part in parts
-            )
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text
         case MessageItem():
             turn["content"] = (turn["content"] or "") + _text_of(item.content)
-        case CallItem():
-            call = tool_call_of(item.call_id, item.name, item.arguments)
-            turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+        case _:
+            turn["tool_calls"] = [*turn.get("tool_calls", ()), _call_of(item)]
 
 
-def _message_of(item: MessageItem | CallOutputItem) -> dict[str, Any]:
-    if isinstance(item, MessageItem):
-        return {"role": item.role, "content": _text_of(item.content)}
-    return {"role": "tool", "content": _text_of(item.output), "tool_call_id": item.call_id}
+def _call_of(item: CallItem | CustomCallItem | ForeignItem) -> Message:
+    if isinstance(item, ForeignItem):
+        call = foreign_call(item)
+        assert call is not None, "others are no part of a reply"
+        return call
+    arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
+    return tool_call_of(item.call_id, qualified_name(item.name, item.namespace), arguments)
+
+
+def _message_of(item: Any) -> Message | None:
+    """Returns an item as a message that is not the model's; None if it has none."""
+    match item:
+        case MessageItem() if item.role != "assistant":
+            return {"role": item.role, "content": _text_of(item.content)}
+        case CallOutputItem():
+            content = _text_of(item.output)
+            return {"role": "tool", "content": content, "tool_call_id": item.call_id}
+        case ForeignItem():
+            return foreign_result(item)
+    return None
 
 
 def _text_of(parts: Sequence[Part]) -> str:

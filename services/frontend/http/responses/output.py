@@ -1,12 +1,13 @@
 """The output items of a response, and the events that build them."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.engine_client.messages import STOP
 from services.frontend.http.logprobs import ChatLogprobs
+from services.frontend.http.responses.offered_tools import CallName, custom_input
 from services.frontend.pipeline.request import Output
 from services.frontend.reply.deltas import CallPiece
 
@@ -86,9 +87,10 @@ class TextItem:
 class FunctionCallItem:
     """A function call."""
 
-    def __init__(self, call: CallPiece, index: int) -> None:
+    def __init__(self, call: CallPiece, name: CallName, index: int) -> None:
         """Starts without arguments."""
         self._call = call
+        self._name = name
         self._index = index
         self._id = f"fc_{uuid.uuid4().hex}"
         self._place = {"item_id": self._id, "output_index": index}
@@ -99,14 +101,11 @@ class FunctionCallItem:
         item = self.whole("in_progress")
         return [{"type": "response.output_item.added", "output_index": self._index, "item": item}]
 
-    def push(self, arguments: str) -> Event:
-        """Adds to the arguments; returns the event."""
+    def push(self, arguments: str) -> list[Event]:
+        """Adds to the arguments; returns the events."""
         self._arguments.append(arguments)
-        return {
-            "type": "response.function_call_arguments.delta",
-            **self._place,
-            "delta": arguments,
-        }
+        told = "response.function_call_arguments.delta"
+        return [{"type": told, **self._place, "delta": arguments}]
 
     def closing(self, status: str) -> list[Event]:
         """Returns the events that end it."""
@@ -127,21 +126,85 @@ class FunctionCallItem:
             "type": "function_call",
             "id": self._id,
             "call_id": self._call.call_id,
-            "name": self._call.name,
+            **_named(self._name),
             "arguments": "".join(self._arguments),
             "status": status,
         }
 
 
+class CustomCallItem:
+    """A call with a text as its input, which is complete only at its end."""
+
+    def __init__(
+        self, call_id: str, name: CallName, index: int, *, read: Callable[[str], str]
+    ) -> None:
+        """Starts without input; `read` returns the input in what the model wrote."""
+        self._call_id = call_id
+        self._name = name
+        self._index = index
+        self._read = read
+        self._id = f"ctc_{uuid.uuid4().hex}"
+        self._place = {"item_id": self._id, "output_index": index}
+        self._pieces: list[str] = []
+
+    def opening(self) -> list[Event]:
+        """Returns the events that begin it."""
+        item = self.whole("in_progress")
+        return [{"type": "response.output_item.added", "output_index": self._index, "item": item}]
+
+    def push(self, text: str) -> list[Event]:
+        """Adds to what the model wrote; returns no events."""
+        self._pieces.append(text)
+        return []
+
+    def closing(self, status: str) -> list[Event]:
+        """Returns the events that end it."""
+        item = self.whole(status)
+        event = "response.custom_tool_call_input"
+        return [
+            {"type": f"{event}.delta", **self._place, "delta": item["input"]},
+            {"type": f"{event}.done", **self._place, "input": item["input"]},
+            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+        ]
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """Returns the item as it is now."""
+        return {
+            "type": "custom_tool_call",
+            "id": self._id,
+            "call_id": self._call_id,
+            **_named(self._name),
+            "input": self._read("".join(self._pieces)) if self._pieces else "",
+            "status": status,
+        }
+
+
+CallItem = FunctionCallItem | CustomCallItem
+
+
 class OutputItems:
     """Builds the items of one response from its output."""
 
-    def __init__(self, logprobs: ChatLogprobs | None) -> None:
-        """Starts without items; with `logprobs`, messages have log-probabilities."""
+    def __init__(
+        self,
+        logprobs: ChatLogprobs | None,
+        *,
+        names: Mapping[str, CallName] | None = None,
+        demanded: CallName | None = None,
+    ) -> None:
+        """Starts without items.
+
+        Args:
+            logprobs: gives messages log-probabilities.
+            names: the names of tools by those that the model knows.
+            demanded: the custom tool whose input the text is.
+        """
         self._logprobs = logprobs
+        self._names = names or {}
+        self._demanded = demanded
         self._waiting_logprobs: list[Any] = []
         """Log-probabilities of tokens whose text is still to come."""
-        self._open: TextItem | FunctionCallItem | None = None
+        self._open: TextItem | CallItem | None = None
         self._done: list[dict[str, Any]] = []
 
     def push(self, output: Output) -> list[Event]:
@@ -151,13 +214,16 @@ class OutputItems:
         # Arguments of a call that has begun precede all other output.
         for call in output.calls:
             if not call.call_id:
-                assert isinstance(self._open, FunctionCallItem), "its first piece has opened it"
-                events.append(self._open.push(call.arguments))
+                assert isinstance(self._open, CallItem), "its first piece has opened it"
+                events += self._open.push(call.arguments)
         if output.reasoning:
             events += self._add_text(REASONING, output.reasoning, ())
         if output.text:
             logprobs, self._waiting_logprobs = self._waiting_logprobs, []
-            events += self._add_text(MESSAGE, output.text, logprobs)
+            if self._demanded is not None:
+                events += self._add_input(self._demanded, output.text)
+            else:
+                events += self._add_text(MESSAGE, output.text, logprobs)
         for call in output.calls:
             if call.call_id:
                 events += self._add_call(call)
@@ -183,12 +249,24 @@ class OutputItems:
             events = self._begin(item)
         return [*events, item.push(text, logprobs)]
 
-    def _add_call(self, call: CallPiece) -> list[Event]:
-        item = FunctionCallItem(call, self._next_index)
-        events = self._begin(item)
-        return [*events, item.push(call.arguments)] if call.arguments else events
+    def _add_input(self, name: CallName, text: str) -> list[Event]:
+        """Adds to the input of the custom tool that the reply is for."""
+        item, events = self._open, []
+        if not isinstance(item, CustomCallItem):
+            call_id = f"call_{uuid.uuid4().hex[:24]}"
+            item = CustomCallItem(call_id, name, self._next_index, read=str)
+            events = self._begin(item)
+        return [*events, *item.push(text)]
 
-    def _begin(self, item: TextItem | FunctionCallItem) -> list[Event]:
+    def _add_call(self, call: CallPiece) -> list[Event]:
+        name = self._names.get(call.name) or CallName(call.name)
+        item: CallItem = FunctionCallItem(call, name, self._next_index)
+        if name.is_custom:
+            item = CustomCallItem(call.call_id, name, self._next_index, read=custom_input)
+        events = self._begin(item)
+        return [*events, *item.push(call.arguments)] if call.arguments else events
+
+    def _begin(self, item: TextItem | CallItem) -> list[Event]:
         events = self._close("completed")
         self._open = item
         return events + item.opening()
@@ -210,3 +288,9 @@ class OutputItems:
     @property
     def _next_index(self) -> int:
         return len(self._done) + (self._open is not None)
+
+
+def _named(name: CallName) -> dict[str, str]:
+    """Returns the fields with a tool's names."""
+    space = {} if name.namespace is None else {"namespace": name.namespace}
+    return {"name": name.name, **space}

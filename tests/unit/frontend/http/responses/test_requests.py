@@ -54,7 +54,7 @@ REFUSED = {
     "access_programs": {"cyber": "standard"},
     "image": {"context_compression": "auto"},
     "prompt_cache_options": {"prewarm": True},
-    "include": ["file_search_call.results"],
+    "include": ["made_up.results"],
     "n": 2,
     "max_tokens": 5,
     "max_output_tokens": 0,
@@ -127,7 +127,7 @@ def test_every_parameter_of_the_client_is_known_or_refused():
 @pytest.mark.parametrize(
     ("entry", "path"),
     [
-        ({"type": "web_search_call", "id": "w"}, "input.0: 'web_search_call'"),
+        ({"type": "compaction", "id": "w"}, "input.0: 'compaction'"),
         ({"id": "msg_1"}, "input.0: 'item_reference'"),
         ({}, "input.0: 'untyped'"),
         (3, "input.0: 'untyped'"),
@@ -139,7 +139,6 @@ def test_every_parameter_of_the_client_is_known_or_refused():
             "not a JSON object",
         ),
         ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no earlier tool call"),
-        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, "encrypted_content"),
     ],
 )
 async def test_a_wrong_item_is_refused_with_its_place(entry, path):
@@ -165,7 +164,7 @@ async def test_a_wrong_item_is_refused_with_its_place(entry, path):
             },
             "tool_choice",
         ),
-        ({"tools": [*TOOLS, {"type": "mcp", "server_label": "x"}]}, "tools"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools"),
         (
             {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"}},
             "reasoning",
@@ -177,7 +176,7 @@ async def test_a_wrong_item_is_refused_with_its_place(entry, path):
             },
             "structured_outputs",
         ),
-        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call", "id": "w"}]}, "input"),
     ],
 )
 async def test_fields_that_contradict_each_other_are_refused(changes, param):
