@@ -10,8 +10,8 @@ from services.frontend.errors import UnauthenticatedError
 from services.frontend.http.error_forms import error_response
 from services.frontend.http.status import http_error_of
 
-_OPEN_PATHS = {"/health", "/ping"}
-"""Probes need no key."""
+_OPEN_PATHS = {"/", "/health", "/ping"}
+"""The start page and probes need no key."""
 
 log = structlog.get_logger()
 

@@ -170,6 +170,23 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True]
 
 
+class InputTokens(BaseModel):
+    """The number of tokens of a response's input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class InputItemList(BaseModel):
+    """A page of the items that led to a response."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class VersionAnswer(BaseModel):
     """The version of the frontend."""
 

@@ -22,10 +22,12 @@ from services.frontend.http.messages.endpoint import (
     MessageEndpoint,
     RequireVersion,
 )
+from services.frontend.http.nearest_path import nearest_path
 from services.frontend.http.openapi import openapi_json
-from services.frontend.http.responses.endpoint import ResponsesEndpoint
+from services.frontend.http.responses.endpoint import InputTokensEndpoint, ResponsesEndpoint
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
+from services.frontend.http.start_page import start_page
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.http.tokenization import (
     DETOKENIZE,
@@ -37,6 +39,15 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
 from services.version import own_version
+
+_UNSERVED = {
+    "/v1/embeddings": "embeddings are not served: Octavo generates text",
+    "/v1/responses/compact": (
+        "compaction is not served: send a shorter conversation, or truncation of auto, which drops"
+        " the oldest turns"
+    ),
+}
+"""Paths of the vendors' APIs that are not served, with the reason."""
 
 
 class ServiceEndpoints:
@@ -73,12 +84,13 @@ class ServiceEndpoints:
         """Describes one model."""
         return JSONResponse(self._card(self._pipeline.model_named(request.path_params["name"])))
 
-    async def refuse_embeddings(self, request: Request) -> Response:
-        """Answers that embeddings are not supported."""
+    async def show_start(self, request: Request) -> Response:
+        """Returns the start page, which needs no key and shows the model only without keys."""
         del request
-        raise RefusedCallError(
-            404, "embeddings are not served: Octavo generates text", code="unsupported_endpoint"
-        )
+        if self._pipeline.gate.requires_keys:
+            return start_page(model=None, version=None)
+        model = self._pipeline.served_model
+        return start_page(model=None if model is None else model.info.model, version=self._version)
 
     async def describe(self, request: Request) -> Response:
         """Describes the API."""
@@ -130,25 +142,30 @@ def make_app(
             (DetokenizeEndpoint, DETOKENIZE),
         )
     )
-    responses = ResponsesEndpoint(
-        store,
-        pipeline,
-        live,
-        bodies,
-        body_reader,
-        slow_reader_timeout_s=slow_reader_timeout_s,
+    responses, input_tokens = (
+        endpoint(
+            store,
+            pipeline,
+            live,
+            bodies,
+            body_reader,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
+        for endpoint in (ResponsesEndpoint, InputTokensEndpoint)
     )
     stored = StoredResponses(store, pipeline.gate)
     return Starlette(
         routes=[
+            Route("/", service.show_start),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/messages", RequireVersion(message), methods=["POST"]),
             Route("/v1/messages/count_tokens", RequireVersion(message_count), methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
             Route("/v1/responses/{response_id}", stored.show),
+            Route("/v1/responses/{response_id}/input_items", stored.list_input_items),
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
-            Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
             Route("/v1/models/", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
@@ -175,7 +192,17 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    response = await _answer_error(request, RefusedCallError(error.status_code, message))
-    response.headers.update(error.headers or {})
+    path = request.url.path
+    is_missing = error.status_code == 404 or (error.status_code == 405 and request.path_params)
+    if is_missing and path in _UNSERVED:
+        refusal = RefusedCallError(404, _UNSERVED[path], code="unsupported_endpoint")
+    elif is_missing:
+        nearest = nearest_path(path, request.app.routes)
+        advice = "GET / lists what is" if nearest is None else f"{nearest} is"
+        refusal = RefusedCallError(404, f"{request.method} {path} is not served; {advice}")
+    else:
+        message = f"{request.method} {path}: {error.detail}"
+        refusal = RefusedCallError(error.status_code, message)
+    response = await _answer_error(request, refusal)
+    response.headers.update(error.headers or {} if not is_missing else {})
     return response

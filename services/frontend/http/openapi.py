@@ -13,7 +13,7 @@ from services.frontend.http.messages.schema import CountTokensRequest, MessagesR
 from services.frontend.http.request_id import HEADER, PATTERN
 from services.frontend.http.responses.answer_schema import Response
 from services.frontend.http.responses.event_schema import ResponseEvent
-from services.frontend.http.responses.schema import ResponsesRequest
+from services.frontend.http.responses.schema import InputTokensRequest, ResponsesRequest
 from services.frontend.http.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -62,6 +62,11 @@ _REQUEST_ID = {
 _Content = dict[str, Any]
 _UNNAMED = "lines of `data: ` and JSON, then `data: [DONE]`"
 _NAMED = "pairs of lines, `event: ` with the event's type, and `data: ` with JSON"
+_PAGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "after": ("The id of the item before the page.", {"type": "string"}),
+    "limit": ("The most items; absent: 20.", {"type": "integer", "minimum": 1, "maximum": 100}),
+    "order": ("Absent: desc, the newest first.", {"enum": ["asc", "desc"]}),
+}
 _TEXT: _Content = {"text/plain": {}, "application/openmetrics-text": {}}
 _REQUESTS = (
     ChatCompletionRequest,
@@ -69,6 +74,7 @@ _REQUESTS = (
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,
+    InputTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -83,6 +89,8 @@ _ANSWERS = (
     Response,
     ResponseEvent,
     answer_schema.DeletedResponse,
+    answer_schema.InputTokens,
+    answer_schema.InputItemList,
     answer_schema.TokenizeAnswer,
     answer_schema.DetokenizeAnswer,
     answer_schema.ModelList,
@@ -138,6 +146,23 @@ def openapi_document() -> dict[str, Any]:
                 ResponsesRequest,
                 _content(Response, event=ResponseEvent, lines=f"{_NAMED}, then `data: [DONE]`"),
             ),
+            "/v1/responses/input_tokens": _post(
+                "Counts the tokens of a response's input.",
+                InputTokensRequest,
+                _content(answer_schema.InputTokens),
+            ),
+            "/v1/responses/{response_id}/input_items": {
+                **_bodiless(
+                    "get",
+                    "Lists the items that led to a stored response.",
+                    _content(answer_schema.InputItemList),
+                    "404",
+                ),
+                "parameters": [
+                    _in_path("response_id", "The response's id."),
+                    *(_in_query(name, *told) for name, told in _PAGE.items()),
+                ],
+            },
             "/v1/responses/{response_id}": {
                 **_bodiless("get", "Returns a stored response.", _content(Response), "404"),
                 **_bodiless(
@@ -171,6 +196,7 @@ def openapi_document() -> dict[str, Any]:
                 ),
                 "parameters": [_in_path("name", "The model's name, which may have slashes.")],
             },
+            "/": _bodiless("get", "Returns a page for people.", {"text/html": {}}),
             "/health": _health(),
             "/ping": _health("get", "post"),
             "/version": _bodiless(
@@ -244,6 +270,10 @@ def _in_path(name: str, meaning: str) -> dict[str, Any]:
         "description": meaning,
         "schema": {"type": "string", "minLength": 1},
     }
+
+
+def _in_query(name: str, meaning: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": meaning, "schema": schema}
 
 
 def _health(*methods: str) -> dict[str, Any]:

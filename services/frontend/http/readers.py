@@ -10,10 +10,17 @@ from services.frontend.http.calls import (
     read_tokenize,
 )
 from services.frontend.http.messages.calls import read_count, read_message
-from services.frontend.http.responses.calls import read_response
+from services.frontend.http.responses.calls import read_input_tokens, read_response
 
 Reader = Literal[
-    "completion", "chat", "message", "message_count", "response", "tokenize", "detokenize"
+    "completion",
+    "chat",
+    "message",
+    "message_count",
+    "response",
+    "input_tokens",
+    "tokenize",
+    "detokenize",
 ]
 
 READERS: dict[Reader, ReadCall] = {
@@ -22,6 +29,7 @@ READERS: dict[Reader, ReadCall] = {
     "message": read_message,
     "message_count": read_count,
     "response": read_response,
+    "input_tokens": read_input_tokens,
     "tokenize": read_tokenize,
     "detokenize": read_detokenize,
 }

@@ -191,7 +191,7 @@ class Response(BaseModel):
     instructions: str | None
     previous_response_id: str | None
     tools: list[Annotated[RepeatedTool | CustomTool | NamespaceTool, Field(discriminator="type")]]
-    """Those that the model may get, without hosted ones."""
+    """The tools that the model may get; hosted ones are left out."""
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
     parallel_tool_calls: bool
     text: RepeatedText

@@ -8,11 +8,12 @@ from typing import Any
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.calls import Call, form_field
 from services.frontend.http.convert import options_of, template_variables_of
-from services.frontend.http.responses.items import messages_of
+from services.frontend.http.responses.items import listed_items, messages_of
 from services.frontend.http.responses.offered_tools import CallName, OfferedTools, offered_tools
 from services.frontend.http.responses.schema import (
     LOGPROBS,
     TAGS,
+    InputTokensRequest,
     ResponsesRequest,
     SchemaFormat,
 )
@@ -48,8 +49,10 @@ class ResponsesCall(Call):
     """Whether turns may be dropped from a conversation that is too long."""
     max_output_tokens: int | None
     is_stored: bool
+    input_items: bytes
+    """The items as they are listed, in JSON; empty unless they are stored."""
     names: Mapping[str, CallName]
-    """The names of tools by those that the model knows."""
+    """The caller's names of tools by the model's."""
     demanded: CallName | None
     """The custom tool whose input is all of the reply."""
     settings: dict[str, Any]
@@ -63,9 +66,24 @@ def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> R
         InvalidRequestError: it is invalid.
     """
     request = parse_body(ResponsesRequest, body, is_strict=is_strict, tags=TAGS)
+    return _call_of(request, request_id, is_strict=is_strict)
+
+
+def read_input_tokens(body: bytes, request_id: str, *, is_strict: bool = False) -> ResponsesCall:
+    """Parses a request for the number of tokens of a response's input.
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
+    request = parse_body(InputTokensRequest, body, is_strict=is_strict, tags=TAGS)
+    return _call_of(request, request_id, is_strict=is_strict)
+
+
+def _call_of(request: ResponsesRequest, request_id: str, *, is_strict: bool) -> ResponsesCall:
     offered = offered_tools(request, is_strict=is_strict)
     conversation = _conversation_of(request, offered)
     options = _options_of(request, request_id, offered)
+    is_stored = request.store is not False
     form = "tools" if offered.form else form_field(options, request, "structured_outputs", "text")
     return ResponsesCall(
         conversation,
@@ -81,7 +99,8 @@ def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> R
         previous_response_id=request.previous_response_id,
         is_truncated=request.truncation == "auto",
         max_output_tokens=request.max_output_tokens,
-        is_stored=request.store is not False,
+        is_stored=is_stored,
+        input_items=json.dumps(listed_items(request.input)).encode() if is_stored else b"[]",
         names=offered.names,
         demanded=offered.demanded,
         settings=_settings_of(request),

@@ -4,10 +4,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
+from starlette.requests import Request
 
+from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, STOP, FinishReason, Usage
 from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.body import Bodies, Body
@@ -16,6 +18,7 @@ from services.frontend.http.calls import Call
 from services.frontend.http.generation import GenerationEndpoint, Kind
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.logprobs import ChatLogprobs
+from services.frontend.http.readers import Reader
 from services.frontend.http.responses.calls import ResponsesCall
 from services.frontend.http.responses.items import messages_of_output, with_instructions
 from services.frontend.http.responses.output import OutputItems
@@ -35,6 +38,9 @@ from services.frontend.text.chat_template import Message
 class ResponsesEndpoint(GenerationEndpoint):
     """An ASGI application that creates responses."""
 
+    _method: ClassVar[str] = "HttpResponse"
+    _reader: ClassVar[Reader] = "response"
+
     def __init__(
         self,
         store: ResponseStore,
@@ -47,7 +53,7 @@ class ResponsesEndpoint(GenerationEndpoint):
     ) -> None:
         respond = partial(ResponsesResponse, store)
         super().__init__(
-            Kind("HttpResponse", "req_", "response", respond, ResponsesWriter),
+            Kind(self._method, "req_", self._reader, respond, ResponsesWriter),
             pipeline,
             live,
             bodies,
@@ -90,6 +96,28 @@ class ResponsesEndpoint(GenerationEndpoint):
         )
         room = output_room(call.max_output_tokens or 1, max_model_len)
         return len(token_ids) + room <= max_model_len
+
+
+class InputTokensEndpoint(ResponsesEndpoint):
+    """Answers how many tokens the input of a response has."""
+
+    _method = "HttpInputTokens"
+    _reader = "input_tokens"
+
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves one request."""
+        del request, lease
+        call = await self.read(body, request_id)
+        assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
+        with call.naming_fields():
+            token_ids = await self.pipeline.tokenize(
+                call.options.model,
+                call.prompt,
+                parse_special_tokens=call.options.parse_special_tokens,
+            )
+        await writer.write({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
 
 class ResponsesResponse:
@@ -158,13 +186,16 @@ class ResponsesResponse:
             await self._writer.write(body)
 
     def _keep(self, body: dict[str, Any]) -> None:
-        reply = messages_of_output(json.dumps(body["output"]).encode())
+        output = json.dumps(body["output"]).encode()
+        reply = messages_of_output(output)
         self._store.put(
             self._owner,
             self._response.id,
             json.dumps(body).encode(),
             [*self._call.new_messages, *reply],
             self._call.previous,
+            input_items=self._call.input_items,
+            output_items=output,
         )
 
     def _failed(self, error: dict[str, str]) -> dict[str, Any]:

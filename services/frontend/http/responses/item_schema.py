@@ -161,7 +161,7 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        """What can be read of it."""
+        """The readable part."""
         return "".join(part.text for part in self.content or self.summary or ())
 
 

@@ -1,5 +1,6 @@
 """Converts items to the messages of a conversation."""
 
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from services.frontend.pipeline.tools import json_object, tool_call_of
 from services.frontend.text.chat_template import Message
 
 SYSTEM_ROLES = ("system", "developer")
+_PREFIXES = {None: "msg", "message": "msg", "function_call": "fc", "reasoning": "rs"}
+"""Beginnings of ids by an item's type."""
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[AnyItem])
 
 
@@ -57,6 +60,28 @@ def messages_of_output(output: bytes) -> list[Message]:
         for item in _ITEMS.validate_json(output)
         if not isinstance(item, CallItem) or _has_object(item)
     )
+
+
+def listed_items(items: Iterable[Any]) -> list[dict[str, Any]]:
+    """Returns items in the form in which they are listed; each has an id."""
+    return [
+        {"id": f"{_PREFIXES.get(item.type, 'item')}_{uuid.uuid4().hex}", **_listed(item)}
+        for item in items
+    ]
+
+
+def _listed(item: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = item.model_dump(exclude_none=True)
+    match item:
+        case MessageItem():
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            parts = [
+                part | ({"type": kind} if "text" in part else {}) for part in fields["content"]
+            ]
+            return {"type": "message", "status": "completed", **fields, "content": parts}
+        case CallOutputItem():
+            return {"status": "completed", **fields, "output": _text_of(item.output)}
+    return fields
 
 
 def with_instructions(instructions: str | None, messages: Sequence[Message]) -> list[Message]:

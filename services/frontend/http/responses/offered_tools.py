@@ -50,7 +50,7 @@ class OfferedTools:
     """The functions, as chat templates have them."""
     rules: CallRules
     names: Mapping[str, CallName] = field(default_factory=dict)
-    """The names of tools by those of their functions."""
+    """The caller's names of tools by those of their functions."""
     left_out: Sequence[str] = ()
     """Kinds of hosted tools that the model does not get."""
     demanded: CallName | None = None
@@ -261,7 +261,7 @@ def _input_schema(tool: CustomTool) -> dict[str, Any]:
 
 
 def _input_note(tool: CustomTool) -> str:
-    """Returns the sentences that tell the model how to write the input."""
+    """Returns the sentences that explain the input to the model."""
     if tool.grammar is None:
         return f"`{INPUT}` is free text."
     kind = "Lark grammar" if tool.grammar.syntax == "lark" else "regular expression"

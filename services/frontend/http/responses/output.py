@@ -196,7 +196,7 @@ class OutputItems:
 
         Args:
             logprobs: gives messages log-probabilities.
-            names: the names of tools by those that the model knows.
+            names: the caller's names of tools by the model's.
             demanded: the custom tool whose input the text is.
         """
         self._logprobs = logprobs

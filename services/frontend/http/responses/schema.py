@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from services.frontend.http.request_body import TAKEN, Body
 from services.frontend.http.responses.item_schema import ITEM_TAGS, MESSAGE, Items, as_list
 from services.frontend.http.responses.tool_schema import TOOL_TAGS, ToolChoice, Tools
-from services.frontend.http.schema import Count, GenerationFields, JsonSchema
+from services.frontend.http.schema import Count, GenerationFields, JsonSchema, Model
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -129,6 +129,13 @@ class ResponsesRequest(GenerationFields):
             if entry not in (LOGPROBS, ENCRYPTED):
                 raise PydanticCustomError("octavo_include", f"{entry} is not supported")
         return entries
+
+
+class InputTokensRequest(ResponsesRequest):
+    """Body of POST /v1/responses/input_tokens."""
+
+    model: Model = ""
+    input: Annotated[Items, as_list(MESSAGE, Items)] = Field(default_factory=list)
 
 
 TAGS = ITEM_TAGS | TOOL_TAGS

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -40,13 +41,18 @@ class Turn:
     """In JSON: less memory than objects, and exactly countable."""
     num_messages: int
     previous: "Turn | None"
+    input_items: bytes
+    """The request's items, in JSON."""
+    output_items: bytes
+    """The response's items, in JSON."""
     num_holders: int = 0
     """The response and the later turns that need it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes counted for it."""
-        return len(self.messages) + OVERHEAD_BYTES
+        texts = (self.messages, self.input_items, self.output_items)
+        return sum(map(len, texts)) + OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +109,19 @@ class ResponseStore:
         body: bytes,
         messages: Sequence[Message],
         previous: Turn | None,
+        *,
+        input_items: bytes = b"[]",
+        output_items: bytes = b"[]",
     ) -> None:
         """Keeps a response in JSON, and what it adds to the conversation of `previous`."""
         self.expire()
-        turn = Turn(json.dumps(list(messages)).encode(), len(messages), previous)
+        turn = Turn(
+            json.dumps(list(messages)).encode(),
+            len(messages),
+            previous,
+            input_items,
+            output_items,
+        )
         num_bytes = len(body) + turn.num_bytes
         if num_bytes > self._limits.max_bytes or not self.is_enabled:
             log.info("response_not_stored", num_bytes=num_bytes, limit=self._limits.max_bytes)
@@ -130,6 +145,21 @@ class ResponseStore:
             UnknownResponseError: the owner has none with this id.
         """
         return self._find(owner, response_id, field=None).body
+
+    def input_items(self, owner: str, response_id: str) -> list[dict[str, Any]]:
+        """Returns the items that led to a response, those of earlier turns included, oldest first.
+
+        Raises:
+            UnknownResponseError: the owner has none with this id.
+        """
+        turn: Turn | None = self._find(owner, response_id, field=None).turn
+        items: list[dict[str, Any]] = []
+        is_last = True
+        while turn is not None:
+            output = [] if is_last else json.loads(turn.output_items)
+            items = [*json.loads(turn.input_items), *output, *items]
+            turn, is_last = turn.previous, False
+        return items
 
     def turn(self, owner: str, response_id: str) -> Turn:
         """Returns the last turn of a response's conversation.

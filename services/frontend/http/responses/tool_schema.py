@@ -20,7 +20,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Callers = Annotated[
     list[Literal["direct", "programmatic"]] | None, Field(min_length=1, max_length=2), TAKEN
 ]
-"""Who may call a tool; code of the model never does, as it does not run here."""
+"""The callers of a tool; code of the model does not run here and calls none."""
 
 
 def type_of(value: Any) -> str:
@@ -165,7 +165,7 @@ class AllowedTools(Body):
 
     @property
     def own(self) -> Sequence[Chosen]:
-        """Those that are not hosted."""
+        """The tools that are not hosted."""
         return [each for each in self.tools if not isinstance(each, HostedTool)]
 
 

@@ -1,4 +1,4 @@
-"""What Codex sends in default settings, and its siblings."""
+"""Requests that Codex sends in default settings, and their siblings."""
 
 import json
 
