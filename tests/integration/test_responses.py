@@ -1,10 +1,14 @@
 """The Responses API of real services, through the official openai client."""
 
+import re
 from collections.abc import AsyncIterator
 
 import openai
 import pydantic
 import pytest
+
+from tests.support import codex
+from tests.support.codex import SECOND_TURN
 
 WISH = {"model": "tiny", "temperature": 0, "max_output_tokens": 64}
 
@@ -76,3 +80,52 @@ async def test_a_conversation_that_is_too_long_is_refused_or_truncated(client):
         await client.responses.create(**WISH, input=items)
     truncated = await client.responses.create(**WISH, input=items, truncation="auto")
     assert truncated.output
+
+
+async def test_a_turn_of_codex_is_answered_and_its_calls_have_their_names(client):
+    wish = codex.body(SECOND_TURN, model="tiny", reasoning={"summary": "auto"}, stream=True)
+    own = {"client_metadata": wish.pop("client_metadata")}
+    stream = await client.responses.create(**wish, max_output_tokens=16, extra_body=own)
+    last = [event async for event in stream][-1]
+    assert last.response.output
+    called = await client.responses.create(
+        model="tiny",
+        input="Say hello.",
+        tools=[codex.SHELL, codex.AGENTS, codex.SEARCH],
+        tool_choice={"type": "function", "name": "close_agent"},
+        text={"format": {"type": "json_schema", "name": "close", "schema": {"type": "object"}}},
+        max_output_tokens=200,
+    )
+    [call] = [item for item in called.output if item.type == "function_call"]
+    assert (call.namespace, call.name) == ("multi_agent_v1", "close_agent")
+
+
+async def test_a_demanded_custom_tool_follows_its_lark_grammar(client):
+    definition = 'start: "*** " word ("+" word)? "!"\nword: /[a-z]{1,8}/'
+    response = await client.responses.create(
+        **WISH,
+        input="Change a file.",
+        tools=[
+            codex.SHELL,
+            codex.PATCH | {"format": codex.PATCH["format"] | {"definition": definition}},
+        ],
+        tool_choice={"type": "custom", "name": "apply_patch"},
+    )
+    [call] = response.output
+    assert (call.type, call.name) == ("custom_tool_call", "apply_patch")
+    assert re.fullmatch(r"\*\*\* [a-z]{1,8}(\+[a-z]{1,8})?!", call.input)
+
+
+async def test_input_items_and_their_tokens_are_those_of_the_client(client):
+    first = await client.responses.create(**WISH, input="What is 3 + 4?")
+    second = await client.responses.create(
+        **WISH, previous_response_id=first.id, input="What is 5 + 6?"
+    )
+    pages = client.responses.input_items.list(second.id, limit=1, order="asc")
+    items = [item async for item in pages]
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    assert items[2].content[0].text == "What is 5 + 6?"
+    counted = await client.responses.input_tokens.count(
+        model="tiny", previous_response_id=first.id, input="What is 5 + 6?"
+    )
+    assert counted.input_tokens == second.usage.input_tokens
