@@ -83,7 +83,7 @@ async def test_a_conversation_that_is_too_long_is_refused_or_truncated(client):
 
 
 async def test_a_turn_of_codex_is_answered_and_its_calls_have_their_names(client):
-    wish = codex.body(SECOND_TURN, model="tiny", reasoning={"summary": "auto"}, stream=True)
+    wish = codex.body(SECOND_TURN, model="tiny", stream=True)
     own = {"client_metadata": wish.pop("client_metadata")}
     stream = await client.responses.create(**wish, max_output_tokens=16, extra_body=own)
     last = [event async for event in stream][-1]

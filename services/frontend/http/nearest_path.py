@@ -7,6 +7,8 @@ from starlette.routing import BaseRoute, Match, Route
 
 _MAX_CHARACTERS = 256
 """Limit of a path that is compared."""
+_MAX_PARTS = 8
+"""Last parts of a path of which endings are looked for."""
 _LIKENESS = 0.8
 
 
@@ -15,7 +17,7 @@ def nearest_path(path: str, routes: Iterable[BaseRoute]) -> str | None:
     if len(path) > _MAX_CHARACTERS:
         return None
     served = [route for route in routes if isinstance(route, Route)]
-    parts = [part for part in path.split("/") if part]
+    parts = [part for part in path.split("/") if part][-_MAX_PARTS:]
     for index in range(len(parts)):
         ending = "/" + "/".join(parts[index:])
         for candidate in (f"/v1{ending}", ending):

@@ -29,6 +29,8 @@ _SUCCESSORS = {
     "no_stop_trim": ("include_stop_str_in_output", ""),
 }
 """Fields of other servers, with the field that means the same here and its entry."""
+_CODES = {UNKNOWN_FIELD: "unknown_parameter", "literal_error": "invalid_value"}
+"""OpenAI's names of mistakes, by which its clients know to send a request in another way."""
 _FORM = re.compile(r"^(constrained-)?(str|int|float|bool)$|\[.*\]$", re.DOTALL)
 """Names that pydantic gives to the forms of a value."""
 
@@ -65,7 +67,10 @@ def refusal_of(
     path = ".".join(_shown(str(part)) for part in location)
     is_unknown = first["type"] == UNKNOWN_FIELD and len(location) == 1
     return InvalidRequestError(
-        path + problem, field=_shown(str(location[0])), is_field_ours=not is_unknown
+        path + problem,
+        field=_shown(str(location[0])),
+        is_field_ours=not is_unknown,
+        code=_CODES.get(first["type"]),
     )
 
 

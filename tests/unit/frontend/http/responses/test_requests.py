@@ -185,6 +185,15 @@ async def test_fields_that_contradict_each_other_are_refused(changes, param):
         assert not engine.submits
 
 
+async def test_mistakes_have_the_codes_of_openai():
+    async with running() as (_, _, client):
+        unknown = await refusal_of(client, made_up=1)
+        nested = await refusal_of(client, input=[{"role": "user", "content": "x", "tone": "rude"}])
+        value = await refusal_of(client, truncation="middle")
+    assert [each["code"] for each in (unknown, nested)] == ["unknown_parameter"] * 2
+    assert (value["code"], value["param"]) == ("invalid_value", "truncation")
+
+
 async def test_effort_is_a_variable_of_the_template():
     async with running() as (engine, _, client):
         body = (await client.post(PATH, json=wish(reasoning={"effort": "low"}))).json()
