@@ -1,6 +1,6 @@
 """Rewrites conversations for chat templates that lack tools or system messages.
 
-The words and tags for tools are those of Hermes and Qwen, so the format `hermes` reads the replies.
+The tags for tools are those of Hermes and Qwen, so the format `hermes` reads the replies.
 
 Source: NousResearch/Hermes-Function-Calling, README; the chat template of Qwen2.5.
 """
@@ -14,17 +14,15 @@ from services.frontend.text.template_forms import Message
 _TOOLS_PROMPT = """\
 # Tools
 
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
+These functions can be called. Each line is the signature of one:
 <tools>
 {tools}
 </tools>
 
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
+To call a function, write its name and its arguments as one JSON object between these tags. Several \
+calls follow each other; their results come back between <tool_response> tags.
 <tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
 </tool_call>"""
 
 

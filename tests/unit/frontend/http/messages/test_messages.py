@@ -290,7 +290,7 @@ def said(*blocks, role="user"):
         (said({"type": "text"}), "messages.0.content.0.text: Field required"),
         (said({"type": "text", "text": "x"}, role="tool"), "messages.0: 'tool' is not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search'"),
-        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools.0.type: 'comp"),
+        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools: 'computer' is"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice needs tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
