@@ -1,11 +1,12 @@
 """Parses protobuf messages on the event loop, in bounded steps."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from google.protobuf.message import DecodeError, Message
 
 from services.telemetry.message_limits import (
@@ -66,19 +67,26 @@ class MessageReader:
         return message
 
     async def messages(
-        self, deserialize: Deserialize | None, stream: AsyncIterator[bytes]
+        self, deserialize: Deserialize | None, receive: Callable[[], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
         """Goes through a stream's messages; one that is over a limit comes as RefusedMessage.
+
+        It keeps no message while it waits for the next one, as gRPC's own iterator does.
+
+        Args:
+            deserialize: makes a message of bytes.
+            receive: waits for the bytes of the next message; returns EOF at the end.
 
         Raises:
             MalformedMessageError: the bytes are no such message.
         """
-        async for data in stream:
+        while (data := await receive()) is not grpc.aio.EOF:
             try:
-                message = await self.read(deserialize, data)
+                read = [await self.read(deserialize, data)]
             except MessageTooLargeError as error:
-                message = RefusedMessage(data, error)
-            yield message
+                read = [RefusedMessage(data, error)]
+            del data
+            yield read.pop()
 
 
 def _parse(deserialize: Deserialize, data: bytes) -> Any:

@@ -111,13 +111,13 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
         kind = handler_kind(handler)
         inner, parse = getattr(handler, kind), handler.request_deserializer
 
-        async def call(requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def call(_: Any, context: grpc.aio.ServicerContext) -> Any:
             with self._session(context):
-                return await inner(self._reader.messages(parse, requests), context)
+                return await inner(self._reader.messages(parse, context.read), context)
 
-        async def generate(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def generate(_: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             with self._session(context):
-                async for response in inner(self._reader.messages(parse, requests), context):
+                async for response in inner(self._reader.messages(parse, context.read), context):
                     yield response
 
         return handler._replace(

@@ -1,8 +1,10 @@
 """Messages are parsed in bounded steps, between which others run."""
 
 import asyncio
+import weakref
 from itertools import pairwise
 
+import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
@@ -21,9 +23,14 @@ FULL = pb.GenerateRequest(
 LIMITS = MessageLimits(max_fields=10)
 
 
-async def stream_of(*parts):
-    for part in parts:
-        yield part
+def stream_of(*parts):
+    """Returns a function that receives the parts, one at a time."""
+    rest = [*parts, grpc.aio.EOF]
+
+    async def receive():
+        return rest.pop(0)
+
+    return receive
 
 
 async def test_a_message_is_parsed():
@@ -84,3 +91,24 @@ async def test_a_stream_ends_with_bytes_that_are_no_message():
     with pytest.raises(MalformedMessageError, match="cannot be parsed"):
         async for _ in reader.messages(pb.GenerateRequest.FromString, stream_of(b"\xff")):
             pass
+
+
+async def test_no_message_is_kept_while_a_stream_waits_for_the_next():
+    class Parsed:
+        def __init__(self, data: bytes) -> None:
+            self.data = data
+
+    read, waiting = stream_of(b"a"), asyncio.Event()
+
+    async def receive():
+        if (data := await read()) is grpc.aio.EOF:
+            await waiting.wait()
+        return data
+
+    stream = MessageReader(LIMITS).messages(Parsed, receive)
+    first = weakref.ref(await anext(stream))
+    following = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    assert first() is None
+    waiting.set()
+    await following
