@@ -125,7 +125,7 @@ class FrontendConfig(BaseSettings):
     max_stored_response_age_s: float = Field(default=86400.0, gt=0, le=1e9)
     """Time after which a stored response is forgotten."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
-    """Threads that tokenize; half as many more take texts of over 65,536 characters."""
+    """Threads that tokenize; half as many processes take texts of over 65,536 characters."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0, le=MAX_WAIT_S)
     """An engine that says nothing for this long is lost; it sends a sign of life every 500 ms."""
     slow_reader_timeout_s: float = Field(default=10.0, gt=0, le=MAX_WAIT_S)

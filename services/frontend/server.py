@@ -27,7 +27,9 @@ from services.frontend.process_group import Share
 from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
+from services.frontend.rpc.session import SessionLimits
 from services.frontend.rpc.status import status_of
+from services.processes.allocator import return_free_memory
 from services.processes.stop_signals import stop_signals
 from services.telemetry.callers import by_address
 from services.telemetry.connections import Connections
@@ -112,6 +114,7 @@ class FrontendServer:
         self._watching_keys: asyncio.Task[None] | None = None
         self._watching_lag: asyncio.Task[NoReturn] | None = None
         self._publishing: asyncio.Task[NoReturn] | None = None
+        self._returning_memory: asyncio.Task[NoReturn] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
@@ -133,10 +136,13 @@ class FrontendServer:
         )
         self._servicer = FrontendServicer(
             self._pipeline,
-            max_live_requests=config.max_live_requests,
-            max_prompt_bytes=config.max_prompt_bytes,
+            counts=self._counts,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
-            session_idle_timeout_s=config.session_idle_timeout_s,
+            session_limits=SessionLimits(
+                max_live_requests=config.max_live_requests,
+                max_prompt_bytes=config.max_prompt_bytes,
+                idle_timeout_s=config.session_idle_timeout_s,
+            ),
         )
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._servicer, self._server
@@ -208,6 +214,7 @@ class FrontendServer:
         self._watching_keys = asyncio.create_task(self._gate.watch())
         self._watching_lag = asyncio.create_task(self._lag.watch())
         self._publishing = asyncio.create_task(self._metrics.publish())
+        self._returning_memory = asyncio.create_task(return_free_memory())
         if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
             log.warning("api_keys_in_plain_text", host=config.host)
         log.info(
@@ -261,7 +268,13 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        watching = (self._running, self._watching_keys, self._watching_lag, self._publishing)
+        watching = (
+            self._running,
+            self._watching_keys,
+            self._watching_lag,
+            self._publishing,
+            self._returning_memory,
+        )
         tasks = [task for task in watching if task is not None]
         for task in tasks:
             task.cancel()

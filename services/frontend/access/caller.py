@@ -2,15 +2,20 @@
 
 import hashlib
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from services.frontend.access.key_file import Limits
 from services.frontend.errors import (
+    InvalidRequestError,
     NotPermittedError,
     OverloadedError,
     UnauthenticatedError,
 )
 from services.telemetry.counts import Counts, Rate
 
+REFUSED_BYTES_PER_TOKEN = 4
+"""Bytes of a refused request that cost one token, about the bytes of a token of English text."""
 PLACE_RETRY_MS = 1000
 """Suggested wait after too many concurrent requests."""
 
@@ -31,15 +36,17 @@ class Caller:
         self._live: set[Lease] = set()
         self._is_revoked = False
 
-    def begin(self) -> "Lease":
-        """Takes a slot for one request.
+    def begin(self, address: str = "", *, is_free: bool = False) -> "Lease":
+        """Takes a slot for one request, which comes from an address.
+
+        A free one may be made with a token debt.
 
         Raises:
             UnauthenticatedError: the key was removed.
             OverloadedError: it has too many unfinished requests, or a token debt.
         """
         self.check_known()
-        self.draw(0, needs=1)
+        self.draw(0, needs=None if is_free else 1)
         limit, place = self.limits.max_live_requests, self._place
         if not self._counts.take(place, limit=limit):
             raise OverloadedError(
@@ -47,7 +54,7 @@ class Caller:
                 f" limit is {limit}",
                 retry_after_ms=PLACE_RETRY_MS,
             )
-        lease = Lease(self)
+        lease = Lease(self, self.account or address, is_free=is_free)
         self._live.add(lease)
         return lease
 
@@ -118,21 +125,63 @@ class Caller:
 
 
 class Lease:
-    """One request's slot, until all its streams are detached, `close` or `cancel`."""
+    """One request's slot, until all its streams are detached, `close` or `cancel`.
 
-    def __init__(self, caller: Caller) -> None:
+    As a context manager it closes at the end, and charges a request that is refused as invalid.
+    """
+
+    def __init__(self, caller: Caller, account: str, *, is_free: bool = False) -> None:
         self.caller = caller
-        self.account = caller.account
-        """The name under which usage is counted."""
+        self._is_free = is_free
+        self.account = account
+        """The name under which usage is counted: the key's or, without keys, the address."""
+        self.num_bytes = 0
+        """Bytes received of the request so far."""
         self._num_prompt_tokens = 0
         self._stops: list[Callable[[], None]] = []
+
+    @property
+    def opaque_account(self) -> str:
+        """A name for the account that does not tell what it is."""
+        return hashlib.blake2b(
+            self.account.encode(), person=b"octavo.caller", digest_size=16
+        ).hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        del kind, at
+        if isinstance(error, InvalidRequestError):
+            self.charge_refusal()
+        self.close()
+
+    def charge_refusal(self) -> None:
+        """Charges the bytes of a request that is refused or never completed."""
+        self.caller.draw(self.num_bytes // REFUSED_BYTES_PER_TOKEN)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Checks that a prompt of at least so many tokens could be charged, before it is encoded.
+
+        Raises:
+            OverloadedError: the caller has too few tokens left.
+        """
+        if not self._is_free:
+            self.caller.draw(0, needs=num_tokens)
 
     def charge_prompt(self, num_tokens: int) -> None:
         """Charges the prompt.
 
         Raises:
             OverloadedError: the caller has too few tokens left.
+            UnauthenticatedError: the key was removed.
         """
+        self.caller.check_known()
         self.caller.draw(num_tokens, needs=num_tokens)
         self._num_prompt_tokens = num_tokens
 

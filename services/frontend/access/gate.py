@@ -44,8 +44,9 @@ class Gate:
         # reveals nothing about a guess.
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
-        self._counts = counts or LocalCounts()
-        self._anonymous = Caller("", Limits(), counts=self._counts, account="")
+        self.counts = counts or LocalCounts()
+        """Counts that limits are compared with."""
+        self._anonymous = Caller("", Limits(), counts=self.counts, account="")
         self._current: ContextVar[Caller] = ContextVar("caller")
         self._stamp: tuple[int, int, int] | None = None
         if key_file is not None:
@@ -96,19 +97,21 @@ class Gate:
         finally:
             self._current.reset(token)
 
-    def begin(self) -> Lease:
-        """Takes a slot for a request of the acting caller.
+    def begin(self, address: str = "", *, is_free: bool = False) -> Lease:
+        """Takes a slot for a request of the acting caller, which comes from an address.
+
+        A free one may be made with a token debt.
 
         Raises:
             UnauthenticatedError: there is no key, or it was removed.
             OverloadedError: the caller is at a limit.
         """
         if not self.requires_keys:
-            return self._anonymous.begin()
+            return self._anonymous.begin(address, is_free=is_free)
         caller = self._current.get(None)
         if caller is None:
             raise UnauthenticatedError("an API key is needed")
-        return caller.begin()
+        return caller.begin(address, is_free=is_free)
 
     def check_may_list_engines(self) -> None:
         """Raises NotPermittedError if keys are needed and the acting one may not list engines."""
@@ -138,7 +141,7 @@ class Gate:
         for key in keys:
             tag = self._tag(key.digest)
             caller = known.pop(tag, None) or Caller(
-                key.name, key.limits, counts=self._counts, account=key.digest.hex()[:32]
+                key.name, key.limits, counts=self.counts, account=key.digest.hex()[:32]
             )
             caller.name, caller.limits = key.name, key.limits
             self._callers[tag] = caller

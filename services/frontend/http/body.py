@@ -5,7 +5,7 @@ from typing import Self
 
 from starlette.requests import Request
 
-from services.frontend.errors import OverloadedError
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.http.content_encoding import decoder_of
 from services.frontend.http.status import RefusedCallError
 from services.telemetry.counts import Counts
@@ -16,9 +16,6 @@ MAX_BODIES = 16
 """Largest bodies in memory at a time, before they are parsed."""
 MAX_BODIES_OF_ACCOUNT = 4
 """The same per account: an API key, or a client address without keys."""
-RETRY_MS = 1000
-
-_NAME = "http/body_bytes"
 
 
 class Bodies:
@@ -26,8 +23,14 @@ class Bodies:
 
     def __init__(self, counts: Counts, *, max_bytes: int) -> None:
         """Allows `max_bytes` per body."""
-        self._counts = counts
         self._max_bytes = max_bytes
+        self._held = HeldBytes(
+            counts,
+            "http/body_bytes",
+            "requests that are being received",
+            limit=MAX_BODIES * max_bytes,
+            limit_per_account=MAX_BODIES_OF_ACCOUNT * max_bytes,
+        )
 
     async def read(self, request: Request, account: str) -> "Body":
         """Receives a JSON body, counted for `account` until it is closed.
@@ -74,26 +77,11 @@ class Bodies:
         """
         if size > self._max_bytes:
             raise _too_large(self._max_bytes)
-        own, own_limit = f"{_NAME}/{account}", MAX_BODIES_OF_ACCOUNT * self._max_bytes
-        if not self._counts.take(own, num_bytes, limit=own_limit):
-            raise OverloadedError(
-                f"your requests that are being received have {self._counts.held(own)} bytes; the"
-                f" limit is {own_limit}",
-                retry_after_ms=RETRY_MS,
-            )
-        limit = MAX_BODIES * self._max_bytes
-        if not self._counts.take(_NAME, num_bytes, limit=limit):
-            self._counts.give_back(own, num_bytes)
-            raise OverloadedError(
-                f"requests that are being received have {self._counts.held(_NAME)} bytes; the limit"
-                f" is {limit}",
-                retry_after_ms=RETRY_MS,
-            )
+        self._held.take(account, num_bytes)
 
     def give_back(self, account: str, num_bytes: int) -> None:
         """Uncounts bytes."""
-        self._counts.give_back(_NAME, num_bytes)
-        self._counts.give_back(f"{_NAME}/{account}", num_bytes)
+        self._held.give_back(account, num_bytes)
 
 
 class Body:
@@ -104,7 +92,8 @@ class Body:
         self._account = account
         # A list of parts: a growing buffer is copied repeatedly and fragments memory.
         self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """Its bytes in memory."""
 
     @property
     def content(self) -> bytes:
@@ -124,14 +113,14 @@ class Body:
             RefusedCallError: the body is too large.
             OverloadedError: bodies take too much memory.
         """
-        self._bodies.take(self._account, len(part), size=self._num_bytes + len(part))
-        self._num_bytes += len(part)
+        self._bodies.take(self._account, len(part), size=self.num_bytes + len(part))
+        self.num_bytes += len(part)
         self._parts.append(part)
 
     def close(self) -> None:
         """Frees the bytes; further calls do nothing."""
-        self._bodies.give_back(self._account, self._num_bytes)
-        self._num_bytes = 0
+        self._bodies.give_back(self._account, self.num_bytes)
+        self.num_bytes = 0
         self._parts.clear()
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
-from services.frontend.errors import EngineUnavailableError, FrontendError
+from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, usage_so_far
 from services.frontend.http.body import Bodies, Body
 from services.frontend.http.body_reader import BodyReader
@@ -82,10 +81,15 @@ class GenerationEndpoint:
         )
         try:
             # A caller over its limits takes no shared slot, and its body is not read.
-            with closing(self._begin(request_id)) as lease, self._live.place():
+            address = address_of((scope["client"] or ("",))[0])
+            begin = self.pipeline.begin
+            with (
+                begin(request_id, address, method=self._kind.method) as lease,
+                self._live.place(),
+            ):
                 request = Request(scope, receive)
-                account = lease.account or address_of((scope["client"] or ("",))[0])
-                with await self._bodies.read(request, account) as body:
+                with await self._bodies.read(request, lease.account) as body:
+                    lease.num_bytes = body.num_bytes
                     work = self.serve(body, request_id, writer, request, lease)
                     await self._live.run(receive, work)
         except ClientDisconnect:
@@ -93,8 +97,9 @@ class GenerationEndpoint:
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
-    async def read(self, body: Body, request_id: str) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
         """Parses a body, whose bytes count until then."""
+        del lease
         with body:
             call = await self._body_reader.read(
                 self._kind.reader,
@@ -106,14 +111,6 @@ class GenerationEndpoint:
             self.pipeline.requests.note_left_out(call.left_out)
         return call
 
-    def _begin(self, request_id: str) -> Lease:
-        """Takes the caller's slot; a refusal is recorded as a failed request."""
-        try:
-            return self.pipeline.gate.begin()
-        except FrontendError:
-            with self.pipeline.requests.watch(request_id, method=self._kind.method):
-                raise
-
     async def serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
@@ -122,7 +119,7 @@ class GenerationEndpoint:
         with self.pipeline.requests.watch(
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
-            call = await self.read(body, request_id)
+            call = await self.read(body, request_id, lease)
             response = self._kind.respond(self.pipeline, call, writer)
             with call.naming_fields():
                 await self.pipeline.serve(
@@ -220,7 +217,9 @@ class AnswerResponse:
             return prompt
         if isinstance(prompt, Conversation):
             return prompt.open_text
-        decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
+        decoded = await self._pipeline.detokenize(
+            "", token_ids, self._pipeline.gate.acting_account, show_special_tokens=False
+        )
         return prompt_text(self._model.tokenizer, token_ids, decoded)
 
 

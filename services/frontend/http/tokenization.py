@@ -28,14 +28,15 @@ class TokenizeEndpoint(GenerationEndpoint):
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
         """Serves one request."""
-        del request, lease
-        call = await self.read(body, request_id)
+        del request
+        call = await self.read(body, request_id, lease)
         assert isinstance(call, TokenizeCall), "bodies of this kind are read as such"
         assert isinstance(call.prompt, str | Conversation), "a text or a conversation"
         with call.naming_fields():
             token_ids = await self.pipeline.tokenize(
                 call.options.model,
                 call.prompt,
+                lease,
                 parse_special_tokens=call.options.parse_special_tokens,
                 add_special_tokens=call.add_special_tokens,
             )
@@ -65,12 +66,12 @@ class DetokenizeEndpoint(GenerationEndpoint):
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
         """Serves one request."""
-        del request, lease
-        call = await self.read(body, request_id)
+        del request
+        call = await self.read(body, request_id, lease)
         assert isinstance(call, DetokenizeCall), "bodies of this kind are read as such"
         with call.naming_fields():
             text = await self.pipeline.detokenize(
-                call.options.model, call.token_ids, show_special_tokens=True
+                call.options.model, call.token_ids, lease.account, show_special_tokens=True
             )
         await writer.write({"prompt": text})
 

@@ -45,6 +45,6 @@ def _forms(word: str) -> tuple[str, ...]:
 async def _encode(text: str, model: ServedModel) -> list[int]:
     await asyncio.sleep(0)  # let other tasks run between two of many texts
     try:
-        return await model.tokenizer.encode(text, add_special_tokens=False)
+        return model.tokenizer.encode(text, add_special_tokens=False)
     except EncodingError as error:
         raise InvalidRequestError(f"bad_words: {error}", field="bad_words") from None

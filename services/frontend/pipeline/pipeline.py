@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from services.frontend.access.caller import Lease
@@ -12,11 +13,11 @@ from services.frontend.access.gate import Gate
 from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
-from services.frontend.errors import EngineUnavailableError, UnknownModelError
+from services.frontend.errors import EngineUnavailableError, FrontendError, UnknownModelError
 from services.frontend.pipeline.bad_words import with_forbidden_words
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
-from services.frontend.pipeline.prompts import Prompts
+from services.frontend.pipeline.prompts import TEMPLATE_GROWTH, Prompts
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
@@ -74,10 +75,18 @@ class Pipeline:
         self.gate = gate or Gate()
         """Checks what callers may do."""
         self._max_samples = max_samples
-        self._template_timeout_s = template_timeout_s
         self._replies = replies
         self._prompts = Prompts(
-            max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
+            max_prompt_bytes=max_prompt_bytes,
+            num_tokenizer_threads=num_tokenizer_threads,
+            counts=self.gate.counts,
+        )
+        self._load = partial(
+            ServedModel.load,
+            template_timeout_s=template_timeout_s,
+            replies=replies,
+            max_text_bytes=TEMPLATE_GROWTH * max_prompt_bytes,
+            num_processes=max(1, num_tokenizer_threads // 2),
         )
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
@@ -102,18 +111,31 @@ class Pipeline:
             known = self._model
             if known is None or not known.has_same_text(info):
                 try:
-                    new = await ServedModel.load(
-                        info,
-                        files,
-                        template_timeout_s=self._template_timeout_s,
-                        replies=self._replies,
-                    )
+                    new = await self._load(info, files)
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
                 if known is not None:
                     await known.close()
                 known = new
             self._model = dataclasses.replace(known, info=info)
+
+    def begin(self, request_id: str, address: str, *, method: str, is_free: bool = False) -> Lease:
+        """Takes the acting caller's slot for a request; a refusal is recorded as a failed one.
+
+        Args:
+            request_id: the request's id.
+            address: where the caller is.
+            method: the request's method in the log.
+            is_free: whether it costs no tokens, so that a caller in debt may make it.
+
+        Raises:
+            FrontendError: the caller is at a limit, or its key was removed.
+        """
+        try:
+            return self.gate.begin(address, is_free=is_free)
+        except FrontendError:
+            with self.requests.watch(request_id, method=method):
+                raise
 
     async def serve(
         self,
@@ -122,8 +144,8 @@ class Pipeline:
         outlet: Outlet,
         *,
         record: RequestRecord,
+        lease: Lease,
         timeout_s: float | None = None,
-        lease: Lease | None = None,
     ) -> None:
         """Runs a request from its prompt to its last output; see `start`."""
         generation = await self.start(
@@ -141,8 +163,8 @@ class Pipeline:
         options: Options,
         *,
         record: RequestRecord,
+        lease: Lease,
         timeout_s: float | None = None,
-        lease: Lease | None = None,
     ) -> Generation | Samples:
         """Submits a request and returns its output once an engine has admitted it.
 
@@ -150,8 +172,8 @@ class Pipeline:
             prompt: the prompt.
             options: the caller's options.
             record: notes the request's progress.
+            lease: the caller's; see `begin`.
             timeout_s: time limit; None for none.
-            lease: the caller's lease; None takes one.
 
         Raises:
             FrontendError, EngineFaultError: the request is refused or failed.
@@ -160,7 +182,6 @@ class Pipeline:
         model = self.model_named(options.model)
         num_prompts = len(prompts_of(prompt))
         check_options(options, max_samples=self._max_samples, num_prompts=num_prompts)
-        lease = lease or self.gate.begin()
         try:
             lease.caller.check_priority(options.priority)
             return await self._submit(
@@ -182,7 +203,7 @@ class Pipeline:
     ) -> Generation | Samples:
         prompts = prompts_of(prompt)
         # All prompts are checked before the engine gets one.
-        encoded = [await self._prompts.tokens(model, single, options) for single in prompts]
+        encoded = await self._prompts.tokens(model, prompts, options, lease)
         record.note_tokenized()
         options = await with_forbidden_words(options, model)
         lease.charge_prompt(sum(map(len, encoded)))
@@ -216,6 +237,7 @@ class Pipeline:
         self,
         model_name: str,
         prompt: str | Conversation,
+        lease: Lease,
         *,
         parse_special_tokens: bool | None = None,
         add_special_tokens: bool | None = None,
@@ -230,12 +252,13 @@ class Pipeline:
         return await self._prompts.encode(
             self.model_named(model_name),
             prompt,
-            parse_special_tokens,
+            lease,
+            parse_special_tokens=parse_special_tokens,
             add_special_tokens=add_special_tokens,
         )
 
     async def detokenize(
-        self, model_name: str, token_ids: Sequence[int], *, show_special_tokens: bool
+        self, model_name: str, token_ids: Sequence[int], account: str, *, show_special_tokens: bool
     ) -> str:
         """Returns the text of token ids.
 
@@ -244,7 +267,10 @@ class Pipeline:
                 vocabulary.
         """
         return await self._prompts.decode(
-            self.model_named(model_name), token_ids, show_special_tokens=show_special_tokens
+            self.model_named(model_name),
+            token_ids,
+            account,
+            show_special_tokens=show_special_tokens,
         )
 
     def model_named(self, name: str) -> ServedModel:

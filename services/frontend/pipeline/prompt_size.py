@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Conversation, Prompt, prompts_of
+from services.frontend.text.content_marks import MarkedText
 
 MAX_PROMPT_TOKENS = 2**20
 """Limit of token ids in a prompt, if the model's limit is not lower."""
@@ -43,6 +45,32 @@ async def check_text_size(prompt: str | Conversation, *, max_bytes: int) -> None
         await asyncio.sleep(0)
 
 
+def least_tokens(text: str | MarkedText, longest_token_bytes: int) -> int:
+    """Returns a number of tokens that a text certainly has."""
+    if isinstance(text, MarkedText):
+        num_marks = text.text.count(text.mark)
+        num_bytes = len(text.text.encode()) - num_marks * len(text.mark.encode())
+    else:
+        num_bytes = len(text.encode(errors="surrogatepass"))
+    return -(-num_bytes // longest_token_bytes)
+
+
+def held_bytes(prompt: str | Conversation) -> int:
+    """Returns how much memory a prompt's texts take; a character takes one to four bytes."""
+    if isinstance(prompt, str):
+        return sys.getsizeof(prompt)
+    waiting: list[Any] = [prompt.messages, prompt.tools, prompt.template_variables]
+    num_bytes = 0
+    while waiting:
+        value = waiting.pop()
+        num_bytes += sys.getsizeof(value)
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+    return num_bytes
+
+
 def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
     """Checks a prompt; yields between its steps."""
     if isinstance(prompt, Conversation):
@@ -60,13 +88,18 @@ def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
 def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
     """Raises InvalidRequestError if the prompt leaves no room for output."""
     if num_tokens >= max_model_len:
-        raise InvalidRequestError(
-            # Agents look for these words and numbers, and shorten the conversation.
-            f"the prompt is too long: {num_tokens} tokens > {max_model_len}, which prompt and"
-            " output together may have",
-            field="prompt",
-            code=CONTEXT_LENGTH,
-        )
+        raise too_many_tokens(str(num_tokens), max_model_len)
+
+
+def too_many_tokens(num_tokens: str, max_model_len: int) -> InvalidRequestError:
+    """Returns the refusal of a prompt that leaves no room for output."""
+    return InvalidRequestError(
+        # Agents look for these words and numbers, and shorten the conversation.
+        f"the prompt is too long: {num_tokens} tokens > {max_model_len}, which prompt and"
+        " output together may have",
+        field="prompt",
+        code=CONTEXT_LENGTH,
+    )
 
 
 def output_room(max_tokens: int, max_model_len: int) -> int:

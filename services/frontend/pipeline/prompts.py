@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from services.frontend.access.caller import Lease
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.prompt_size import (
     check_num_tokens,
     check_text_size,
+    held_bytes,
+    least_tokens,
     output_room,
+    too_many_tokens,
 )
 from services.frontend.pipeline.request import Conversation, Options, check_vocabulary
 from services.frontend.pipeline.served_model import ServedModel
@@ -17,82 +22,98 @@ from services.frontend.pipeline.template_variables import check_template_variabl
 from services.frontend.pipeline.tools import check_tools
 from services.frontend.text.chat_template import Message
 from services.frontend.text.content_marks import MarkedText
-from services.frontend.text.library_errors import EncodingError
+from services.frontend.text.encoder import Encoding
+from services.frontend.text.library_errors import EncodingError, TooManyTokensError
 from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.tokenizer_threads import TokenizerThreads
+from services.telemetry.counts import Counts
+
+INLINE_CHARACTERS = 2048
+"""Longer texts are encoded in a thread; this length takes 0.3 to 1.3 ms with the embedded model."""
+INLINE_TOKENS = 8192
+"""More tokens are decoded in a thread."""
+LONG_CHARACTERS = 65_536
+"""Longer texts, or prompts with more tokens, are converted in a process."""
+TEMPLATE_GROWTH = 2
+"""Most bytes that a template renders for one byte of the longest prompt."""
+_TOKEN_BYTES = 36
+"""Memory of a token id in a list."""
+MAX_TEXTS = 256
+"""Longest prompts in memory at a time that wait to be tokenized, or are."""
+MAX_TEXTS_OF_ACCOUNT = 64
+"""The same per account: an API key, or a client address without keys."""
 
 
 class Prompts:
-    """Renders and encodes prompts; long ones in threads."""
+    """Renders and encodes prompts; their bytes count until then."""
 
-    def __init__(self, *, max_prompt_bytes: int, num_tokenizer_threads: int) -> None:
+    def __init__(
+        self, *, max_prompt_bytes: int, num_tokenizer_threads: int, counts: Counts
+    ) -> None:
         """Sets the limits; see `Pipeline`."""
         self._max_prompt_bytes = max_prompt_bytes
         self._threads = TokenizerThreads(num_tokenizer_threads)
+        self._held = HeldBytes(
+            counts,
+            "text_bytes",
+            "texts that are being tokenized",
+            limit=MAX_TEXTS * max_prompt_bytes,
+            limit_per_account=MAX_TEXTS_OF_ACCOUNT * max_prompt_bytes,
+        )
 
     def close(self) -> None:
         """Ends the threads."""
         self._threads.close()
 
     async def tokens(
-        self, model: ServedModel, prompt: str | list[int] | Conversation, options: Options
-    ) -> list[int]:
-        """Returns a prompt's token ids, cut where the options say, within the model's limits."""
-        limit = model.info.max_model_len
-        most = _most_tokens(options, limit)
-        if isinstance(prompt, list):
-            token_ids = prompt
-        else:
-            token_ids = await self.encode(
-                model, prompt, options.parse_special_tokens, limit if most is None else None
-            )
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", field="prompt")
-        if most is not None:
-            token_ids = token_ids[-most:]
-        check_num_tokens(len(token_ids), limit)
-        async for part in in_parts(token_ids):
-            check_vocabulary(part, model.info.vocab_size)
-        return token_ids
+        self,
+        model: ServedModel,
+        prompts: Sequence[str | list[int] | Conversation],
+        options: Options,
+        lease: Lease,
+    ) -> list[list[int]]:
+        """Returns each prompt's token ids, cut where the options say, within the model's limits."""
+        num_bytes = 0
+        for prompt in prompts:
+            if not isinstance(prompt, list):
+                await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
+                num_bytes += held_bytes(prompt)
+        with self._held.holding(lease.account, num_bytes):
+            return [await self._tokens(model, prompt, options, lease) for prompt in prompts]
 
     async def encode(
         self,
         model: ServedModel,
         prompt: str | Conversation,
-        parse_special_tokens: bool | None,
-        max_tokens: int | None = None,
+        lease: Lease,
         *,
+        parse_special_tokens: bool | None,
         add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Returns a prompt's token ids; refuses `max_tokens` or more.
+        """Returns a prompt's token ids, however many.
 
         The tokenizer adds special tokens to text alone, unless `add_special_tokens` says otherwise.
         """
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
-        check_length = None
-        if max_tokens is not None:
-            check_length = partial(check_num_tokens, max_model_len=max_tokens)
-        if isinstance(prompt, Conversation):
-            text = await self._render(model, prompt, marks_content=not parse_special_tokens)
-        else:
-            text = prompt
-        try:
-            return await model.tokenizer.encode(
+        with self._held.holding(lease.account, held_bytes(prompt)):
+            text = await self._text_of(model, prompt, parse_special_tokens)
+            if add_special_tokens is None:
+                add_special_tokens = not isinstance(prompt, Conversation)
+            return await self._encode(
+                model,
                 text,
-                check_length=check_length,
-                add_special_tokens=(
-                    not isinstance(prompt, Conversation)
-                    if add_special_tokens is None
-                    else add_special_tokens
-                ),
-                parse_special_tokens=parse_special_tokens is not False,
-                threads=self._threads,
+                lease,
+                add_special_tokens=add_special_tokens,
+                parse_special_tokens=parse_special_tokens,
             )
-        except EncodingError as error:
-            raise InvalidRequestError(str(error), field="prompt") from None
 
     async def decode(
-        self, model: ServedModel, token_ids: Sequence[int], *, show_special_tokens: bool
+        self,
+        model: ServedModel,
+        token_ids: Sequence[int],
+        account: str,
+        *,
+        show_special_tokens: bool,
     ) -> str:
         """Returns the text of token ids.
 
@@ -104,12 +125,87 @@ class Prompts:
                 f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}",
                 field="prompt",
             )
-        token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
+        with self._held.holding(account, _TOKEN_BYTES * len(token_ids)):
+            token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
+            async for part in in_parts(token_ids):
+                check_vocabulary(part, model.tokenizer.vocab_size)
+            if len(token_ids) > LONG_CHARACTERS:
+                return await model.long_texts.decode(
+                    token_ids, account, show_special_tokens=show_special_tokens
+                )
+            decode = partial(
+                model.tokenizer.decode, token_ids, show_special_tokens=show_special_tokens
+            )
+            if len(token_ids) <= INLINE_TOKENS:
+                return decode()
+            return await self._threads.run(account, decode)
+
+    async def _tokens(
+        self,
+        model: ServedModel,
+        prompt: str | list[int] | Conversation,
+        options: Options,
+        lease: Lease,
+    ) -> list[int]:
+        limit = model.info.max_model_len
+        most = _most_tokens(options, limit)
+        if isinstance(prompt, list):
+            token_ids = prompt
+        else:
+            text = await self._text_of(model, prompt, options.parse_special_tokens)
+            _check_text(model, text, lease, most)
+            token_ids = await self._encode(
+                model,
+                text,
+                lease,
+                add_special_tokens=not isinstance(prompt, Conversation),
+                parse_special_tokens=options.parse_special_tokens,
+                max_tokens=limit if most is None else None,
+            )
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", field="prompt")
+        if most is not None:
+            token_ids = token_ids[-most:]
+        check_num_tokens(len(token_ids), limit)
         async for part in in_parts(token_ids):
-            check_vocabulary(part, model.tokenizer.vocab_size)
-        return await model.tokenizer.decode(
-            token_ids, show_special_tokens=show_special_tokens, threads=self._threads
-        )
+            check_vocabulary(part, model.info.vocab_size)
+        return token_ids
+
+    async def _encode(
+        self,
+        model: ServedModel,
+        text: str | MarkedText,
+        lease: Lease,
+        *,
+        add_special_tokens: bool,
+        parse_special_tokens: bool | None,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Returns a text's token ids; refuses `max_tokens` or more."""
+        num_characters = len(text.text if isinstance(text, MarkedText) else text)
+        wanted = Encoding(text, add_special_tokens, parse_special_tokens is not False, max_tokens)
+        # Other requests may have used the caller's tokens up while this one waited.
+        check = partial(lease.check_prompt, 1)
+        try:
+            if num_characters > LONG_CHARACTERS:
+                return await model.long_texts.encode(wanted, lease.account, check=check)
+            if num_characters > INLINE_CHARACTERS:
+                return await self._threads.run(
+                    lease.account, partial(wanted.run, model.tokenizer), check=check
+                )
+            return wanted.run(model.tokenizer)
+        except EncodingError as error:
+            raise InvalidRequestError(str(error), field="prompt") from None
+        except TooManyTokensError as error:
+            assert max_tokens is not None, "only then there may be too many"
+            raise too_many_tokens(str(error.num_tokens), max_tokens) from None
+
+    async def _text_of(
+        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+    ) -> str | MarkedText:
+        if isinstance(prompt, Conversation):
+            return await self._render(model, prompt, marks_content=not parse_special_tokens)
+        return prompt
 
     async def _render(
         self, model: ServedModel, conversation: Conversation, *, marks_content: bool
@@ -141,10 +237,26 @@ class Prompts:
             variables=variables,
             reasons=conversation.wants_reasoning,
             end=conversation.end,
-            max_bytes=2 * self._max_prompt_bytes,
+            max_bytes=TEMPLATE_GROWTH * self._max_prompt_bytes,
             marks_content=marks_content,
         )
         return MarkedText.read(rendered) if marks_content else rendered
+
+
+def _check_text(model: ServedModel, text: str | MarkedText, lease: Lease, most: int | None) -> None:
+    """Refuses a text by its length alone, where that is certain.
+
+    Raises:
+        InvalidRequestError: it cannot fit, and is not to be cut to `most` tokens.
+        OverloadedError: the caller has too few tokens left for it.
+    """
+    longest = model.tokenizer.longest_token_bytes
+    if longest is None:
+        return
+    num_tokens = least_tokens(text, longest)
+    if most is None and num_tokens >= model.info.max_model_len:
+        raise too_many_tokens(f"at least {num_tokens}", model.info.max_model_len)
+    lease.check_prompt(num_tokens if most is None else min(most, num_tokens))
 
 
 def _most_tokens(options: Options, max_model_len: int) -> int | None:

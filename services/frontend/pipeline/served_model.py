@@ -11,6 +11,7 @@ from services.frontend.reply.reply_format import ReplyFormat, ReplySettings
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+from services.frontend.text.tokenizer_process import TokenizerProcess
 
 log = structlog.get_logger()
 
@@ -22,6 +23,8 @@ class ServedModel:
     info: ModelInfo
     tokenizer: Tokenizer
     template: TemplateProcess | None
+    long_texts: TokenizerProcess
+    """Encodes and decodes long texts with the same tokenizer."""
     reply_format: ReplyFormat | None = None
     """The format of replies; None without a chat template."""
     template_error: str = ""
@@ -35,20 +38,33 @@ class ServedModel:
         *,
         template_timeout_s: float,
         replies: ReplySettings,
+        max_text_bytes: int,
+        num_processes: int,
     ) -> "ServedModel":
         """Loads a model's tokenizer and starts its chat template.
+
+        Args:
+            info: the model.
+            files: its tokenizer's files.
+            template_timeout_s: time limit of the chat template.
+            replies: how replies are read.
+            max_text_bytes: longest text that is encoded.
+            num_processes: processes that encode long texts.
 
         Raises:
             TokenizerFilesError: the tokenizer cannot be used.
         """
         tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
+        long_texts = TokenizerProcess(
+            tokenizer.content, num_processes=num_processes, max_text_bytes=max_text_bytes
+        )
         try:
             source = find_template(files, special_tokens=tokenizer.special_tokens)
         except TokenizerFilesError as error:
             log.warning("chat_template_refused", reason=str(error))
-            return cls(info, tokenizer, None, template_error=str(error))
+            return cls(info, tokenizer, None, long_texts, template_error=str(error))
         if source is None:
-            return cls(info, tokenizer, None)
+            return cls(info, tokenizer, None, long_texts)
         form = ReplyFormat.find(source, tokenizer, name=replies.format_name)
         template = TemplateProcess(
             source,
@@ -58,8 +74,8 @@ class ServedModel:
         )
         template_error = await _start(template)
         if template_error:
-            return cls(info, tokenizer, None, form, template_error)
-        return cls(info, tokenizer, template, form)
+            return cls(info, tokenizer, None, long_texts, form, template_error)
+        return cls(info, tokenizer, template, long_texts, form)
 
     def has_same_text(self, other: ModelInfo) -> bool:
         """Whether the tokenizer and template fit another model too."""
@@ -67,7 +83,8 @@ class ServedModel:
         return (own.tokenizer_sha256, own.vocab_size) == (other.tokenizer_sha256, other.vocab_size)
 
     async def close(self) -> None:
-        """Ends the chat template's process."""
+        """Ends the processes of the chat template and of long texts."""
+        await self.long_texts.close()
         if self.template is not None:
             await self.template.close()
 

@@ -1,17 +1,21 @@
 """The methods of FrontendService."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
+from services.frontend.access.caller import Lease
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Options, Output, Prompt
+from services.frontend.pipeline.request import Output, Prompt
 from services.frontend.rpc.convert import (
     conversation_of,
     engines_to_proto,
@@ -22,10 +26,17 @@ from services.frontend.rpc.convert import (
     prompt_of,
     refuse_unknown_fields,
 )
-from services.frontend.rpc.session import ClientSession
+from services.frontend.rpc.session import ClientSession, SessionLimits
 from services.frontend.rpc.writer import Writer
+from services.telemetry.callers import address_of
+from services.telemetry.counts import Counts
 from services.telemetry.message_reader import RefusedMessage
 from services.telemetry.tracing import read_traceparent
+
+MAX_COLLECTED_PROMPTS = 64
+"""Longest prompts whose parts are in memory at a time."""
+MAX_COLLECTED_PROMPTS_OF_ACCOUNT = 16
+"""The same per account: an API key, or a client address without keys."""
 
 
 class FrontendServicer(FrontendServiceServicer):
@@ -35,16 +46,21 @@ class FrontendServicer(FrontendServiceServicer):
         self,
         pipeline: Pipeline,
         *,
-        max_live_requests: int,
-        max_prompt_bytes: int,
+        counts: Counts,
         slow_reader_timeout_s: float,
-        session_idle_timeout_s: float,
+        session_limits: SessionLimits,
     ) -> None:
         self._pipeline = pipeline
-        self._max_live_requests = max_live_requests
-        self._max_prompt_bytes = max_prompt_bytes
+        self._session_limits = session_limits
+        max_prompt_bytes = session_limits.max_prompt_bytes
+        self._parts = HeldBytes(
+            counts,
+            "prompt_part_bytes",
+            "prompts that come in parts",
+            limit=MAX_COLLECTED_PROMPTS * max_prompt_bytes,
+            limit_per_account=MAX_COLLECTED_PROMPTS_OF_ACCOUNT * max_prompt_bytes,
+        )
         self._slow_reader_timeout_s = slow_reader_timeout_s
-        self._session_idle_timeout_s = session_idle_timeout_s
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -55,25 +71,15 @@ class FrontendServicer(FrontendServiceServicer):
         self, request: frontend_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Continues one prompt."""
-        refuse_unknown_fields(request)
-        await self._respond(
-            prompt_of(request, max_tokens=self._pipeline.max_prompt_tokens),
-            options_of(request.options),
-            context,
-            frontend_pb2.GenerateResponse,
-        )
+        read = partial(prompt_of, request, max_tokens=self._pipeline.max_prompt_tokens)
+        await self._respond(request, read, context, frontend_pb2.GenerateResponse)
 
     async def Chat(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.ChatRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Answers a conversation."""
-        refuse_unknown_fields(request)
-        await self._respond(
-            conversation_of(request),
-            options_of(request.options),
-            context,
-            frontend_pb2.ChatResponse,
-        )
+        read = partial(conversation_of, request)
+        await self._respond(request, read, context, frontend_pb2.ChatResponse)
 
     async def Session(  # noqa: N802  the protocol's name
         self,
@@ -87,9 +93,9 @@ class FrontendServicer(FrontendServiceServicer):
             draining=self._draining,
             time_remaining=context.time_remaining,
             traceparent=read_traceparent(context.invocation_metadata()),
-            max_live_requests=self._max_live_requests,
-            max_prompt_bytes=self._max_prompt_bytes,
-            idle_timeout_s=self._session_idle_timeout_s,
+            address=address_of(context.peer()),
+            parts=self._parts,
+            limits=self._session_limits,
         )
         await context.send_initial_metadata(())
         await session.run(requests)
@@ -98,13 +104,14 @@ class FrontendServicer(FrontendServiceServicer):
         self, request: frontend_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.TokenizeResponse:
         """Encodes text or a conversation."""
-        del context
-        refuse_unknown_fields(request)
-        token_ids = await self._pipeline.tokenize(
-            request.model,
-            input_of(request),
-            parse_special_tokens=parse_special_tokens_of(request),
-        )
+        with self._begin(request, "", context, method="Tokenize", is_free=True) as lease:
+            refuse_unknown_fields(request)
+            token_ids = await self._pipeline.tokenize(
+                request.model,
+                input_of(request),
+                lease,
+                parse_special_tokens=parse_special_tokens_of(request),
+            )
         tokenizer = self._pipeline.model_named(request.model).tokenizer
         response = frontend_pb2.TokenizeResponse()
         async for part in in_parts(token_ids):
@@ -116,11 +123,14 @@ class FrontendServicer(FrontendServiceServicer):
         self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.DetokenizeResponse:
         """Decodes token ids."""
-        del context
-        refuse_unknown_fields(request)
-        text = await self._pipeline.detokenize(
-            request.model, request.token_ids, show_special_tokens=request.show_special_tokens
-        )
+        with self._begin(request, "", context, method="Detokenize", is_free=True) as lease:
+            refuse_unknown_fields(request)
+            text = await self._pipeline.detokenize(
+                request.model,
+                request.token_ids,
+                lease.account,
+                show_special_tokens=request.show_special_tokens,
+            )
         return frontend_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802  the protocol's name
@@ -152,25 +162,44 @@ class FrontendServicer(FrontendServiceServicer):
 
     async def _respond(
         self,
-        prompt: Prompt,
-        options: Options,
+        request: frontend_pb2.GenerateRequest | frontend_pb2.ChatRequest,
+        read: Callable[[], Prompt],
         context: grpc.aio.ServicerContext,
         response_class: Any,
     ) -> None:
         """Runs one request within the call's deadline and writes its output."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
-        traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
-        writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
-        with self._pipeline.requests.watch(
-            options.request_id, method=method, traceparent=traceparent
-        ) as record:
-            await self._pipeline.serve(
-                prompt,
-                options,
-                _Call(context, writer, response_class),
-                record=record,
-                timeout_s=context.time_remaining(),
-            )
+        with self._begin(request, request.options.request_id, context, method=method) as lease:
+            refuse_unknown_fields(request)
+            prompt, options = read(), options_of(request.options)
+            traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
+            writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
+            with self._pipeline.requests.watch(
+                options.request_id, method=method, traceparent=traceparent
+            ) as record:
+                await self._pipeline.serve(
+                    prompt,
+                    options,
+                    _Call(context, writer, response_class),
+                    record=record,
+                    lease=lease,
+                    timeout_s=context.time_remaining(),
+                )
+
+    def _begin(
+        self,
+        request: Message,
+        request_id: str,
+        context: grpc.aio.ServicerContext,
+        *,
+        method: str,
+        is_free: bool = False,
+    ) -> Lease:
+        """Takes the caller's slot for a request; see `Pipeline.begin`."""
+        address = address_of(context.peer())
+        lease = self._pipeline.begin(request_id, address, method=method, is_free=is_free)
+        lease.num_bytes = request.ByteSize()
+        return lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """A client's stream with many requests."""
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import FinishReason, Usage
 from protos.frontend.v1 import frontend_pb2
+from services.frontend.access.caller import Lease
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
@@ -30,8 +32,16 @@ from services.frontend.rpc.writer import Writer
 from services.telemetry.message_limits import first_number
 from services.telemetry.message_reader import RefusedMessage
 
-MAX_COLLECTED_PROMPTS = 16
-"""Longest prompts whose parts one session may hold in memory."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Limits of one session."""
+
+    max_live_requests: int
+    max_prompt_bytes: int
+    """Longest prompt that comes in parts."""
+    idle_timeout_s: float
+    """Time without requests and messages after which the session ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,9 +51,9 @@ class _LiveRequest:
     session: "ClientSession"
     handle: int
     options: Options
-    collected: io.StringIO | None = None
+    lease: Lease
+    collected: list[bytes] | None = None
     """The parts of the prompt so far; None once it is complete."""
-    num_collected_bytes: int = 0
     is_ended: bool = False
     """Whether the client cancelled it or it failed."""
     error: Exception | None = None
@@ -92,19 +102,19 @@ class ClientSession:
         draining: asyncio.Event,
         time_remaining: Callable[[], float | None],
         traceparent: str,
-        max_live_requests: int,
-        max_prompt_bytes: int,
-        idle_timeout_s: float,
+        address: str,
+        parts: HeldBytes,
+        limits: SessionLimits,
     ) -> None:
-        """Serves nothing until `run`."""
+        """Serves nothing until `run`; `parts` counts prompts that come in parts."""
         self._pipeline = pipeline
         self._writer = writer
         self._draining = draining
         self._time_remaining = time_remaining
         self._traceparent = traceparent
-        self._max_live_requests = max_live_requests
-        self._max_prompt_bytes = max_prompt_bytes
-        self._idle_timeout_s = idle_timeout_s
+        self._address = address
+        self._parts = parts
+        self._limits = limits
         self._num_messages = 0
         self._live: dict[int, _LiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,6 +149,7 @@ class ClientSession:
             # All requests share the stream, so one reason applies to all.
             raise failures.exceptions[0] from None
         finally:
+            self._drop_all_parts()
             self._live.clear()
 
     def forget(self, live: _LiveRequest) -> None:
@@ -177,10 +188,10 @@ class ClientSession:
         was_idle_after: int | None = None
         while was_idle_after != self._num_messages:
             was_idle_after = None if self._tasks else self._num_messages
-            await asyncio.sleep(self._idle_timeout_s)
+            await asyncio.sleep(self._limits.idle_timeout_s)
             if self._tasks:
                 was_idle_after = None
-        raise EngineUnavailableError(f"the session was idle for {self._idle_timeout_s:g} s")
+        raise EngineUnavailableError(f"the session was idle for {self._limits.idle_timeout_s:g} s")
 
     async def _take(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
         try:
@@ -200,17 +211,14 @@ class ClientSession:
         handle = message.handle
         match message.WhichOneof("message"):
             case "generate":
-                # It may raise; nothing is open yet.
-                limit = self._pipeline.max_prompt_tokens
-                prompt = prompt_of(message.generate, max_tokens=limit)
-                live = self._open(handle, options_of(message.generate.options))
-                self._start(live, prompt, group)
+                with self._opening(message, message.generate.options) as live:
+                    limit = self._pipeline.max_prompt_tokens
+                    self._start(live, prompt_of(message.generate, max_tokens=limit), group)
             case "chat":
-                conversation = conversation_of(message.chat)  # may raise; nothing is open yet
-                live = self._open(handle, options_of(message.chat.options))
-                self._start(live, conversation, group)
+                with self._opening(message, message.chat.options) as live:
+                    self._start(live, conversation_of(message.chat), group)
             case "prompt_part":
-                self._take_part(handle, message.prompt_part, group)
+                self._take_part(message, group)
             case "cancel":
                 await self._cancel(handle)
             case _:
@@ -223,28 +231,44 @@ class ClientSession:
             raise DuplicateRequestError(
                 f"handle {handle} was used again while its request was live; the request is ended"
             )
-        if len(self._live) >= self._max_live_requests:
+        if len(self._live) >= self._limits.max_live_requests:
             raise OverloadedError(
-                f"the session has {self._max_live_requests} live requests, which is the limit",
+                f"the session has {len(self._live)} live requests, which is the limit",
                 retry_after_ms=None,
             )
-        live = self._live[handle] = _LiveRequest(self, handle, options)
+        lease = self._pipeline.begin(options.request_id, self._address, method="Session")
+        live = self._live[handle] = _LiveRequest(self, handle, options, lease)
         return live
 
+    @contextmanager
+    def _opening(
+        self, message: frontend_pb2.SessionRequest, options: frontend_pb2.GenerationOptions
+    ) -> Iterator[_LiveRequest]:
+        """Opens the request of a message; closes it again if the message is refused."""
+        live = self._open(message.handle, options_of(options))
+        live.lease.num_bytes = message.ByteSize()
+        try:
+            yield live
+        except Exception:
+            del self._live[live.handle]
+            live.lease.charge_refusal()
+            live.lease.close()
+            raise
+
     def _start(self, live: _LiveRequest, prompt: Prompt, group: asyncio.TaskGroup) -> None:
-        live.collected, live.num_collected_bytes = None, 0
         task = group.create_task(self._serve(live, prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Not at the end of the task, which may be cancelled before it begins.
+        task.add_done_callback(lambda _: live.lease.close())
 
-    def _take_part(
-        self, handle: int, part: frontend_pb2.PromptPart, group: asyncio.TaskGroup
-    ) -> None:
+    def _take_part(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
+        handle, part = message.handle, message.prompt_part
         live = self._live.get(handle)
         is_first = live is None
         if live is None:
             live = self._open(handle, options_of(part.options))
-            live.collected = io.StringIO()
+            live.collected = []
         if live.collected is None:
             raise DuplicateRequestError(
                 f"handle {handle} got a prompt part while its request was running;"
@@ -252,32 +276,50 @@ class ClientSession:
             )
         if not is_first and part.HasField("options"):
             raise InvalidRequestError("only the first part of a prompt has options")
-        live.collected.write(part.text)
-        live.num_collected_bytes += len(part.text.encode())
-        self._check_collected(live)
+        live.lease.caller.check_known()
+        self._collect(live, part.text.encode())
         if part.last:
-            self._start(live, live.collected.getvalue(), group)
+            prompt = b"".join(live.collected).decode()
+            self._release_parts(live)
+            self._start(live, prompt, group)
 
-    def _check_collected(self, live: _LiveRequest) -> None:
-        """Raises InvalidRequestError or OverloadedError if collected prompts are too large."""
-        limit = self._max_prompt_bytes
-        if live.num_collected_bytes > limit:
-            raise InvalidRequestError(
-                f"the prompt has {live.num_collected_bytes} bytes; the limit is {limit}"
-            )
-        in_session = sum(each.num_collected_bytes for each in self._live.values())
-        if in_session > MAX_COLLECTED_PROMPTS * limit:
-            raise OverloadedError(
-                f"prompts that come in parts hold {in_session} bytes of this session; the limit is"
-                f" {MAX_COLLECTED_PROMPTS * limit}",
-                retry_after_ms=None,
-            )
+    def _collect(self, live: _LiveRequest, text: bytes) -> None:
+        """Adds a part to a prompt.
+
+        Raises:
+            InvalidRequestError: the prompt is too long.
+            OverloadedError: prompts in parts take too much memory.
+        """
+        assert live.collected is not None, "a prompt that comes in parts"
+        limit = self._limits.max_prompt_bytes
+        num_bytes = live.lease.num_bytes + len(text)
+        if num_bytes > limit:
+            raise InvalidRequestError(f"the prompt has {num_bytes} bytes; the limit is {limit}")
+        self._parts.take(live.lease.account, len(text))
+        live.lease.num_bytes = num_bytes
+        live.collected.append(text)
+
+    def _release_parts(self, live: _LiveRequest) -> None:
+        self._parts.give_back(live.lease.account, live.lease.num_bytes)
+        live.collected = None
+
+    def _drop_parts(self, live: _LiveRequest) -> None:
+        """Ends a request whose prompt is incomplete, and charges what came of it."""
+        if live.is_collecting:
+            self._release_parts(live)
+            live.lease.charge_refusal()
+            live.lease.close()
+
+    def _drop_all_parts(self) -> None:
+        for live in self._live.values():
+            self._drop_parts(live)
 
     async def _cancel(self, handle: int) -> None:
         live = self._live.get(handle)
         if live is None or live.is_ended:
             return  # it has just ended
         if live.is_collecting:
+            self._drop_parts(live)
             del self._live[handle]
             await self.write(handle, output=_aborted(live))
         else:
@@ -289,7 +331,9 @@ class ClientSession:
         if live is not None and not live.is_collecting:
             live.end(error)
             return
-        self._live.pop(handle, None)
+        if live is not None:
+            self._drop_parts(live)
+            del self._live[handle]
         await self.write(handle, failure=failure_of(error))
 
     async def _serve(self, live: _LiveRequest, prompt: Prompt) -> None:
@@ -310,13 +354,19 @@ class ClientSession:
 
     async def _generate(self, live: _LiveRequest, prompt: Prompt) -> None:
         options = live.options
-        with self._pipeline.requests.watch(
+        watching = self._pipeline.requests.watch(
             options.request_id,
             method="Session",
             traceparent=options.traceparent or self._traceparent,
-        ) as record:
+        )
+        with live.lease, watching as record:
             await self._pipeline.serve(
-                prompt, options, live, record=record, timeout_s=self._time_remaining()
+                prompt,
+                options,
+                live,
+                record=record,
+                lease=live.lease,
+                timeout_s=self._time_remaining(),
             )
             if live.error is not None:
                 raise live.error

@@ -1,7 +1,7 @@
 """Encodes text with special tokens only at chosen positions."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import tokenizers
 
@@ -72,23 +72,24 @@ class LiteralEncoder:
         prompt: str | MarkedText,
         *,
         add_special_tokens: bool,
-        check_length: Callable[[int], None] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Returns token ids; a text has no special tokens, a prompt only the intended ones.
 
         Raises:
             EncodingError: a special token's spelling cannot be encoded as text, or the text cannot.
+            TooManyTokensError: it has `max_tokens` tokens or more.
         """
         if isinstance(prompt, MarkedText):
             text = self._with_aliases(prompt.text).replace(prompt.mark, "")
         else:
             text = prompt
-        token_ids, leaked = self._encode(text, add_special_tokens, check_length)
+        token_ids, leaked = self._encode(text, add_special_tokens, max_tokens)
         if leaked:
             # Some vocabularies hold the spelling as an ordinary piece; then it is encoded in two.
             for spelling in self.special_tokens:
                 text = text.replace(spelling, spelling[:1] + self._cut + spelling[1:])
-            token_ids, leaked = self._encode(text, add_special_tokens, check_length)
+            token_ids, leaked = self._encode(text, add_special_tokens, max_tokens)
         if leaked:
             name = self._tokenizer.id_to_token(leaked[0])
             raise EncodingError(
@@ -97,12 +98,12 @@ class LiteralEncoder:
         return token_ids
 
     def _encode(
-        self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
+        self, text: str, add_special_tokens: bool, max_tokens: int | None
     ) -> tuple[list[int], list[int]]:
         """Returns token ids, and the unintended special ones among them."""
-        encoding = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
-        if check_length is not None:
-            check_length(len(encoding))
+        encoding = encode_text(
+            self._tokenizer, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
         cut_id = self._tokenizer.token_to_id(self._cut)
         meant_ids, special_ids = self._meant_ids, self._special_ids
         leaked = [

@@ -101,23 +101,23 @@ class MessageResponse:
 class MessageEndpoint(GenerationEndpoint):
     """Answers a conversation, from which the request may want parts cleared."""
 
-    async def read(self, body: Body, request_id: str) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
         """Parses a body, and edits its conversation.
 
         Raises:
             FrontendError: the body is invalid, or the conversation cannot be used.
         """
-        call = await super().read(body, request_id)
+        call = await super().read(body, request_id, lease)
         assert isinstance(call, MessageCall), "the readers of these kinds return one"
         assert isinstance(call.prompt, Conversation), "bodies of these kinds have one"
         if not call.edits:
             return call
         with call.naming_fields():
-            prompt, applied = await edited(call.prompt, call.edits, partial(self._count, call))
+            prompt, applied = await edited(call.prompt, call.edits, partial(self._count, call, lease))
         return dataclasses.replace(call, prompt=prompt, applied_edits=applied)
 
-    async def _count(self, call: Call, prompt: Conversation) -> int:
-        return len(await self.pipeline.tokenize(call.options.model, prompt))
+    async def _count(self, call: Call, lease: Lease, prompt: Conversation) -> int:
+        return len(await self.pipeline.tokenize(call.options.model, prompt, lease))
 
 
 class CountEndpoint(MessageEndpoint):
@@ -127,12 +127,12 @@ class CountEndpoint(MessageEndpoint):
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
         """Serves one request."""
-        del request, lease
-        call = await self.read(body, request_id)
+        del request
+        call = await self.read(body, request_id, lease)
         assert isinstance(call, MessageCall), "the reader of this kind returns one"
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
         with call.naming_fields():
-            num_tokens = await self._count(call, call.prompt)
+            num_tokens = await self._count(call, lease, call.prompt)
         answer: dict[str, Any] = {"input_tokens": num_tokens}
         if call.edits is not None:
             num_cleared = sum(edit["cleared_input_tokens"] for edit in call.applied_edits)

@@ -62,14 +62,14 @@ class ResponsesEndpoint(GenerationEndpoint):
         )
         self._store = store
 
-    async def read(self, body: Body, request_id: str) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
         """Parses a body, and puts its conversation together.
 
         Raises:
             UnknownResponseError: the previous response is not in the store.
             FrontendError: the body is invalid, or the conversation cannot be used.
         """
-        call = await super().read(body, request_id)
+        call = await super().read(body, request_id, lease)
         assert isinstance(call, ResponsesCall), "the reader of this kind returns one"
         previous, new = None, call.new_messages
         if call.previous_response_id is not None:
@@ -78,20 +78,21 @@ class ResponsesEndpoint(GenerationEndpoint):
         messages: Sequence[Message] = [*self._store.messages_to(previous), *new]
         if call.is_truncated:
             with call.naming_fields():
-                kept = await truncated(messages, partial(self._fits, call))
+                kept = await truncated(messages, partial(self._fits, call, lease))
             if len(kept) < len(messages):
                 # Dropped turns are not kept for later ones either: the conversation stays bounded.
                 previous, new, messages = None, kept, kept
         prompt = _prompt_of(call, messages)
         return dataclasses.replace(call, prompt=prompt, new_messages=new, previous=previous)
 
-    async def _fits(self, call: ResponsesCall, messages: Sequence[Message]) -> bool:
+    async def _fits(self, call: ResponsesCall, lease: Lease, messages: Sequence[Message]) -> bool:
         """Whether messages leave room for the output, which is at most half of the context."""
         options = call.options
         max_model_len = self.pipeline.model_named(options.model).info.max_model_len
         token_ids = await self.pipeline.tokenize(
             options.model,
             _prompt_of(call, messages),
+            lease,
             parse_special_tokens=options.parse_special_tokens,
         )
         room = output_room(call.max_output_tokens or 1, max_model_len)

@@ -136,7 +136,7 @@ async def test_prompts_in_parts_are_bounded_over_the_whole_session():
             await call.write(part(handle, "1234567890"))
         await answers.read_until_over(16)
         assert answers.failure[16].code == EXHAUSTED
-        assert "170 bytes" in answers.failure[16].message
+        assert "160 bytes" in answers.failure[16].message
         await call.write(cancel(0))
         await answers.read_until_over(0)
         await call.write(part(17, "1234567890"))

@@ -29,7 +29,7 @@ def literal() -> tokenizers.Tokenizer:
 async def encoded(source: str, messages: list, tools: list = (), **variables: str) -> list[int]:
     template = ChatTemplate(source, variables, special_tokens=SPECIAL)
     rendered = template.render(messages, tools=tools, max_bytes=10**6, marks_content=True)
-    return await TOKENIZER.encode(MarkedText.read(rendered), add_special_tokens=False)
+    return TOKENIZER.encode(MarkedText.read(rendered), add_special_tokens=False)
 
 
 def said(content: str) -> list[dict]:
@@ -120,7 +120,7 @@ async def test_a_template_finds_what_it_looks_for_in_content():
 )
 async def test_content_without_a_special_token_is_encoded_as_ever(content):
     rendered = ChatTemplate(CHAT_TEMPLATE, {}).render(said(content), max_bytes=10**6)
-    plain = await TOKENIZER.encode(rendered, add_special_tokens=False)
+    plain = TOKENIZER.encode(rendered, add_special_tokens=False)
     ids = await encoded(CHAT_TEMPLATE, said(content))
     if any(token in content for token in SPECIAL):
         assert [token_id for token_id in ids if token_id in (START, END)] == [START, END, START]
@@ -130,7 +130,7 @@ async def test_content_without_a_special_token_is_encoded_as_ever(content):
 
 @given(st.lists(st.sampled_from([*SPECIAL, "<", "|>", "<think>", " ", "a", "\n"])).map("".join))
 async def test_text_that_is_literal_is_what_the_library_makes_of_it(text):
-    ids = await TOKENIZER.encode(text, add_special_tokens=True, parse_special_tokens=False)
+    ids = TOKENIZER.encode(text, add_special_tokens=True, parse_special_tokens=False)
     assert ids == literal().encode(text).ids
 
 
@@ -140,7 +140,7 @@ async def test_a_spelling_that_is_a_piece_of_the_vocabulary_is_encoded_in_two():
     library.decoder = decoders.Metaspace()
     library.add_special_tokens(["</s>"])
     tokenizer = Tokenizer({"tokenizer.json": library.to_str().encode()})
-    ids = await tokenizer.encode("a</s>a", add_special_tokens=False, parse_special_tokens=False)
+    ids = tokenizer.encode("a</s>a", add_special_tokens=False, parse_special_tokens=False)
     assert ids == [4, 2, 3, 4]
 
 
@@ -156,7 +156,7 @@ async def test_a_special_token_in_normalized_text_is_text_too():
     rendered = template.render(
         said("\uff1c|stop|\uff1e <|stop|>"), max_bytes=999, marks_content=True
     )
-    ids = await tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
+    ids = tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
     assert ids.count(stop) == 1
     assert ids[-1] == stop
 
@@ -171,7 +171,7 @@ async def test_whitespace_that_a_special_token_takes_in_is_taken_in_once():
         "<|user|>\n{{ messages[0].content }}", {}, special_tokens=tokenizer.special_tokens
     )
     rendered = template.render(said("  hello <|user|>"), max_bytes=999, marks_content=True)
-    ids = await tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
+    ids = tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
     library.encode_special_tokens = True
     assert ids[1:] == library.encode("hello <|user|>").ids
 
@@ -187,7 +187,7 @@ async def test_the_first_word_is_the_first_word_wherever_it_is():
     tokenizer = Tokenizer({"tokenizer.json": library.to_str().encode()})
     template = ChatTemplate("<s>{{ messages[0].content }}<s>a", {}, special_tokens=["<s>"])
     rendered = template.render(said("a<s>a"), max_bytes=999, marks_content=True)
-    ids = await tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
+    ids = tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
     special = library.token_to_id("<s>")
     assert ids == [special, 2, 4, 5, 6, 2, special, 2]
 

@@ -84,7 +84,7 @@ async def encoded(tokenizer, template, messages, tools=(), *, end=PromptEnd.ANSW
     now = datetime.datetime.now()
     template.set_time(now)
     rendered = template.render(messages, tools=tools, end=end, max_bytes=10**5, marks_content=True)
-    return await tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
+    return tokenizer.encode(MarkedText.read(rendered), add_special_tokens=False)
 
 
 def as_transformers_wants(family, messages):
