@@ -224,6 +224,8 @@ class Request:
     sink: OutputSink
     priority: int = 0
     cache_salt: str = ""
+    caller: str = ""
+    """Opaque name of the caller, whose grammars take turns with those of others."""
     resumed_token_ids: list[int] = field(default_factory=list)
     """Output of a lost engine, after which the request goes on."""
     arrival_s: float

@@ -88,6 +88,7 @@ class RequestReader:
             )
         check_name(submit.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(submit.cache_salt, "cache_salt")
+        check_name(submit.caller, "caller")
         if len(submit.prompt_token_ids) % _TOKEN_ID.itemsize:
             raise InvalidRequestError(
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4",
@@ -116,6 +117,7 @@ class RequestReader:
             sink=sink,
             priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
+            caller=submit.caller,
             traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
             deadline_s=(

@@ -22,18 +22,21 @@ from services.engine.grammar.grammar_text import (
     shown,
     special_tokens_of,
 )
-from services.engine.grammar.probe_pool import ProbePool
+from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
 from services.engine.grammar.tagged import Tokens
 from services.engine.request import Constraint, StructuredOutput
 from services.telemetry.counts import Counts
+from services.telemetry.fair_turns import FairTurns
 
 log = structlog.get_logger()
 
 MAX_CACHED = 64
 """Compiled grammars kept; one takes some hundred kilobytes, at most 100 MB."""
-MAX_COMPILING = 64
+MAX_COMPILING = 256
 """Grammars that may wait to be compiled."""
+MAX_COMPILING_OF_CALLER = 64
+"""The same for one caller."""
 LIVE = "structured_requests"
 """Name of the count of held or awaited constraints."""
 
@@ -98,7 +101,12 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._loading: asyncio.Task[LLTokenizer] | None = None
+        self._turns = FairTurns(NUM_PROBES)
         self._known: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
+        """Compiled grammars, the latest last."""
+        self._pending: dict[tuple[str, StructuredOutput], _Compilation] = {}
+        """Grammars that are compiled or wait for it, by caller: equal ones of others must not wait
+        in the turns of this one."""
 
     def load(self) -> None:
         """Starts to read the tokenizer."""
@@ -117,11 +125,12 @@ class GrammarCompiler:
         return await asyncio.shield(self._loading)
 
     async def constrain(
-        self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
+        self, wanted: StructuredOutput, token_ids: Sequence[int] = (), *, caller: str = ""
     ) -> Constraint:
         """Returns a constraint at its beginning, or after the tokens of a resumed output.
 
-        One with a grammar counts against the limit until it is closed.
+        One with a grammar counts against the limit until it is closed. Callers take turns at the
+        compilation of new grammars.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
@@ -132,7 +141,7 @@ class GrammarCompiler:
         form = replace(wanted, max_preamble_tokens=None, begun="")
         grammar = None
         if form.kind is not None:
-            grammar = await self._follow(form, wanted.begun, token_ids)
+            grammar = await self._follow(form, wanted.begun, token_ids, caller)
         if max_tokens is None or preamble is None:
             assert grammar is not None, "an output without a form has a limited preamble"
             return grammar
@@ -149,7 +158,7 @@ class GrammarCompiler:
         return budget
 
     async def _follow(
-        self, wanted: StructuredOutput, begun: str, token_ids: Sequence[int]
+        self, wanted: StructuredOutput, begun: str, token_ids: Sequence[int], caller: str
     ) -> GrammarConstraint:
         if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
@@ -158,7 +167,7 @@ class GrammarCompiler:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         with self._giving_back_on_failure():
-            compilation = await self._compiled(wanted)
+            compilation = await self._compiled(wanted, caller)
             compiled = compilation.task.result()
             matcher, mask = compiled.matcher.deep_copy(), compiled.mask
             if begun or token_ids:
@@ -178,9 +187,7 @@ class GrammarCompiler:
 
     async def close(self) -> None:
         """Ends threads and processes."""
-        tasks: list[asyncio.Task[Any]] = [
-            known.task for known in self._known.values() if not known.task.done()
-        ]
+        tasks: list[asyncio.Task[Any]] = [each.task for each in self._pending.values()]
         tasks += [self._loading] if self._loading is not None else []
         for task in tasks:
             task.cancel()
@@ -206,12 +213,12 @@ class GrammarCompiler:
         finally:
             may_end.set()
 
-    async def _compiled(self, wanted: StructuredOutput) -> _Compilation:
+    async def _compiled(self, wanted: StructuredOutput, caller: str) -> _Compilation:
         """Waits for the task of a grammar.
 
         If the last waiting request leaves, the task ends.
         """
-        compilation = self._compilation(wanted)
+        compilation = self._compilation(wanted, caller)
         compilation.num_waiting += 1
         try:
             await asyncio.shield(compilation.task)
@@ -220,34 +227,43 @@ class GrammarCompiler:
             compilation.num_waiting -= 1
             if not compilation.num_waiting and not compilation.task.done():
                 compilation.task.cancel()
-                self._forget(wanted, compilation)
+                self._pending.pop((caller, wanted), None)
             # An error refers to this frame, and the task to the error.
             del compilation
 
-    def _compilation(self, wanted: StructuredOutput) -> _Compilation:
+    def _compilation(self, wanted: StructuredOutput, caller: str) -> _Compilation:
         known = self._known.get(wanted)
         if known is not None:
             self._known.move_to_end(wanted)
             return known
-        num_compiling = sum(not known.task.done() for known in self._known.values())
-        if num_compiling >= MAX_COMPILING:
-            raise QueueFullError(
-                f"{num_compiling} grammars wait to be compiled; the limit is {MAX_COMPILING}",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
-        new = self._known[wanted] = _Compilation(asyncio.create_task(self._compile(wanted)))
-        new.task.add_done_callback(lambda _: self._note(wanted, new))
+        pending = self._pending.get((caller, wanted))
+        if pending is not None:
+            return pending
+        num_own = sum(each == caller for each, _ in self._pending)
+        for number, limit in (
+            (num_own, MAX_COMPILING_OF_CALLER),
+            (len(self._pending), MAX_COMPILING),
+        ):
+            if number >= limit:
+                raise QueueFullError(
+                    f"{number} grammars wait to be compiled; the limit is {limit}",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
+        new = _Compilation(asyncio.create_task(self._compile(wanted, caller)))
+        self._pending[caller, wanted] = new
+        new.task.add_done_callback(lambda _: self._note(wanted, caller, new))
         return new
 
-    def _note(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
+    def _note(self, wanted: StructuredOutput, caller: str, compilation: _Compilation) -> None:
         """Keeps the latest successful compilations."""
+        if self._pending.get((caller, wanted)) is compilation:
+            del self._pending[caller, wanted]
         task = compilation.task
         if task.cancelled() or task.exception() is not None:
-            self._forget(wanted, compilation)
             return
-        finished = [key for key, each in self._known.items() if each.task.done()]
-        for key in finished[: max(0, len(finished) - MAX_CACHED)]:
-            del self._known[key]
+        self._known[wanted] = compilation
+        while len(self._known) > MAX_CACHED:
+            self._known.popitem(last=False)
 
     def _forget(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
         if self._known.get(wanted) is compilation:
@@ -270,9 +286,9 @@ class GrammarCompiler:
             ) from None
         return tokenizer
 
-    async def _compile(self, wanted: StructuredOutput) -> _Compiled:
+    async def _compile(self, wanted: StructuredOutput, caller: str) -> _Compiled:
         tokenizer = await self.tokenizer()
-        text = await self._probes.check(wanted)
+        text = await self._turns.run(caller, partial(self._probes.check, wanted))
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
 

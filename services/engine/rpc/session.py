@@ -202,7 +202,9 @@ class Session:
     async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
         """Compiles a request's grammar and submits the request to the core."""
         with self._rejecting(request.handle):
-            request.constraint = await self._grammars.constrain(wanted, request.resumed_token_ids)
+            request.constraint = await self._grammars.constrain(
+                wanted, request.resumed_token_ids, caller=request.caller
+            )
             self._admit(request)
 
     def _end_preparing(self, handle: int) -> None:

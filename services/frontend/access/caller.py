@@ -142,7 +142,7 @@ class Lease:
 
     @property
     def opaque_account(self) -> str:
-        """A name for the account that does not tell what it is."""
+        """A name for the account, from which no key or address can be found."""
         return hashlib.blake2b(
             self.account.encode(), person=b"octavo.caller", digest_size=16
         ).hexdigest()
@@ -166,7 +166,7 @@ class Lease:
         self.caller.draw(self.num_bytes // REFUSED_BYTES_PER_TOKEN)
 
     def check_prompt(self, num_tokens: int) -> None:
-        """Checks that a prompt of at least so many tokens could be charged, before it is encoded.
+        """Checks that `num_tokens` could be charged, before a prompt of at least these is encoded.
 
         Raises:
             OverloadedError: the caller has too few tokens left.

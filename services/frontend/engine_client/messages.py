@@ -76,6 +76,7 @@ class EngineRequest:
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
+    caller: str = ""
     traceparent: str = ""
     deadline_s: float | None = None
     """The deadline in seconds of `time.monotonic()`; None for no limit."""

@@ -101,6 +101,7 @@ class EngineSession:
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             cache_salt=request.cache_salt,
+            caller=request.caller,
             traceparent=request.traceparent,
         )
         # A message over the limit would end the stream and all its requests.

@@ -58,6 +58,8 @@ class Submission:
         if reply is not None and not options.show_special_tokens:
             token_bytes = reply.token_bytes
         sampling = own if reply is None else reply.sampling
+        # Nothing else waits at the engine before its admission.
+        is_structured = sampling is not None and sampling.HasField("structured_output")
         min_tokens = _min_tokens(options, model.info)
 
         def new_sample(index: int, index_of_prompt: int) -> Generation:
@@ -67,6 +69,7 @@ class Submission:
                 sampling=sampling_of(sampling, index_of_prompt),
                 priority=options.priority,
                 cache_salt=caller.cache_salt(options.cache_salt),
+                caller=self.lease.opaque_account if is_structured else "",
                 deadline_s=self.deadline_s,
                 traceparent=self.traceparent,
             )

@@ -9,7 +9,7 @@ from tests.support.waiting import until
 
 
 class Rig:
-    """Turns, and work that notes when it begins and ends when told to."""
+    """Turns, and work that notes when it begins and ends on demand."""
 
     def __init__(self, num_turns: int = 1) -> None:
         self.turns = FairTurns(num_turns)

@@ -21,6 +21,7 @@ VALUES = {
     "num_resumed_tokens": 1,
     "timeout_ms": 5000,
     "cache_salt": "tenant",
+    "caller": "somebody",
     "model": "another",
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "sampling.temperature": 0.25,

@@ -12,7 +12,7 @@ import pytest
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
-from services.engine.grammar.compiler import LIVE, MAX_COMPILING, GrammarCompiler
+from services.engine.grammar.compiler import LIVE, MAX_COMPILING_OF_CALLER, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput
 from services.telemetry.counts import LocalCounts
 from tests.support.passing_time import pass_time
@@ -244,7 +244,7 @@ async def test_grammars_without_a_waiting_caller_leave_the_queue():
     """Callers who come and go do not keep others from compiling theirs."""
     async with running_compiler(max_live=1000) as compiler:
         await compiler.constrain(NUMBER)
-        for i in range(3 * MAX_COMPILING):
+        for i in range(3 * MAX_COMPILING_OF_CALLER):
             hostile = f'{{"type": "integer", "multipleOf": {99999989 + i}}}'
             wanted = StructuredOutput(GrammarKind.JSON_SCHEMA, (hostile,))
             caller = asyncio.create_task(compiler.constrain(wanted))
@@ -260,13 +260,26 @@ async def test_grammars_that_wait_are_bounded():
             asyncio.create_task(
                 compiler.constrain(StructuredOutput(GrammarKind.REGEX, (f"a{{{i}}}",)))
             )
-            for i in range(MAX_COMPILING + 1)
+            for i in range(MAX_COMPILING_OF_CALLER + 1)
         ]
-        with pytest.raises(QueueFullError, match=f"the limit is {MAX_COMPILING}"):
+        with pytest.raises(QueueFullError, match=f"the limit is {MAX_COMPILING_OF_CALLER}"):
             await callers[-1]
+        await compiler.constrain(NUMBER, caller="another")
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)
+
+
+async def test_one_callers_many_grammars_do_not_delay_anothers():
+    async with running_compiler(max_live=1000) as compiler:
+        await compiler.constrain(NUMBER)
+        forms = [StructuredOutput(GrammarKind.REGEX, (f"a{{{i}}}",)) for i in range(16)]
+        many = [asyncio.create_task(compiler.constrain(form, caller="many")) for form in forms]
+        await asyncio.sleep(0)
+        # The last of the many, too, is compiled for the other caller without waiting for theirs.
+        await compiler.constrain(forms[-1], caller="other")
+        assert sum(task.done() for task in many) < len(many) // 2
+        await asyncio.gather(*many)
 
 
 async def test_a_tokenizer_that_cannot_be_used_is_said_so():
