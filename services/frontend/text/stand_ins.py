@@ -19,7 +19,7 @@ These functions can be called. Each line is the signature of one:
 {tools}
 </tools>
 
-To call a function, write its name and its arguments as one JSON object between these tags. Several \
+To call a function, write its name and its arguments as one JSON object between these tags. Several
 calls follow each other; their results come back between <tool_response> tags.
 <tool_call>
 {{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}

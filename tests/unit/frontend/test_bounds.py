@@ -98,7 +98,7 @@ async def test_what_a_message_holds_is_bounded_before_anything_is_made_of_it():
         assert "the arguments of tool calls hold over 32768 values" in await refusal_of(
             stub.Chat(pb.ChatRequest(messages=[message]))
         )
-        assert "the prompt has 1048576 tokens" in await refusal_of(
+        assert "the prompt is too long: 1048576 tokens" in await refusal_of(
             stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=ids)))
         )
         assert await served(stub) == "hello world"

@@ -113,7 +113,9 @@ class MessageEndpoint(GenerationEndpoint):
         if not call.edits:
             return call
         with call.naming_fields():
-            prompt, applied = await edited(call.prompt, call.edits, partial(self._count, call, lease))
+            prompt, applied = await edited(
+                call.prompt, call.edits, partial(self._count, call, lease)
+            )
         return dataclasses.replace(call, prompt=prompt, applied_edits=applied)
 
     async def _count(self, call: Call, lease: Lease, prompt: Conversation) -> int:

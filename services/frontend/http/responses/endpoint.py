@@ -109,13 +109,14 @@ class InputTokensEndpoint(ResponsesEndpoint):
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
         """Serves one request."""
-        del request, lease
-        call = await self.read(body, request_id)
+        del request
+        call = await self.read(body, request_id, lease)
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
         with call.naming_fields():
             token_ids = await self.pipeline.tokenize(
                 call.options.model,
                 call.prompt,
+                lease,
                 parse_special_tokens=call.options.parse_special_tokens,
             )
         await writer.write({"object": "response.input_tokens", "input_tokens": len(token_ids)})

@@ -95,7 +95,7 @@ async def test_a_small_body_starts_no_process(reader, started):
         (chat(b'{"x":[' + b"{}," * MAX_CONTAINERS + b"{}]}"), "over 65536 objects and lists"),
         (chat(b'{"x":[' + b"[]," * MAX_CONTAINERS + b"{}]}"), "over 65536 objects and lists"),
         (chat(b"{" + b'"a":1,' * MAX_KEYS + b'"a":1}'), "over 131072 keys"),
-        (completion([1] * 10_000), "the prompt has 10000 tokens"),
+        (completion([1] * 10_000), "the prompt is too long: 10000 tokens"),
         (completion([1] * 1_200_000), "over 1179648 entries"),
         (completion("x" * (2**20 + 1)), "the prompt has 1048577 bytes; the limit is 1048576"),
         (chat(b'{"x":[' + b"{}," * 40_000 + b"{}]}"), "the conversation holds over 32768 values"),
