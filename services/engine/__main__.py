@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -37,6 +38,7 @@ from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
+from services.processes.private_folder import ExposedFolderError, temporary_folder
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
 from services.telemetry.logging import configure_logging
@@ -120,7 +122,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
         device = choose_device(config.worker, 0)
     except ValueError as error:
         raise _UsageError(str(error)) from error
-    folder = config.compilation.compile_cache_dir
+    folder = config.compilation.code_dir
     traced = traced_config(config, model.config)
     factors = [of(config, traced, device) for of in (compute_factors, trace_factors)]
     print(explain(folder, *factors))  # noqa: T201  a tool's answer
@@ -141,10 +143,13 @@ def _replay(arguments: Sequence[str]) -> int:
     _open_model(config)
     from services.engine.replay.command import replay
     from services.engine.replay.recording import ReplayError
+    from services.engine.worker.environment import code_variables
 
     try:
-        totals = replay(config, print)
-    except ReplayError as error:
+        with temporary_folder() as temporary:
+            os.environ.update(code_variables(config, Path(temporary)))
+            totals = replay(config, print)
+    except (ExposedFolderError, ReplayError) as error:
         raise _UsageError(str(error)) from error
     return 0 if totals.is_clean else DIFFERENT
 

@@ -186,9 +186,9 @@ def _num_listening(process: psutil.Process) -> int:
 
 
 def shared_files() -> set[str]:
-    """Returns what outlives processes: shared memory, and sockets of ranks that exchange it."""
-    sockets = Path(gettempdir()).glob("symm_mem-*")
-    return {str(path) for path in (*Path("/dev/shm").iterdir(), *sockets)}
+    """Returns what outlives processes: shared memory, and folders with the ranks' sockets."""
+    folders = Path(gettempdir()).glob("octavo-*")
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *folders)}
 
 
 async def soak(services: Stack, arguments: argparse.Namespace, vocab_size: int) -> dict:

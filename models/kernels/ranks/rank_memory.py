@@ -8,8 +8,6 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from models.parallel.memory_socket import remove_memory_socket
-
 MOST_BYTES = 8 * 2**20
 """Memory for the rows that one rank sends at once."""
 
@@ -57,7 +55,6 @@ class RankMemory:
             raise RuntimeError("TORCH_SYMM_MEM_DISABLE_MULTICAST is not 1")
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        remove_memory_socket(os.getpid())
         shape = shape_of(dist.get_world_size(group), hidden_size, dtype)
         slots = symmetric_memory.empty(shape, dtype=dtype, device=device)
         slots.zero_()

@@ -5,7 +5,6 @@ overwrite each other's counts. The scheduler's limits bound the number of sizes.
 """
 
 import hashlib
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 from models.config import CONFIG_FILE
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.config.engine_config import EngineConfig
+from services.processes.private_folder import (
+    ExposedFolderError,
+    make_private,
+    private_path,
+    write_private,
+)
 from services.telemetry.regular_file import read_regular_file
 
 log = structlog.get_logger()
 
+HISTOGRAMS = "histograms"
+"""Folder of histories inside the one of compiled code."""
 MAX_FILE_BYTES = 2**24
 """8192 sizes of each kind take 0.3 MB."""
 
@@ -94,11 +101,13 @@ def history_path(config: EngineConfig) -> Path | None:
 
     None if none is kept, as with speculation.
     """
-    if not config.compilation.histogram_dir or config.speculation.num_speculative_tokens:
+    settings = config.compilation
+    if settings.histogram_dir == "" or config.speculation.num_speculative_tokens:
         return None
     model = hashlib.sha256((config.checkpoint.model / CONFIG_FILE).read_bytes()).hexdigest()[:16]
     name = f"{model}-{config.scheduler.max_num_seqs}-{config.scheduler.max_num_batched_tokens}.json"
-    return Path(config.compilation.histogram_dir).expanduser() / name
+    folder = settings.histogram_dir
+    return (settings.code_dir / HISTOGRAMS if folder is None else private_path(Path(folder))) / name
 
 
 def read_history(path: Path) -> StepHistory:
@@ -121,6 +130,7 @@ def load_history(config: EngineConfig) -> StepHistory:
     path = history_path(config)
     if path is not None and path.exists():
         try:
+            make_private(path.parent)
             return read_history(path)
         except (OSError, ValueError) as error:
             log.warning("step_history_not_read", path=str(path), error=str(error))
@@ -132,16 +142,9 @@ def load_history(config: EngineConfig) -> StepHistory:
 
 def save_history(history: StepHistory, path: Path) -> bool:
     """Replaces the file atomically; on failure logs a warning and returns False."""
-    # Engines of other hosts may share the folder, so the name of the draft is unique.
-    draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_bytes(_FORM.dump_json(history))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
+        write_private(path, _FORM.dump_json(history))
+    except (OSError, ExposedFolderError) as error:
         log.warning("step_history_not_written", path=str(path), error=str(error))
         return False
     return True

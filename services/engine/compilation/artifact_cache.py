@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from services.engine.compilation.cache_key import Factors
+from services.processes.private_folder import read_private, write_private
 
 log = structlog.get_logger()
 
@@ -28,23 +27,27 @@ class ArtifactCache:
     """The artifacts compiled in one environment, that is with the same factors.
 
     Files are written whole and carry a digest: an interrupted write or a damaged file is a miss.
-    Loading an artifact runs its code, so only the owner may access the folder.
+    Loading an artifact runs its code, so each access checks that only this user can change it.
     """
 
     folder: Path
 
     @classmethod
-    def open(cls, cache_dir: Path, factors: Factors) -> "ArtifactCache":
+    def open(cls, code_dir: Path, factors: Factors) -> "ArtifactCache":
         """Returns an environment's cache; the first `store` creates its folder.
 
         Args:
-            cache_dir: holds the caches of all environments.
+            code_dir: holds the caches of all environments.
             factors: the environment.
         """
-        return cls(cache_dir.expanduser() / factors.key[:32])
+        return cls(code_dir / factors.key[:32])
 
     def load(self, key: str) -> bytes | None:
-        """Returns an artifact; None if it is missing or damaged."""
+        """Returns an artifact; None if it is missing or damaged.
+
+        Raises:
+            ExposedFolderError: another user can change it.
+        """
         return self._read(key + _SUFFIX)
 
     def load_program(self, name: str) -> bytes | None:
@@ -57,7 +60,7 @@ class ArtifactCache:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            content = (self.folder / name).read_bytes()
+            content = read_private(self.folder / name)
         except OSError:
             return None
         payload = content[_DIGEST_BYTES:]
@@ -77,7 +80,7 @@ class ArtifactCache:
     def load_matches(self) -> Mapping[str, int]:
         """Returns the matches of each compiler pass, by name; empty if unknown."""
         try:
-            matches = json.loads((self.folder / _PASSES).read_text())
+            matches = json.loads(read_private(self.folder / _PASSES))
         except (OSError, ValueError):
             return {}
         return matches if isinstance(matches, dict) else {}
@@ -99,28 +102,21 @@ class ArtifactCache:
         return sorted(path.stem for path in self.folder.glob("*" + _PROGRAM_SUFFIX))
 
     def _write(self, name: str, content: bytes) -> None:
-        temporary = None
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-            Path(temporary).replace(self.folder / name)
+            write_private(self.folder / name, content)
         except OSError as error:
             log.warning("compiled_piece_not_stored", name=name, error=str(error))
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
 
 
 def _with_digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() + payload
 
 
-def stored_factors(cache_dir: Path) -> Iterator[tuple[ArtifactCache, Factors]]:
-    """Yields each environment with artifacts in `cache_dir`, and its factors."""
-    for path in sorted(cache_dir.expanduser().glob("*/" + _FACTORS)):
+def stored_factors(code_dir: Path) -> Iterator[tuple[ArtifactCache, Factors]]:
+    """Yields each environment with artifacts in `code_dir`, and its factors."""
+    for path in sorted(code_dir.glob("*/" + _FACTORS)):
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(read_private(path))
         except (OSError, ValueError):
             continue
         yield ArtifactCache(path.parent), Factors(values)

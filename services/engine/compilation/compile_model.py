@@ -158,7 +158,7 @@ def _make_manager(config: CompilationConfig, factors: Factors | None) -> Compile
     return CompilerManager(
         compiler,
         config.inductor_compile_config,
-        cache=None if factors is None else ArtifactCache.open(config.compile_cache_dir, factors),
+        cache=None if factors is None else ArtifactCache.open(config.code_dir, factors),
         factors=factors,
     )
 

@@ -15,11 +15,11 @@ _MAX_SHOWN = 8
 _MAX_VALUE_LENGTH = 40
 
 
-def explain(cache_dir: Path, factors: Factors, traces: Factors) -> str:
+def explain(code_dir: Path, factors: Factors, traces: Factors) -> str:
     """Compares a configuration's factors with those of stored pieces and traces.
 
     Args:
-        cache_dir: holds the pieces and traces of all configurations.
+        code_dir: holds the pieces and traces of all configurations.
         factors: the configuration's, of pieces.
         traces: the configuration's, of traces.
 
@@ -28,21 +28,19 @@ def explain(cache_dir: Path, factors: Factors, traces: Factors) -> str:
         compiler passes, or the nearest ones and their differences; then the settings in the key
         and outside it.
     """
-    pieces = _comparison(cache_dir, factors, "compiled", _pieces, ArtifactCache.load_matches)
-    traced = _comparison(
-        cache_dir.expanduser() / TRACES, traces, "traced", _programs, matches_of_programs
-    )
+    pieces = _comparison(code_dir, factors, "compiled", _pieces, ArtifactCache.load_matches)
+    traced = _comparison(code_dir / TRACES, traces, "traced", _programs, matches_of_programs)
     return "\n".join([*pieces, "", *traced, "", *_settings()])
 
 
 def _comparison(
-    cache_dir: Path,
+    code_dir: Path,
     factors: Factors,
     done: str,
     content_of: Callable[[ArtifactCache], str],
     matches_of: Callable[[ArtifactCache], Mapping[str, int]],
 ) -> list[str]:
-    stored = list(stored_factors(cache_dir))
+    stored = list(stored_factors(code_dir))
     for cache, other in stored:
         if other.key == factors.key:
             lines = [f"{cache.folder}: {content_of(cache)} for this configuration"]
@@ -51,7 +49,7 @@ def _comparison(
                 listed = ", ".join(f"{name} {count}" for name, count in matches.items())
                 lines.append(f"matches of compiler passes: {listed}")
             return lines
-    lines = [f"nothing {done} for this configuration in {cache_dir.expanduser()}"]
+    lines = [f"nothing {done} for this configuration in {code_dir}"]
     nearest = sorted(stored, key=lambda pair: len(factors.differences(pair[1])))
     for cache, other in nearest[:_MAX_SHOWN]:
         names = factors.differences(other)

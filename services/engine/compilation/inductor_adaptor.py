@@ -3,15 +3,18 @@
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch._inductor
 from torch._inductor.codecache import torch_key
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 from torch.fx import GraphModule
 
 from services.engine.compilation.compiler_interface import LoadError, Runnable
+from services.processes.private_folder import make_private
 
 LOAD_ERRORS = (
     ArithmeticError,
@@ -52,6 +55,7 @@ class InductorStandaloneAdaptor:
         runtime_shape: int | None = None,
     ) -> tuple[Runnable, bytes | None]:
         """Compiles a graph for any number of tokens, or tuned for one."""
+        _check_code_folder()
         settings = dict(compiler_config)
         if runtime_shape is not None:
             settings = TUNED | settings
@@ -67,7 +71,17 @@ class InductorStandaloneAdaptor:
 
     def load(self, handle: bytes) -> Runnable:
         """Loads a compiled piece from an artifact."""
+        _check_code_folder()
         try:
             return AOTCompiledArtifact.deserialize(handle)
         except LOAD_ERRORS as error:
             raise LoadError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_code_folder() -> None:
+    """Checks the folder from which Inductor loads code.
+
+    Raises:
+        ExposedFolderError: another user can change it.
+    """
+    make_private(Path(cache_dir()).resolve())

@@ -12,6 +12,7 @@ from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
 from services.engine.config.passes import PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
 from services.flag_bounds import MAX_INT32
+from services.processes.private_folder import private_path
 
 AUTO = "auto"
 MAX_NUM_STREAMS = 64
@@ -66,8 +67,8 @@ class CompilationConfig(ConfigSection):
     debug_dump_path: Path | None = None
     """Folder that gets the traced graph, its pieces and generated code. Works on levels 2 and 3."""
     compile_cache_dir: Path = Path("~/.cache/octavo/compile")
-    """Folder of traces and compiled pieces, shared by all engines that are started with it.
-    Works on levels 2 and 3."""
+    """Folder of kernels, traces and compiled pieces, shared by all engines that are started with
+    it. Each user has a private folder in it."""
     cudagraph_mode: Literal[
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"
@@ -91,8 +92,9 @@ class CompilationConfig(ConfigSection):
     """Be ready before anything is compiled or captured; that then happens between steps."""
     fail_on_late_build: bool = False
     """End the worker when something is compiled in the middle of serving, instead of warning."""
-    histogram_dir: str = "~/.cache/octavo/histograms"
-    """Folder that keeps how large steps were, to plan sizes from; empty: nothing is kept."""
+    histogram_dir: str | None = None
+    """Folder that keeps how large steps were, to plan sizes from; empty: nothing is kept; absent:
+    compile_cache_dir."""
 
     @field_validator(*(flag for flag, reach in FLAG_REACH.items() if reach.is_refused))
     @classmethod
@@ -116,6 +118,11 @@ class CompilationConfig(ConfigSection):
         if not value and others.data.get("cudagraph_capture_sizes") == AUTO:
             raise ValueError("it must be on with cudagraph_capture_sizes auto")
         return value
+
+    @property
+    def code_dir(self) -> Path:
+        """This user's own folder in compile_cache_dir, which holds all code that workers load."""
+        return private_path(self.compile_cache_dir)
 
     @property
     def level(self) -> CompilationLevel:

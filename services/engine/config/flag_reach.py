@@ -70,7 +70,7 @@ FLAG_REACH = {
     "compile_ranges": Reach(levels=COMPILED, is_refused=True),
     "inductor_compile_config": Reach(levels=COMPILED, needs_inductor=True, is_refused=True),
     "debug_dump_path": Reach(levels=COMPILED, is_refused=True),
-    "compile_cache_dir": Reach(levels=COMPILED),
+    "compile_cache_dir": _EVERYWHERE,
     "histogram_dir": _EVERYWHERE,
 }
 """Flag of CompilationConfig -> where it has an effect."""

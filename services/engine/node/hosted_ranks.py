@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import structlog
@@ -13,6 +15,7 @@ from services.engine.worker.environment import worker_environment
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.rank_process import RankProcess, WorkerDiedError, WorkerKilledError
 from services.extras import MissingExtraError
+from services.processes.private_folder import ExposedFolderError, temporary_folder
 
 log = structlog.get_logger()
 
@@ -35,6 +38,7 @@ class HostedRanks:
         self._write = write
         self._ranks: dict[int, RankProcess] = {}
         self._relays: list[asyncio.Task[None]] = []
+        self._temporary: TemporaryDirectory[str] | None = None
 
     async def obey(self, message: HeadMessage) -> None:
         """Does what the head orders; a rank that was not started has no commands."""
@@ -52,6 +56,8 @@ class HostedRanks:
             relay.cancel()
         await asyncio.gather(*self._relays, return_exceptions=True)
         await asyncio.gather(*(each.stop() for each in self._ranks.values()))
+        if self._temporary is not None:
+            self._temporary.cleanup()
         if self._ranks:
             log.info("ranks_stopped", ranks=sorted(self._ranks))
 
@@ -61,11 +67,14 @@ class HostedRanks:
         meeting = Meeting(address=order.meeting_address)
         try:
             config = EngineConfig.model_validate_json(order.config)
+            if self._temporary is None:
+                self._temporary = temporary_folder()
+            environment = worker_environment(config, self._interface, Path(self._temporary.name))
             await rank.spawn(
                 ["--rank", str(order.rank), "--config", order.config, *meeting.arguments],
-                environment=worker_environment(config, self._interface),
+                environment=environment,
             )
-        except (ValidationError, MissingExtraError, OSError) as error:
+        except (ValidationError, MissingExtraError, ExposedFolderError, OSError) as error:
             reason = f"{rank.name} could not be started: {error}"
             log.warning("rank_not_started", rank=order.rank, error=str(error))
             await self._write(NodeMessage(end=RankEnd(rank=order.rank, error=reason)))

@@ -8,6 +8,8 @@ processes get their part of a step, and the first one of each sends its result.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
@@ -33,6 +35,7 @@ from services.engine.worker.rank_events import RankEvents
 from services.engine.worker.rank_process import RankProcess, WorkerDiedError
 from services.engine.worker.rank_start import RankStart
 from services.engine.worker.remote_ranks import JoinedNodes, Rank, RemoteRank
+from services.processes.private_folder import ExposedFolderError, temporary_folder
 
 STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
@@ -67,6 +70,7 @@ class WorkerExecutor:
         self._failures = FailureAgreement(config, self._ranks)
         self._due: dict[int, GraphOrder] = {}
         self._answer_profile: ProfileAnswer = lambda answer: None
+        self._temporary: TemporaryDirectory[str] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -83,8 +87,16 @@ class WorkerExecutor:
             WorkerDiedError: one could not start, or not in time; the message says why. No process
                 is left behind.
         """
+        try:
+            self._temporary = temporary_folder()
+        except ExposedFolderError as error:
+            raise WorkerDiedError(f"TMPDIR: {error}") from None
         starting = RankStart(
-            self._config, self._ranks, self._nodes, on_progress or _ignore_progress
+            self._config,
+            self._ranks,
+            self._nodes,
+            Path(self._temporary.name),
+            on_progress or _ignore_progress,
         )
         limit_s = self._config.worker.worker_start_timeout_s
         await starting.connect()
@@ -181,6 +193,8 @@ class WorkerExecutor:
         """Ends all ranks, by force if they do not end by themselves. May be called again."""
         self._events.close()
         await asyncio.gather(*(each.stop() for each in self._ranks))
+        if self._temporary is not None:
+            self._temporary.cleanup()
         self._due.clear()
         self._failures.clear()
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from models.parallel.memory_socket import remove_memory_socket
 from protos.engine.v1.worker_pb2 import WorkerEvent
 from services.engine.worker.wire import WireError, framed, read_message
 from services.processes.child import child_command
@@ -165,11 +164,8 @@ class RankProcess:
                 await self._writer.wait_closed()
             self._reader = self._writer = None
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
+        if process is not None and process.returncode is None:
             await _end(process)
-        remove_memory_socket(process.pid)
 
     async def _exit_report(self) -> WorkerDiedError:
         """Says how a process ended that has hung up."""

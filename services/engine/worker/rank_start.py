@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.config.engine_config import EngineConfig
@@ -11,6 +12,7 @@ from services.engine.worker.loss_cause import CAUSE_GRACE_S, cause_among
 from services.engine.worker.meeting import Meeting, interface_address
 from services.engine.worker.rank_process import LostPeerError, WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes, Rank, RemoteRank
+from services.processes.private_folder import ExposedFolderError
 
 
 class RankStart:
@@ -21,6 +23,7 @@ class RankStart:
         config: EngineConfig,
         ranks: Sequence[Rank],
         nodes: JoinedNodes | None,
+        temporary: Path,
         on_progress: Callable[[str], None],
     ) -> None:
         """Prepares a start.
@@ -29,11 +32,13 @@ class RankStart:
             config: the engine's.
             ranks: all, in order; none is started.
             nodes: the other hosts; None where there is one host.
+            temporary: private folder for the ranks' sockets and temporary files.
             on_progress: called with each stage of the start.
         """
         self._config = config
         self._ranks = ranks
         self._nodes = nodes
+        self._temporary = temporary
         self._on_progress = on_progress
         self._readies: dict[int, WorkerReady] = {}
 
@@ -59,9 +64,14 @@ class RankStart:
         """Starts the processes and connects to them.
 
         Raises:
-            WorkerDiedError: the network interface for several hosts has no address.
+            WorkerDiedError: the network interface for several hosts has no address, or another user
+                can change code that the ranks would load.
         """
         config = self._config.model_dump_json()
+        try:
+            environment = worker_environment(self._config, self._interface, self._temporary)
+        except ExposedFolderError as error:
+            raise WorkerDiedError(str(error)) from None
         meeting = self._open_meeting()
         try:
             for number, each in enumerate(self._ranks):
@@ -69,7 +79,6 @@ class RankStart:
                     each.start(config=config, meeting_address=meeting.address)
                     continue
                 arguments = ["--rank", str(number), "--config", config, *meeting.arguments]
-                environment = worker_environment(self._config, self._interface)
                 fds = [] if meeting.fd is None else [meeting.fd]
                 await each.spawn(arguments, environment=environment, fds=fds)
         finally:

@@ -268,7 +268,7 @@ def _kept_traces(
     from services.engine.compilation.cache_key import trace_factors
 
     facts = trace_factors(config, model, device, rank=rank)
-    return ArtifactCache.open(config.compilation.compile_cache_dir / TRACES, facts), facts
+    return ArtifactCache.open(config.compilation.code_dir / TRACES, facts), facts
 
 
 def trace_of(

@@ -1,6 +1,7 @@
 """Steps are counted by kind and size; the counts outlive the engine and survive damage."""
 
 import json
+import os
 
 import pytest
 from structlog.testing import capture_logs
@@ -119,10 +120,10 @@ def test_a_write_that_fails_halfway_leaves_the_old_file_and_no_draft(config, mon
     save_history(empty(decodes={2: 3}), path)
     before = path.read_bytes()
 
-    def fail(self, target):
+    def fail(*names, **folders):
         raise OSError("disk full")
 
-    monkeypatch.setattr(type(path), "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with capture_logs():
         assert not save_history(empty(decodes={2: 4}), path)
     assert path.read_bytes() == before

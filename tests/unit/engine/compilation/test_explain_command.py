@@ -5,6 +5,7 @@ from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.explain import explain as explained
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.start.loaded_model import LoadedModel
+from services.processes.private_folder import private_path
 from tests.support.forked_program import run_forked
 
 
@@ -16,7 +17,7 @@ def test_the_engine_explains_its_cache_and_does_not_serve(tmp_path):
     flags = ["--device", "cpu", "--compilation-level", "3", "--compile-cache-dir", str(tmp_path)]
     answer = explain(*flags)
     lines = answer.stdout.splitlines()
-    assert lines[0] == f"nothing compiled for this configuration in {tmp_path}"
+    assert lines[0] == f"nothing compiled for this configuration in {private_path(tmp_path)}"
     assert answer.returncode == 0, answer.stderr
 
 
@@ -46,12 +47,14 @@ def test_the_explanation_of_a_traced_model_has_the_matches_of_passes(tmp_path):
     traced = LoadedModel.load(EngineConfig.from_flags(**flags)).traced
     arguments = ["--device", "cpu", "--compile-cache-dir", str(tmp_path), "--compilation-level=3"]
     answer = explain(*arguments).stdout
-    assert f"nothing compiled for this configuration in {tmp_path}\n" in answer
+    assert f"nothing compiled for this configuration in {private_path(tmp_path)}\n" in answer
     assert ": 1 traced program for this configuration\n" in answer
     matches = ", ".join(f"{name} {count}" for name, count in traced.pass_matches.items())
     assert f"matches of compiler passes: {matches}\n" in answer
     other = explain(*arguments, "--disable-pass", "norm_linear").stdout
-    assert f"nothing traced for this configuration in {tmp_path / 'traces'}\n" in other
+    assert (
+        f"nothing traced for this configuration in {private_path(tmp_path) / 'traces'}\n" in other
+    )
     assert "1 traced program; 1 factor differs\n  engine.disable_pass: here" in other
 
 

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.fx import symbolic_trace
 
 from models.config import ModelConfig
 from services.engine.compilation.cache_key import compute_factors
 from services.engine.compilation.compiler_interface import LoadError
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
 from services.engine.config.engine_config import EngineConfig
+from services.processes.private_folder import ExposedFolderError
 from tests.support.compiled_models import compile_at
 from tests.support.inductor_engine import NUM_OUTPUT, serve_compiled, write_served_checkpoint
 from tests.support.inductor_engine import PROMPTS as LONGER_PROMPTS
@@ -93,6 +95,17 @@ def test_an_engine_serves_tuned_sizes_cold_and_from_disk(tmp_path, monkeypatch):
         assert num_compiled >= 4
         assert served.compiled["num_loaded"] == (num_compiled if is_warm else 0)
         assert served.stats.num_late_builds == 0
+
+
+def test_no_code_is_compiled_or_loaded_where_others_can_change_it(tmp_path, monkeypatch):
+    exposed = tmp_path / "torchinductor_me"
+    exposed.mkdir()
+    exposed.chmod(0o777)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(exposed))
+    with pytest.raises(ExposedFolderError, match=str(exposed)):
+        InductorStandaloneAdaptor().load(b"of this torch")
+    with pytest.raises(ExposedFolderError, match=str(exposed)):
+        InductorStandaloneAdaptor().compile(symbolic_trace(torch.nn.ReLU()), [torch.ones(1)], {})
 
 
 def test_bytes_that_are_no_artifact_do_not_load():

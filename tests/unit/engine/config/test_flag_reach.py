@@ -68,11 +68,11 @@ def test_values_that_ask_for_nothing_are_taken_at_every_level():
 
 def test_other_flags_without_effect_are_named():
     assert idle() == []
-    assert idle(compile_cache_dir=Path("elsewhere"), use_inductor=False) == [
+    assert idle(allow_unmatched_passes=True, use_inductor=False) == [
         "use_inductor",
-        "compile_cache_dir",
+        "allow_unmatched_passes",
     ]
-    traced = {"compilation_level": 3, "compile_cache_dir": Path("elsewhere")}
+    traced = {"compilation_level": 3, "allow_unmatched_passes": True}
     assert idle(**traced, use_inductor=False) == []
     assert idle(cudagraph_capture_sizes=[4], cuda_graph_sizes=[8]) == [
         "cudagraph_capture_sizes",

@@ -170,7 +170,8 @@ def test_workers_start_without_multicast_whatever_the_environment_says(monkeypat
     }
     for name, off in names.items():
         monkeypatch.setenv(name, "1" if off == "0" else "0")
-    environment = worker_environment(EngineConfig.from_flags(model=tmp_path), "lo")
+    config = EngineConfig.from_flags(model=tmp_path, compile_cache_dir=tmp_path / "code")
+    environment = worker_environment(config, "lo", tmp_path)
     assert {name: environment[name] for name in names} == names
 
 
