@@ -16,6 +16,7 @@ from typing import NoReturn
 import structlog
 
 from services.frontend.config import FrontendConfig
+from services.processes.heartbeats import BEAT_INTERVAL_S, DIED, HUNG, Heartbeats
 from services.processes.parent_death import die_with_parent
 from services.processes.stop_signals import stop_signals
 from services.telemetry.shared_counts import CountTable
@@ -39,6 +40,7 @@ class Share:
     index: int
     counts: CountTable
     figures: SharedFigures
+    beats: Heartbeats
 
     @property
     def is_first(self) -> bool:
@@ -60,6 +62,8 @@ class _Member:
     backoff_s: float = FIRST_BACKOFF_S
     restart_s: float | None = None
     """When it is to be started again."""
+    hangs: bool = False
+    """Whether it was killed because it gave no sign of life."""
 
 
 class ProcessGroup:
@@ -80,6 +84,8 @@ class ProcessGroup:
         self._config = config.model_copy(update=update)
         self._counts = CountTable(config.processes)
         self._figures = SharedFigures(config.processes)
+        self._beats = Heartbeats(config.processes)
+        self._next_look_s = 0.0
         self._members = [_Member(index) for index in range(config.processes)]
         self._signals = {*stop_signals(), signal.SIGCHLD}
         self._is_stopping = False
@@ -97,6 +103,7 @@ class ProcessGroup:
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._stop(signal.Signals(received.si_signo))
             self._reap()
+            self._look()
             for member in self._members:
                 if member.restart_s is not None and member.restart_s <= time.monotonic():
                     self._start(member)
@@ -105,10 +112,11 @@ class ProcessGroup:
     def _pause_s(self) -> float:
         """Returns how long to wait for a signal at most."""
         due = [member.restart_s for member in self._members if member.restart_s is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else MAX_BACKOFF_S
+        return max(0.0, min([*due, self._next_look_s]) - time.monotonic())
 
     def _start(self, member: _Member) -> None:
-        member.restart_s, member.started_s = None, time.monotonic()
+        member.restart_s, member.started_s, member.hangs = None, time.monotonic(), False
+        self._beats.begin(member.index)
         parent = os.getpid()
         member.pid = os.fork()
         if member.pid == 0:
@@ -124,7 +132,7 @@ class ProcessGroup:
             taken.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         structlog.contextvars.bind_contextvars(process=index)
-        share = Share(index=index, counts=self._counts, figures=self._figures)
+        share = Share(index=index, counts=self._counts, figures=self._figures, beats=self._beats)
         sys.exit(self._serve(self._config, share))
 
     def _stop(self, number: signal.Signals) -> None:
@@ -135,6 +143,18 @@ class ProcessGroup:
             member.restart_s = None
             if member.pid is not None:
                 os.kill(member.pid, number)
+
+    def _look(self) -> None:
+        """Kills processes that hang; they are then started again as others that died."""
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + BEAT_INTERVAL_S
+        running = {member.index: member.pid for member in self._members if member.pid is not None}
+        hung = self._beats.look(running)
+        if hung is not None:
+            log.error("process_hung", index=hung, pid=running[hung])
+            self._members[hung].hangs = True
+            os.kill(running[hung], signal.SIGKILL)
 
     def _reap(self) -> None:
         for member in self._members:
@@ -150,12 +170,14 @@ class ProcessGroup:
         pid, member.pid = member.pid, None
         self._counts.release(member.index)
         self._figures.retire(member.index)
+        self._beats.begin(member.index)
         if self._is_stopping:
             if has_served:  # one that was still starting may be ended by the first signal
                 status = exit_code if exit_code >= 0 else SIGNALLED - exit_code
                 self._exit_status = self._exit_status or status
             return
         log.error("process_lost", index=member.index, pid=pid, exit_code=exit_code)
+        self._beats.note_loss(HUNG if member.hangs else DIED)
         if exit_code > 0 and not has_served:  # it said why, and would say so again
             self._exit_status = exit_code
             self._stop(signal.SIGTERM)

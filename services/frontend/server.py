@@ -105,8 +105,9 @@ class FrontendServer:
             gate=self._gate,
         )
         self._lag = LoopLag()
+        beats = None if share is None else share.beats
         self._metrics = Metrics(
-            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag),
+            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag, beats),
             None if share is None else FiguresOfProcess(share.figures, share.index),
         )
         self._is_draining = False
@@ -178,6 +179,7 @@ class FrontendServer:
             ),
             max_live_requests=config.max_live_requests,
             cors_origins=config.cors_origins.split(",") if config.cors_origins else (),
+            beats=beats,
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""
@@ -302,6 +304,16 @@ class FrontendServer:
 
 async def serve(config: FrontendConfig, share: Share | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
+    if share is None:
+        return await _serve(config, None)
+    beating = asyncio.create_task(share.beats.keep(share.index))
+    try:
+        return await _serve(config, share)
+    finally:
+        beating.cancel()
+
+
+async def _serve(config: FrontendConfig, share: Share | None) -> int:
     server = None
     try:
         server = FrontendServer(config, share)

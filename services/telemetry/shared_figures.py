@@ -20,11 +20,16 @@ _LENGTH = struct.Struct("=I")
 _TOTALS = ("counter", "histogram")
 _OF_THE_LEAST = {
     "octavo_frontend_engine_ready",
+    "octavo_frontend_processes_serving",
     "process_max_fds",
     "process_start_time_seconds",
 }
-"""Gauges whose joint value is the least; that of others is the sum."""
-_OF_THE_MOST = {"octavo_frontend_engines", "octavo_frontend_engines_used"}
+"""Figures whose joint value is the least, or below the most; that of others is the sum."""
+_OF_THE_MOST = {
+    "octavo_frontend_engines",
+    "octavo_frontend_engines_used",
+    "octavo_frontend_processes_lost_total",
+}
 
 log = structlog.get_logger()
 

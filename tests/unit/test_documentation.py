@@ -18,6 +18,7 @@ from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
+from services.processes.heartbeats import Heartbeats
 from services.telemetry.loop_lag import LoopLag
 from tests.support.engine_harness import engine_config, step_limits
 
@@ -91,7 +92,7 @@ def test_every_metric_is_documented():
     pool = EnginePool(AddressBook(["host:1"]), TokenizerStore(None), PoolLimits())
     families = [
         *EngineFamilies(core, model="m", num_sessions=lambda: 0, lag=LoopLag())(),
-        *FrontendFamilies(RequestCounts(), pool, LoopLag())(),
+        *FrontendFamilies(RequestCounts(), pool, LoopLag(), Heartbeats(2))(),
     ]
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40

@@ -193,7 +193,15 @@ class VersionAnswer(BaseModel):
     version: str
 
 
+class ProcessCounts(BaseModel):
+    """How many of the frontend's processes serve."""
+
+    serving: int
+    total: int
+
+
 class HealthAnswer(BaseModel):
     """Whether requests are taken."""
 
     status: Literal["ok", "unavailable"]
+    processes: ProcessCounts | None = None

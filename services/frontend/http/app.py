@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,6 +38,7 @@ from services.frontend.http.tokenization import (
 )
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
+from services.processes.heartbeats import Heartbeats
 from services.telemetry.metrics import Metrics
 from services.version import own_version
 
@@ -53,19 +55,32 @@ _UNSERVED = {
 class ServiceEndpoints:
     """Endpoints about the service."""
 
-    def __init__(self, pipeline: Pipeline, live: LiveRequests, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        live: LiveRequests,
+        metrics: Metrics,
+        beats: Heartbeats | None,
+    ) -> None:
         self._pipeline = pipeline
         self._live = live
         self._metrics = metrics
+        self._beats = beats
         self._created_s = int(time.time())
         self._version = own_version()
 
     async def health(self, request: Request) -> Response:
-        """Answers 200 while requests are accepted, else 503."""
+        """Answers 200 while requests are accepted, else 503.
+
+        One of several processes also says how many of them serve.
+        """
         del request
-        if self._pipeline.engine.is_ready and not self._live.is_draining:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable"}, status_code=503)
+        is_ready = self._pipeline.engine.is_ready and not self._live.is_draining
+        answer: dict[str, Any] = {"status": "ok" if is_ready else "unavailable"}
+        if self._beats is not None:
+            serving, total = self._beats.num_serving, self._beats.num_processes
+            answer["processes"] = {"serving": serving, "total": total}
+        return JSONResponse(answer, status_code=200 if is_ready else 503)
 
     async def show_version(self, request: Request) -> Response:
         """Returns Octavo's version."""
@@ -126,9 +141,10 @@ def make_app(
     *,
     store: ResponseStore,
     slow_reader_timeout_s: float,
+    beats: Heartbeats | None,
 ) -> Starlette:
     """Returns the API as an ASGI application."""
-    service = ServiceEndpoints(pipeline, live, metrics)
+    service = ServiceEndpoints(pipeline, live, metrics, beats)
     chat, completion, message, message_count, tokenize, detokenize = (
         endpoint(
             kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s

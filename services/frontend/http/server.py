@@ -20,6 +20,7 @@ from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.request_id import ReturnRequestId
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
 from services.frontend.pipeline.pipeline import Pipeline
+from services.processes.heartbeats import Heartbeats
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import Counts
 from services.telemetry.listener import Listener
@@ -49,8 +50,9 @@ class HttpServer:
         store_limits: StoreLimits,
         max_live_requests: int,
         cors_origins: Sequence[str],
+        beats: Heartbeats | None,
     ) -> None:
-        """Serves nothing until `start`."""
+        """Serves nothing until `start`; `beats` are those of several processes."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
         self._store = ResponseStore(store_limits)
@@ -62,6 +64,7 @@ class HttpServer:
             metrics,
             store=self._store,
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
+            beats=beats,
         )
         if pipeline.gate.requires_keys:
             app = RequireKey(app, pipeline.gate)

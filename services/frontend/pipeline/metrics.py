@@ -7,6 +7,7 @@ from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import HOSTED_KINDS, RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
+from services.processes.heartbeats import Heartbeats
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
 
@@ -25,7 +26,15 @@ class FrontendFamilies:
     The prefix separates them from the engine's metrics, which exclude network and tokenizer.
     """
 
-    def __init__(self, counts: RequestCounts, engine: EnginePool, lag: LoopLag) -> None:
+    def __init__(
+        self,
+        counts: RequestCounts,
+        engine: EnginePool,
+        lag: LoopLag,
+        beats: Heartbeats | None = None,
+    ) -> None:
+        """Reads all at each call; `beats` are those of several processes."""
+        self._beats = beats
         self._lag = lag
         self._counts = counts
         self._engine = engine
@@ -35,6 +44,11 @@ class FrontendFamilies:
         """Returns every family."""
         counts, families = self._counts, self._families
         yield families.gauge("requests_live", counts.num_live, "Requests that have not ended")
+        if self._beats is not None:
+            meaning = "Processes that have given a sign of life lately"
+            yield families.gauge("processes_serving", self._beats.num_serving, meaning)
+            meaning = "Processes that died, or hung and were killed"
+            yield families.counters("processes_lost", "reason", self._beats.num_lost, meaning)
         yield families.gauge("engine_ready", self._engine.is_ready, "1 while an engine is ready")
         engines = self._engine.engines
         yield families.gauge("engines", len(engines), "Engines known, used or not")
