@@ -74,6 +74,7 @@ class FakeEngine:
     """How requests end instead of finishing, when set."""
     is_ready: bool = True
     tokens_per_step: int = 1
+    ignores_max_tokens: bool = False
     hold_at: int | None = None
     """Output tokens after which a request gets no more, while this is set."""
     step_s: float = 0.001
@@ -222,7 +223,7 @@ class FakeEngine:
         prompt = given[: len(given) - num_resumed]
         tokens = self.script(prompt)
         assert given[len(prompt) :] == tokens[:num_resumed], "another engine made other tokens"
-        if submit.sampling.HasField("max_tokens"):
+        if submit.sampling.HasField("max_tokens") and not self.ignores_max_tokens:
             tokens = tokens[: submit.sampling.max_tokens]
         self.live[session.number, submit.handle] = _Live(submit, prompt, tokens, num_resumed)
         return engine_pb2.EngineMessage(admitted=engine_pb2.Admitted(handle=submit.handle))

@@ -37,6 +37,7 @@ __all__ = [
     "ABORTED",
     "LENGTH",
     "STOP",
+    "TOKEN_BYTES",
     "ArgumentPairs",
     "EngineRequest",
     "FinishReason",
@@ -61,6 +62,8 @@ ModelInfo = GetModelInfoResponse
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 STOP = FinishReason.FINISH_REASON_STOP
 ABORTED = FinishReason.FINISH_REASON_ABORTED
+TOKEN_BYTES = 4
+"""Bytes of a packed token id."""
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 

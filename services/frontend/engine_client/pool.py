@@ -23,12 +23,14 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class RoutingCounts:
-    """Counts of requests that needed more than one engine."""
+    """Counts of requests whose engine did not serve them as it should."""
 
     num_retries: int = 0
     """Requests without output sent to another engine."""
     num_migrations: int = 0
     """Requests with output continued by another engine."""
+    num_overruns: int = 0
+    """Requests of which an engine sent more tokens than they may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

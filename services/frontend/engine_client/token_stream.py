@@ -10,10 +10,13 @@ import structlog
 from protos.engine.v1.engine_pb2 import Finished
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import (
+    LENGTH,
+    TOKEN_BYTES,
     EngineRequest,
     ModelInfo,
     PositionLogprobs,
     TokenBatch,
+    Usage,
     pack_uint32,
 )
 from services.frontend.engine_client.pool import EnginePool
@@ -48,6 +51,7 @@ class TokenStream:
         self._pool = pool
         self._request = request
         self._model = model
+        self._max_tokens = _max_tokens(request, model)
         self._tokens = array("I")
         self._tried: set[EngineClient] = set()
         self._is_aborted = False
@@ -104,14 +108,21 @@ class TokenStream:
         prompt_logprobs: Sequence[PositionLogprobs] = (),
     ) -> None:
         """Appends tokens; an empty call means that the engine has admitted the request."""
+        if self._is_over:  # as it was ended here
+            return
         self._is_admitted = True
-        self._pending.token_ids += token_ids
-        self._pending.logprobs += logprobs
+        room = self._max_tokens - len(self._tokens) - len(self._pending.token_ids)
+        self._pending.token_ids += token_ids[:room]
+        self._pending.logprobs += logprobs[:room]
         self._pending.prompt_logprobs += prompt_logprobs
+        if len(token_ids) > room:
+            self._end_overrun()
         self._news.set()
 
     def put_finished(self, finished: Finished) -> None:
         """Ends the request successfully."""
+        if self._is_over:
+            return
         self._pending.finish_reason = finished.finish_reason
         self._pending.usage = finished.usage
         if finished.HasField("stop_token_id"):
@@ -121,9 +132,27 @@ class TokenStream:
 
     def put_error(self, error: Exception) -> None:
         """Ends the request with an error."""
+        if self._is_over:
+            return
         self._error = error
         self._is_over = True
         self._news.set()
+
+    def _end_overrun(self) -> None:
+        """Ends the request, of which the engine has sent more tokens than it may have."""
+        self._pending.finish_reason = LENGTH
+        self._pending.usage = Usage(
+            prompt_tokens=_num_prompt_tokens(self._request), output_tokens=self._max_tokens
+        )
+        self._is_over = True
+        self._abort()
+        self._pool.counts.num_overruns += 1
+        log.warning(
+            "engine_overran_request",
+            request_id=self._request.request_id,
+            engine=self._engine.address.target,
+            max_tokens=self._max_tokens,
+        )
 
     async def _wait(self) -> None:
         self._news.clear()
@@ -179,3 +208,16 @@ class TokenStream:
                 f" {error}"
             )
         return error
+
+
+def _max_tokens(request: EngineRequest, model: ModelInfo) -> int:
+    """Returns the most output tokens of a request, as an engine counts them."""
+    room = max(0, model.max_model_len - _num_prompt_tokens(request))
+    sampling = request.sampling
+    if sampling is None or not sampling.HasField("max_tokens"):
+        return room
+    return min(sampling.max_tokens, room)
+
+
+def _num_prompt_tokens(request: EngineRequest) -> int:
+    return len(request.prompt_token_ids) // TOKEN_BYTES

@@ -61,6 +61,11 @@ class FrontendFamilies:
         yield families.counter(
             "migrations", self._engine.counts.num_migrations, "Times an engine went on for another"
         )
+        yield families.counter(
+            "engine_overruns",
+            self._engine.counts.num_overruns,
+            "Requests ended because an engine sent more tokens than they may have",
+        )
         yield families.counters(
             "request_success",
             "finished_reason",

@@ -32,6 +32,28 @@ def tokens_of(outputs: list[pb.Output]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+async def test_an_engine_that_sends_more_tokens_than_it_may_is_cut_off(tokens_per_step):
+    engine = FakeEngine(
+        script=says("one two three four five six", eos=False),
+        tokens_per_step=tokens_per_step,
+        ignores_max_tokens=True,
+    )
+    async with engine, frontend_stack(engine) as stack:
+        ask = generate(sampling=SamplingParams(max_tokens=3), request_id="mine")
+        outputs = await collect(stack.stub.Generate(ask))
+        assert (
+            tokens_of(outputs)
+            == reference_tokenizer().encode("one two three four five six").ids[:3]
+        )
+        assert outputs[-1].finish_reason == LENGTH
+        assert outputs[-1].usage.output_tokens == 3
+        await until(lambda: engine.aborted or not engine.live)
+        assert stack.server.engine.counts.num_overruns == 1
+        again = await collect(stack.stub.Generate(generate()))
+        assert text_of(again) == "one two three four five six"
+
+
 async def test_an_answer_ends_with_reason_and_usage_and_hides_its_end_token():
     async with FakeEngine() as engine, frontend_stack(engine) as stack:
         outputs = await collect(stack.stub.Generate(generate(request_id="mine")))
@@ -185,7 +207,9 @@ async def test_a_deadline_ends_the_engines_work():
 
 async def test_a_slow_reader_loses_its_stream_and_slows_no_other(monkeypatch):
     endless = reference_tokenizer().encode("hello world ").ids * 1_000_000
-    engine = FakeEngine(script=lambda _: endless, tokens_per_step=4000)
+    engine = FakeEngine(
+        script=lambda _: endless, tokens_per_step=4000, max_model_len=len(endless) + 10
+    )
     async with engine, frontend_stack(engine, slow_reader_timeout_s=0.3) as stack:
         session = stack.stub.Session()
         for handle in range(24):

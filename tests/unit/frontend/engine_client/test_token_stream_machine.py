@@ -93,7 +93,7 @@ async def run(scripts: list[ScriptedEngine]) -> tuple[list[int], FrontendError |
     """Returns the tokens that came, the error at the end if there was one, and engines used."""
     pool = ScriptedPool(iter(scripts))
     request = EngineRequest(request_id="r", prompt_token_ids=pack_uint32(PROMPT))
-    stream = TokenStream(pool, request, model=ModelInfo())
+    stream = TokenStream(pool, request, model=ModelInfo(max_model_len=1024))
     tokens: list[int] = []
     try:
         await stream.admitted()
