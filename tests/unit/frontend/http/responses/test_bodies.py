@@ -73,7 +73,7 @@ def places_of(value, *, in_objects=True):
 
 
 def outcome(body):
-    """What a body asks for, without the ids that its items get, or the field that is refused."""
+    """Returns a call without the ids of its items, or the field that is refused."""
     try:
         call = read_response(json.dumps(body).encode(), "r")
     except InvalidRequestError as error:
