@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.engine.errors import InvalidRequestError
-from services.engine.grammar.schema import is_annotation
+from services.engine.grammar.inert_keywords import is_annotation
 
 DEFINITIONS = ("$defs", "definitions")
 """Keywords whose schemas others refer to."""

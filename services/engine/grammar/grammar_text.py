@@ -7,7 +7,8 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.engine.errors import InvalidRequestError
-from services.engine.grammar.schema import read_schema
+from services.engine.grammar.exact_schema import make_exact
+from services.engine.grammar.schema import read_schema, schemas_of
 from services.engine.grammar.tagged import Tokens, tagged_grammar, with_preamble
 from services.engine.request import GrammarKind, StructuredOutput
 
@@ -77,6 +78,7 @@ def _lark(text: str) -> str:
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
+    make_exact(list(schemas_of(schema)))
     own = schema.get("x-guidance")
     options = {**(own if isinstance(own, dict) else {}), **_JSON_OPTIONS}
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from services.engine.errors import InvalidRequestError
 from services.engine.grammar.argument_pairs import DEFINITIONS, PairRules, Texts, text_before
-from services.engine.grammar.schema import is_annotation
+from services.engine.grammar.inert_keywords import is_annotation
 
 _OF_TYPE: dict[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength"}),

@@ -1,23 +1,21 @@
-"""Checks JSON schemas: each keyword must be enforced or an annotation.
+"""Checks JSON schemas: each keyword must be enforced, or have no effect.
 
 llguidance ignores unknown keywords at any depth; outputs would break rules that callers rely on.
 """
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from services.engine.errors import InvalidRequestError
+from services.engine.grammar.formats import FORMATS
+from services.engine.grammar.inert_keywords import is_annotation, simplify
 
 MAX_DEPTH = 120
 """Objects and arrays inside each other in a schema; llguidance's JSON parser takes 127."""
 _DEPTH_LIMIT = f"the limit is {MAX_DEPTH}"
-
-FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
-)
-"""Values of `format` that are enforced."""
 
 _SUBSCHEMA = frozenset({"additionalItems", "additionalProperties"})
 _SUBSCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -36,18 +34,10 @@ ENFORCED = (
     | _NAMED_SUBSCHEMAS
 )  # fmt: skip
 """Keywords that outputs follow, or that other keywords refer to."""
-ANNOTATIONS = frozenset(
-    {
-        "$comment", "default", "deprecated", "description", "discriminator", "enumNames", "example",
-        "examples", "externalDocs", "propertyOrdering", "readOnly", "title", "writeOnly", "xml",
-    }
-)  # fmt: skip
-"""Keywords that allow and forbid nothing. So does any keyword that begins with "x-"."""
-_IDENTITY = frozenset({"$id", "$schema", "id"})
 _HINTS = {
     "nullable": 'use "type": [..., "null"]',
+    "propertyNames": "use patternProperties",
     "contentEncoding": "use pattern or format",
-    "contentMediaType": "use pattern or format",
     "dependencies": "use anyOf",
     "dependentRequired": "use anyOf",
     "dependentSchemas": "use anyOf",
@@ -56,7 +46,7 @@ _HINTS = {
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """Returns a schema whose keywords are all enforced or annotations.
+    """Returns a schema whose keywords are all enforced or annotations, without inert ones.
 
     Raises:
         InvalidRequestError: it is no JSON object, too deep, or has a keyword or a format that is
@@ -72,8 +62,26 @@ def read_schema(text: str) -> dict[str, Any]:
         raise InvalidRequestError("json_schema is not an object; {} accepts any JSON")
     if (depth := _depth(schema)) > MAX_DEPTH:
         raise InvalidRequestError(f"json_schema nests {depth} levels deep; {_DEPTH_LIMIT}")
-    _check(schema)
+    for each in schemas_of(schema):
+        simplify(each, partial(_resolve, schema))
+        for keyword in each:
+            _check_keyword(each, keyword)
     return schema
+
+
+def schemas_of(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a schema and all inside it; those inside one are found after it was changed."""
+    waiting: list[Any] = [root]
+    seen: set[int] = set()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue  # llguidance refuses what is neither an object nor a boolean
+        seen.add(id(schema))
+        yield schema
+        waiting += _inside(schema)
+        if isinstance(reference := schema.get("$ref"), str):
+            waiting.append(_resolve(root, reference))  # it may be where no schema is looked for
 
 
 def _refuse_constant(name: str) -> None:
@@ -88,27 +96,6 @@ def _depth(value: Any) -> int:
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [v for values in inner for v in values if isinstance(v, dict | list)]
     return depth
-
-
-def _check(root: dict[str, Any]) -> None:
-    """Raises InvalidRequestError unless every schema inside `root` is understood."""
-    waiting: list[Any] = [root]
-    seen: set[int] = set()
-    while waiting:
-        schema = waiting.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue  # llguidance refuses what is neither an object nor a boolean
-        seen.add(id(schema))
-        for keyword in schema:
-            _check_keyword(schema, keyword)
-        waiting += _inside(schema)
-        if isinstance(reference := schema.get("$ref"), str):
-            waiting.append(_resolve(root, reference))  # it may be where no schema is looked for
-
-
-def is_annotation(keyword: str) -> bool:
-    """Whether a keyword allows and forbids nothing."""
-    return keyword in ANNOTATIONS or keyword.startswith("x-") or keyword in _IDENTITY
 
 
 def _check_keyword(schema: dict[str, Any], keyword: str) -> None:

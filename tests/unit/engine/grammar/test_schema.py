@@ -7,17 +7,15 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-import tokenizers
 
-from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError
-from services.engine.grammar.constraint import next_mask
-from services.engine.grammar.grammar_text import compile_grammar, grammar_text, make_tokenizer
-from services.engine.grammar.schema import ANNOTATIONS, ENFORCED, FORMATS, MAX_DEPTH, read_schema
+from services.engine.grammar.formats import FORMATS, FREE, OF_LIBRARY
+from services.engine.grammar.grammar_text import compile_grammar, grammar_text
+from services.engine.grammar.inert_keywords import ANNOTATIONS
+from services.engine.grammar.schema import ENFORCED, MAX_DEPTH, read_schema
 from services.engine.request import GrammarKind, StructuredOutput
+from tests.support.grammar_follower import GrammarFollower
 
-MODEL = ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=None)
 DOCUMENT = Path(__file__).parents[4] / "docs" / "structured-output.md"
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -70,40 +68,9 @@ FOLLOWED = {
 """A schema for each keyword, in which an output would go wrong if the keyword were ignored."""
 
 
-class Follower:
-    """Draws outputs that follow a schema."""
-
-    def __init__(self):
-        self.ends = sorted(MODEL.eos_token_ids)
-        self.tokenizer = make_tokenizer(
-            MODEL.tokenizer_json.decode(), vocab_size=MODEL.vocab_size, eos_token_ids=self.ends
-        )
-        self.reader = tokenizers.Tokenizer.from_buffer(MODEL.tokenizer_json)
-
-    def draw(self, schema, rng, *, max_tokens=120):
-        """Returns an output's text, or None where it got too long."""
-        wanted = StructuredOutput(GrammarKind.JSON_SCHEMA, (json.dumps(schema),))
-        matcher = compile_grammar(self.tokenizer, grammar_text(wanted))
-        token_ids = []
-        while not matcher.is_stopped() and len(token_ids) < max_tokens:
-            mask = next_mask(matcher, 4 * -(-MODEL.vocab_size // 32))
-            assert mask is not None, matcher.get_error()
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-            allowed = np.flatnonzero(bits).tolist()
-            if set(allowed) & set(self.ends) and rng.random() < 0.4:
-                break
-            own = [t for t in allowed if t not in self.ends]
-            closing = [t for t in own if self.reader.decode([t]) in ('"', "]", "}")]
-            token_ids.append(int(rng.choice(closing if closing and rng.random() < 0.4 else own)))
-            matcher.consume_token(token_ids[-1])
-        if len(token_ids) == max_tokens:
-            return None
-        return self.reader.decode(token_ids)
-
-
 @pytest.fixture(scope="module")
 def follower():
-    return Follower()
+    return GrammarFollower()
 
 
 def test_every_enforced_keyword_has_a_schema():
@@ -121,26 +88,26 @@ def test_outputs_validate_under_each_keyword(follower, keyword):
     assert outputs != [None] * 8
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS - {"time"}))
+@pytest.mark.parametrize("name", sorted(OF_LIBRARY | {"date", "date-time", "json-pointer", "time"}))
 def test_outputs_validate_under_each_format(follower, name):
-    """Times are left out: 23:59:60 is a leap second, which the checker does not know."""
     rng = np.random.default_rng(0)
     schema = {"type": "string", "format": name}
     for output in [follower.draw(schema, rng) for _ in range(4)]:
         if output is not None:
             jsonschema.validate(
-                json.loads(output), schema, format_checker=jsonschema.FormatChecker()
+                json.loads(output),
+                schema,
+                format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
             )
 
 
 @pytest.mark.parametrize(
     "keyword",
     [
-        "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$vocabulary", "contains",
-        "contentEncoding", "contentMediaType", "contentSchema", "dependencies", "dependentRequired",
-        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains",
-        "maxLenght", "minContains", "not", "nullable", "propertyNames", "then", "unevaluatedItems",
-        "unevaluatedProperties", "uniqueItems",
+        "$dynamicRef", "$recursiveRef", "contains", "contentEncoding", "dependencies",
+        "dependentRequired", "dependentSchemas", "disallow", "divisibleBy", "extends", "maxLenght",
+        "not", "nullable", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+        "uniqueItems",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -154,7 +121,7 @@ def test_outputs_validate_under_each_format(follower, name):
 )  # fmt: skip
 def test_a_keyword_that_is_not_enforced_is_refused_by_name_wherever_it_is(keyword, place):
     with pytest.raises(InvalidRequestError, match=re.escape(repr(keyword))):
-        read_schema(place.format(json.dumps({keyword: {}})))
+        read_schema(place.format(json.dumps({keyword: {"const": 1}})))
 
 
 def test_names_of_properties_and_values_are_not_keywords():
@@ -177,7 +144,7 @@ def test_annotations_change_nothing(follower, keyword):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"type": "string", "format": "int32"}', "format 'int32'"),
+        ('{"type": "string", "format": "iri"}', "format 'iri'"),
         ('{"prefixItems": [{}], "additionalItems": {}}', "beside prefixItems"),
         ("[]", "not an object"),
         ('{"const": NaN}', "NaN is not JSON"),
@@ -221,6 +188,6 @@ def test_a_schema_may_refer_to_itself(follower):
 
 def test_the_documentation_names_every_keyword_and_format():
     text = DOCUMENT.read_text()
-    for name in ENFORCED | ANNOTATIONS | FORMATS:
+    for name in ENFORCED | ANNOTATIONS | FORMATS | FREE:
         assert f"`{name}`" in text, name
     assert f"{MAX_DEPTH} levels" in text

@@ -155,7 +155,7 @@ def test_every_form_may_have_a_preamble(form):
     [
         ({}, "has 0 tags"),
         ({"tags": [{"json_schema": "{}"}] * 129}, "has 129 tags"),
-        ({"tags": [{"json_schema": '{"if": {}}'}]}, "tag 0: json_schema has 'if'"),
+        ({"tags": [{"json_schema": '{"if": {}, "then": {}}'}]}, "tag 0: json_schema has 'if'"),
         ({"tags": [{"json_schema": "[]"}]}, "tag 0: json_schema is not an object"),
         ({"tags": [{"begin": "a", "json_schema": "{}"}], "triggers": ["b"]}, "the trigger"),
     ],
