@@ -59,9 +59,15 @@ class CompletionLogprobs:
         self._num_characters = 0
         self._echoed: Sequence[int] = ()
         self._echoed_offsets: Sequence[int] = ()
+        self._has_echo = False
 
     def echo(self, token_ids: Sequence[int], offsets: Sequence[int], num_characters: int) -> None:
-        """Prepends the prompt's tokens, which have some whole characters."""
+        """Prepends the prompt's tokens, which have some whole characters.
+
+        From then on a stop token has an entry, too, even if the text does not show it: evaluations
+        ask for one token after the prompt, and leave the last entry out.
+        """
+        self._has_echo = True
         self._echoed, self._echoed_offsets = token_ids, offsets
         self._decoder = Detokenizer(self._visible_bytes, token_ids)
         self._num_characters = num_characters
@@ -81,7 +87,7 @@ class CompletionLogprobs:
             ):
                 self._add(told, token_id, position, offset)
             self._echoed = ()
-        for position in shown_positions(output):
+        for position in output.logprobs if self._has_echo else shown_positions(output):
             token_id = position.chosen.token_id
             # A character that the tokens before have begun counts.
             offset = self._num_characters + self._decoder.is_inside_character

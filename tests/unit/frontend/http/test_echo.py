@@ -46,11 +46,29 @@ async def test_each_token_begins_where_its_text_does(prompt):
     told, text = choice["logprobs"], choice["text"]
     shown = prompt if isinstance(prompt, str) else "hello"
     assert text == shown + "hello world"
+    assert told["tokens"].pop() == "<|im_end|>"  # it ends the output, and is not shown
+    assert told["text_offset"].pop() == len(text)
     special = [token for token in told["tokens"] if token.startswith("<|im_")]
     for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
         is_shown = isinstance(prompt, str) or token not in special
         assert token.startswith("bytes:") or not is_shown or text[offset:].startswith(token)
     assert len(shown) in told["text_offset"]
+
+
+@pytest.mark.parametrize("output", ["<|im_end|>", "a"])
+@pytest.mark.parametrize("stop", [None, "a"])
+async def test_the_one_token_after_the_prompt_has_an_entry_even_if_it_is_not_shown(output, stop):
+    [token_id] = reference_tokenizer().encode(output).ids
+    prompt = reference_tokenizer().encode("hello").ids
+    async with completions(FakeEngine(script=lambda _: [token_id])) as complete:
+        choice = await complete(prompt=prompt, echo=True, logprobs=1, max_tokens=1, stop=stop)
+        plain = await complete(prompt=prompt, logprobs=1, max_tokens=1)
+    told = choice["logprobs"]
+    assert {len(entries) for entries in told.values()} == {len(prompt) + 1}
+    assert told["tokens"][-1] == output
+    assert told["text_offset"][-1] == len("hello")
+    assert choice["text"] == "hello" + ("" if stop or output != "a" else "a")
+    assert len(plain["logprobs"]["tokens"]) == (output == "a")
 
 
 async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_shown_once():
