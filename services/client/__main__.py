@@ -2,6 +2,7 @@
 
 import signal
 
+from services.processes.grpc_variables import set_grpc_variables
 from services.processes.stop_signals import end_quietly_on_interrupt
 
 
@@ -9,6 +10,7 @@ def main() -> None:
     """Runs the command line; an interrupt ends its imports, which take a second, quietly."""
     before = signal.getsignal(signal.SIGINT)
     end_quietly_on_interrupt()
+    set_grpc_variables()
     from services.client.cli import main as run
 
     signal.signal(signal.SIGINT, before)

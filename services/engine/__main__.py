@@ -10,7 +10,6 @@ from services.processes.stop_signals import end_quietly_on_interrupt
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from services.extras import MissingExtraError, require_extra
 from services.hub.names import HubError
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
+from services.processes.grpc_variables import set_grpc_variables
 from services.processes.private_folder import ExposedFolderError, temporary_folder
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
@@ -95,9 +95,7 @@ def _serve(arguments: Sequence[str]) -> int:
     config = with_local_model(config)
     model = _open_model(config)
     config = with_planned_sizes(config)
-    # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
-    # nothing for gRPC to prepare or to warn of.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    set_grpc_variables()
     from services.engine.server import serve
     from services.engine.worker.executor import WorkerExecutor
     from services.engine.worker.remote_ranks import JoinedNodes
@@ -162,7 +160,7 @@ def _plan_graphs(arguments: Sequence[str]) -> int:
 
 
 def _run_node(arguments: Sequence[str]) -> int:
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as for the engine
+    set_grpc_variables()
     from services.engine.node.command import run_node
 
     return run_node(list(arguments))

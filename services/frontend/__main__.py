@@ -5,7 +5,6 @@ from services.processes.stop_signals import end_quietly_on_interrupt
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
 
-import os
 import sys
 from inspect import cleandoc
 
@@ -19,6 +18,7 @@ from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
+from services.processes.grpc_variables import set_grpc_variables
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 from services.unknown_variables import warn_of_unknown_variables
@@ -55,9 +55,7 @@ def main() -> int:
         error_messages=False,
     )
     warn_of_unknown_variables(VARIABLE_PREFIX, FrontendConfig.model_fields)
-    # gRPC reads this at import. The template process is a new program, not a fork, so gRPC has
-    # nothing to prepare or warn of.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    set_grpc_variables()
     if config.processes == 1:
         return _serve(config, None)
     try:

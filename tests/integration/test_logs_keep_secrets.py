@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import struct
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,17 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.certificates import LOOPBACK, Authority, credentials
 from tests.support.processes import Stack, free_port, start_engine, start_frontend
+from tests.support.raw_http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    call_headers,
+    frame,
+    message_start,
+    raw_connection,
+)
 from tests.support.waiting import until
 
 KEY = "octavo-MARKEDKEY-0123456789"
@@ -101,6 +113,21 @@ async def use_http(client: httpx.AsyncClient) -> list[str]:
     return [chat.json()["choices"][0]["message"]["content"]]
 
 
+async def use_raw_http2(address: str, context: ssl.SSLContext) -> None:
+    """A key that gRPC cannot read as text, and a goodbye with text and a line of its own."""
+    context.set_alpn_protocols(["h2"])
+    async with raw_connection(address, context) as connection:
+        path = "/octavo.frontend.v1.FrontendService/ListModels"
+        headers = call_headers(path, authorization=f"Bearer {KEY}")
+        headers = headers.replace(KEY.encode(), KEY[:-1].encode() + b"\xa0")
+        nothing = frame(DATA, END_STREAM, 1, message_start(0, b""))
+        connection.send(frame(HEADERS, END_HEADERS, 1, headers), nothing)
+        await connection.ended_stream()
+        goodbye = struct.pack(">II", 0, 2) + f"\x1b]0;{MARK}\x07\n{MARK}".encode()
+        connection.send(frame(GOAWAY, 0, 0, goodbye))
+        await connection.drain()
+
+
 async def test_no_prompt_no_output_and_no_key_is_in_any_log(tmp_path: Path):
     authority = Authority(tmp_path)
     pair = authority.issue("server", LOOPBACK)
@@ -128,6 +155,7 @@ async def test_no_prompt_no_output_and_no_key_is_in_any_log(tmp_path: Path):
             said = await use_grpc(FrontendServiceStub(channel))
         context = ssl.create_default_context(cafile=authority.cert)
         context.load_cert_chain(pair.cert, pair.key)
+        await use_raw_http2(frontend.address, context)
         async with httpx.AsyncClient(
             base_url=f"https://{LOOPBACK}:{http_port}", verify=context, timeout=30
         ) as client:

@@ -63,8 +63,8 @@ def fork_server(*modules: str) -> socket.socket:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
             cwd=_ROOT,
-            # gRPC reads this when it is imported.
-            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},
+            # gRPC reads these when it is imported; services set them.
+            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )

@@ -4,15 +4,16 @@ python -m tests.support.long_export_timeout takes the flags of the engine or, wi
 of the frontend.
 """
 
-import os
 import sys
+
+from services.processes.grpc_variables import set_grpc_variables
 
 EXPORT_TIMEOUT_S = 60.0
 
 
 def main() -> int:
     """Runs the service."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as both do before they import gRPC
+    set_grpc_variables()  # as both do before they import gRPC
     from services.telemetry import spans
 
     spans.EXPORT_TIMEOUT_S = EXPORT_TIMEOUT_S

@@ -49,6 +49,39 @@ def test_the_standard_library_writes_the_same_kind_of_line(capsys):
     assert (line["event"], line["service"]) == ("broken pipe", "engine")
 
 
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_service_that_holds_prompts_shows_no_text_that_a_library_fills_in(capsys, log_format):
+    configure_logging(service="frontend", log_format=log_format, error_messages=False)
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        bytes([0xA0]).decode()
+    except UnicodeDecodeError:
+        logger.exception("Invalid encoding on %s", b"Bearer alice-0123456789\xa0")
+    logger.error("Invalid encoding on Bearer alice-0123456789")
+    written = capsys.readouterr().err
+    assert "alice" not in written
+    assert "Invalid encoding on %s" in written
+    assert "UnicodeDecodeError" in written
+    assert "library_logged" in written
+    assert "test_logging.py:" in written
+    assert "grpc._cython.cygrpc" in written
+
+
+@pytest.mark.parametrize("error_messages", [False, True])
+def test_a_console_line_has_nothing_that_a_terminal_obeys(capsys, error_messages):
+    configure_logging(service="engine", log_format="console", error_messages=error_messages)
+    text = "\x1b]0;PWNED\x07\x1b[2J\r\nforged\u202e\x9b31m"
+    log = structlog.get_logger()
+    with structlog.contextvars.bound_contextvars(request_id=text):
+        log.info("thing_happened", frontend=text, names=[text])
+        logging.getLogger(text).error("thing %s", text)
+    log.error("thing_failed", exc_info=ValueError(text))
+    written = capsys.readouterr().err
+    assert r"\x1b]0;PWNED\x07\x1b[2J\r\nforged\u202e\x9b31m" in written
+    assert not [line for line in written.splitlines() if line.startswith("forged")]
+    assert set(written) & set("\x07\x1b\r\u202e\x9b") == set()
+
+
 def test_a_line_is_written_at_once(monkeypatch):
     """Else another process that writes to the same file gets between a line and its end."""
     written = []
