@@ -24,6 +24,7 @@ from services.client.commands.serve import serve
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
 from services.client.commands.worker_node import worker_node
+from services.client.console import echo
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
@@ -50,7 +51,7 @@ app = typer.Typer(
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"octavo {own_version()}")
+        echo(f"octavo {own_version()}")
         raise typer.Exit
 
 
@@ -136,7 +137,7 @@ def _hint(error: OctavoError) -> str:
 
 
 def _fail(message: str, exit_code: int = 1) -> None:
-    typer.secho(f"octavo: {message}", fg=typer.colors.RED, err=True)
+    echo(f"octavo: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(exit_code)
 
 

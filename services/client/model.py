@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from services.client.console import TerminalConsole
 from services.extras import require_extra
 from services.hub.names import HubName, hub_name
 
@@ -52,9 +52,9 @@ class _Shown:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._console = Console(stderr=True)
+        self._console = TerminalConsole(stderr=True)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),

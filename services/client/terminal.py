@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.console import echo
 from services.client.responses import Chunk, Completion
 from services.client.stream import Stream
 
@@ -54,32 +55,32 @@ class _Writer:
         """Writes the news of the answer."""
         if chunk.reasoning:
             self._is_reasoning = True
-            typer.secho(chunk.reasoning, dim=True, nl=False, err=True)
+            echo(chunk.reasoning, dim=True, nl=False, err=True)
         if chunk.text or chunk.tool_calls:
             self._end_reasoning()
         if chunk.text:
             self._has_line = True
-            typer.echo(chunk.text, nl=False)
+            echo(chunk.text, nl=False)
         for piece in chunk.tool_calls:
             if piece.name:
                 self._end_line()
-                typer.echo(f"{piece.name} ", nl=False)
+                echo(f"{piece.name} ", nl=False)
             self._has_line = True
-            typer.echo(piece.arguments, nl=False)
+            echo(piece.arguments, nl=False)
 
     def end(self) -> None:
         """Ends the last line; an empty answer is an empty line."""
         self._end_reasoning()
-        typer.echo()
+        echo()
 
     def _end_line(self) -> None:
         if self._has_line:
-            typer.echo()
+            echo()
 
     def _end_reasoning(self) -> None:
         if self._is_reasoning:
             self._is_reasoning = False
-            typer.echo(err=True)
+            echo(err=True)
 
 
 async def show(stream: Stream) -> Answer:
@@ -103,7 +104,7 @@ async def show(stream: Stream) -> Answer:
     writer.end()
     for index, other in sorted(answers.items())[1:]:
         calls = (f"{call.name} {call.arguments}" for call in other.tool_calls)
-        typer.echo("\n".join([f"--- {index + 1}", *filter(None, [other.text]), *calls]))
+        echo("\n".join([f"--- {index + 1}", *filter(None, [other.text]), *calls]))
     completion = answers[0]
     completion.usage = chunk.usage
     return Answer(completion=completion, ttft_s=ttft_s or elapsed_s, elapsed_s=elapsed_s)
@@ -112,4 +113,4 @@ async def show(stream: Stream) -> Answer:
 async def show_json(stream: Stream) -> None:
     """Writes each chunk of an answer to standard output, as one line of JSON."""
     async for chunk in stream:
-        typer.echo(json.dumps(asdict(chunk), default=lambda reason: reason.value))
+        echo(json.dumps(asdict(chunk), default=lambda reason: reason.value))

@@ -28,6 +28,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
     """Serves on a free loopback port while its context lasts."""
 
     def __init__(self) -> None:
+        self.model = MODEL
         self.failure = failure_pb2.Failure(code=8, message="the queue is full", retry_after_ms=250)
         self.options: list[frontend_pb2.GenerationOptions] = []
         self.time_limits_s: list[float | None] = []
@@ -78,7 +79,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
 
     async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802  named by the contract
         card = frontend_pb2.ModelCard(
-            name=MODEL,
+            name=self.model,
             max_model_len=64,
             ready=True,
             architecture="EchoForCausalLM",

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
-from rich.console import Console
 
 from services.client.bench.compare import (
     ResultFileError,
@@ -21,6 +20,7 @@ from services.client.bench.runner import run
 from services.client.bench.target import EngineTarget, FrontendTarget
 from services.client.bench.workload import Load
 from services.client.channel import Access
+from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, checked
 
 
@@ -55,11 +55,11 @@ def bench_serving(
         raise typer.BadParameter(f"--json: there is no folder {json_file.parent}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(_bench(load, engine, frontend, access))
-    Console().print(table_of(result))
+    TerminalConsole().print(table_of(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     for code, number in result["num_failed"].items():
-        typer.echo(f"{number} failed with {code}: {result['first_failure'][code]}", err=True)
+        echo(f"{number} failed with {code}: {result['first_failure'][code]}", err=True)
     if result["num_failed"]:
         raise typer.Exit(1)
 
@@ -85,14 +85,14 @@ def bench_compare(
     except ResultFileError as error:
         raise typer.BadParameter(str(error)) from None
     except UnlikeLoadsError as error:
-        typer.echo(f"octavo: {error} (--unlike compares them all the same)", err=True)
+        echo(f"octavo: {error} (--unlike compares them all the same)", err=True)
         raise typer.Exit(1) from None
     for line in comparison(*results):
-        typer.echo(line)
+        echo(line)
 
 
 async def _bench(load: Load, engine: str | None, frontend: str, access: Access) -> dict[str, Any]:
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     target = (
         FrontendTarget(frontend, load.seed, access)
         if engine is None

@@ -10,6 +10,7 @@ import typer
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
+from services.client.console import echo
 from services.client.context import Context
 from services.client.errors import OctavoError
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
@@ -18,6 +19,7 @@ from services.client.responses import Completion
 from services.client.stream import Stream
 from services.client.structured_output import Structure
 from services.client.terminal import Answer, AsJson, show, show_json
+from services.terminal_text import terminal_text
 
 COMMANDS = "/system TEXT sets the system message, /reset forgets the conversation, /quit leaves"
 
@@ -145,7 +147,7 @@ class Repl:
         if is_terminal:
             import readline  # noqa: F401  gives input() line editing, on a terminal only
 
-            typer.echo(COMMANDS, err=True)
+            echo(COMMANDS, err=True)
         # One loop for all answers: the channel belongs to it. Its run() turns Ctrl-C into the
         # cancellation of the answer.
         with asyncio.Runner() as runner:
@@ -167,7 +169,7 @@ class Repl:
         elif command == "/reset":
             self._conversation.reset()
         elif command.startswith("/"):
-            typer.echo(COMMANDS, err=True)
+            echo(COMMANDS, err=True)
         elif line:
             self._conversation.ask(line)
             while self._ask(runner, client):
@@ -180,18 +182,20 @@ class Repl:
             answer = runner.run(self._answer(client))
         except KeyboardInterrupt:
             conversation.take_back()
-            typer.echo("\n(cancelled)", err=True)
+            echo("\n(cancelled)", err=True)
             return False
         except OctavoError as error:
             self._has_failed = True
             conversation.take_back()
-            typer.secho(f"octavo: {error}", fg=typer.colors.RED, err=True)
+            echo(f"octavo: {error}", fg=typer.colors.RED, err=True)
             return False
         conversation.answer(answer.completion)
-        typer.secho(answer.summary(), dim=True, err=True)
+        echo(answer.summary(), dim=True, err=True)
         calls = answer.completion.tool_calls
         for call in calls:
-            result = _read_line(f"result of {call.name}> " if self._is_terminal else "")
+            result = _read_line(
+                f"result of {terminal_text(call.name)}> " if self._is_terminal else ""
+            )
             if result is None:
                 return False
             conversation.add_result(call, result)
@@ -213,7 +217,7 @@ def _read_line(prompt: str) -> str | None:
     except EOFError:
         return None
     except KeyboardInterrupt:
-        typer.echo(err=True)
+        echo(err=True)
         return ""
 
 
@@ -230,4 +234,4 @@ async def _ask_once(
             await show_json(stream)
             return
         answer = await show(stream)
-        typer.echo(answer.summary(), err=True)
+        echo(answer.summary(), err=True)

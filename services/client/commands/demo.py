@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from services.client.client import OctavoClient
+from services.client.console import echo
 from services.client.model import engine_flags
 from services.client.requests import Message, Options, Sampling
 from services.client.stack import Stack, plan_stack
@@ -39,7 +40,7 @@ def demo(
 
     - `octavo demo --keep`
     """
-    supervisor = Supervisor(lambda line: typer.echo(line, err=True), is_outlived=keep)
+    supervisor = Supervisor(lambda line: echo(line, err=True), is_outlived=keep)
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
     stack = plan_stack(engine_arguments=engine_flags(model), log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))
@@ -58,23 +59,23 @@ async def _demo(supervisor: Supervisor, stack: Stack, prompt: str, keep: bool) -
     finally:
         if not is_kept:
             await supervisor.stop()
-            typer.echo("both services stopped", err=True)
+            echo("both services stopped", err=True)
     if is_kept:
         _explain(supervisor, stack)
 
 
 async def _ask(address: str, prompt: str) -> None:
-    typer.secho(f"\n> {prompt}", bold=True)
+    echo(f"\n> {prompt}", bold=True)
     options = Options(sampling=Sampling(temperature=0, max_tokens=MAX_TOKENS))
     async with OctavoClient(address) as client:
         answer = await show(client.chat([Message(role="user", content=prompt)], options))
-    typer.echo(f"\n{answer.summary()}")
+    echo(f"\n{answer.summary()}")
 
 
 def _explain(supervisor: Supervisor, stack: Stack) -> None:
     pids = " ".join(str(pid) for pid in supervisor.pids)
     [engine] = stack.engines
-    typer.echo(
+    echo(
         "\nBoth services are still running.\n"
         f"  talk:   octavo chat --frontend {stack.frontend.address}\n"
         f"  watch:  octavo stats --engine {engine.address}\n"

@@ -8,6 +8,7 @@ import typer
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
+from services.client.console import echo
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
 from services.client.requests import Options
 from services.client.structured_output import Structure
@@ -56,4 +57,4 @@ async def _generate(
             await show_json(stream)
             return
         answer = await show(stream)
-        typer.echo(answer.summary(), err=True)
+        echo(answer.summary(), err=True)

@@ -5,7 +5,7 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +13,7 @@ from protos.engine.v1 import engine_pb2
 from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine, Stats
+from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
 NONE_RAN = "-"
@@ -46,9 +47,9 @@ def graphs(
         return
     stats = asyncio.run(_stats(engine, tls))
     if as_json:
-        typer.echo(json.dumps(_figures(stats)))
+        echo(json.dumps(_figures(stats)))
     else:
-        Console().print(report(engine, stats))
+        TerminalConsole().print(report(engine, stats))
 
 
 def report(address: str, stats: Stats) -> Group:

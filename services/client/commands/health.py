@@ -9,6 +9,7 @@ import typer
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.channel import Access, open_channel
 from services.client.commands.stats import Engine
+from services.client.console import echo
 from services.client.errors import OctavoError
 from services.client.flags import checked
 from services.client.health import READINESS, is_serving
@@ -44,7 +45,7 @@ def health(
     details = ""
     if service == READINESS:
         details = asyncio.run(_details(address, access, serving=serving))
-    typer.echo(("serving" if serving else "not serving") + details)
+    echo(("serving" if serving else "not serving") + details)
     raise typer.Exit(0 if serving else 1)
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from rich.console import Console
 from rich.table import Table
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
+from services.client.console import TerminalConsole
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
 from services.client.responses import ModelCard
 
@@ -24,7 +24,7 @@ def models(
         sampling = " ".join(f"{name}={value:g}" for name, value in card.default_sampling.items())
         ready = "yes" if card.ready else "no"
         table.add_row(card.name, card.architecture, str(card.max_model_len), ready, sampling)
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 async def _list(address: str, access: Access, timeout_s: float | None) -> list[ModelCard]:

@@ -9,6 +9,7 @@ import typer
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.engine.v1.worker_pb2 import ProfileEnd
 from services.client.channel import Tls, open_channel
+from services.client.console import echo
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -42,7 +43,7 @@ def start(
     request = engine_pb2.StartProfileRequest(max_steps=steps)
     if seconds is not None:
         request.duration_ms = round(seconds * 1000)
-    typer.echo(asyncio.run(_start(engine, tls, request)).path)
+    echo(asyncio.run(_start(engine, tls, request)).path)
 
 
 def stop(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
@@ -52,7 +53,7 @@ def stop(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
     - `octavo profile stop`
     """
     report = asyncio.run(_stop(engine, tls))
-    typer.echo(
+    echo(
         f"{report.path}: {report.num_steps} steps in {report.duration_s:.1f} s, "
         f"{report.num_bytes} bytes{_ENDS.get(report.end, '')}"
     )

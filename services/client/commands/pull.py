@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.console import echo
 from services.client.model import pull as pull_model
 from services.hub.names import HubName
 
@@ -22,4 +23,4 @@ def pull(
 
     - `octavo pull Qwen/Qwen3-0.6B@main`
     """
-    typer.echo(pull_model(HubName.parse(name)))
+    echo(str(pull_model(HubName.parse(name))))

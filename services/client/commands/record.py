@@ -13,6 +13,7 @@ from google.protobuf import proto
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.engine.v1.recording_pb2 import RecordingHeader
 from services.client.channel import Tls, open_channel
+from services.client.console import echo
 from services.client.errors import InternalError, OctavoError, error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 from services.processes.stop_signals import stop_signals
@@ -46,9 +47,9 @@ def record(
             stop_reason = asyncio.run(_record(engine, tls, recorder, steps=steps, seconds=seconds))
         if recorder.has_snapshot:
             partial.replace(out)
-            typer.echo(recorder.summary(out))
+            echo(recorder.summary(out))
         elif stop_reason is None:
-            typer.echo("nothing was recorded: it was stopped before the engine answered", err=True)
+            echo("nothing was recorded: it was stopped before the engine answered", err=True)
     except OSError as error:
         raise typer.BadParameter(f"{partial} cannot be written: {error.strerror}") from None
     finally:

@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from services.client.channel import Tls
+from services.client.console import echo
 from services.client.gpus import divide_gpus, engine_needs, visible_gpus
 from services.client.model import engine_flags
 from services.client.stack import LOOPBACK, Stack, choose_port, plan_stack
@@ -151,7 +151,7 @@ def _addresses(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _report(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    echo(line, err=True)
 
 
 def _words(arguments: list[str]) -> list[str]:

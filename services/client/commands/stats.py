@@ -10,13 +10,13 @@ from typing import Annotated, cast
 import grpc
 import typer
 from google.protobuf.message import Message
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.engine.v1.worker_pb2 import RankInfo
 from services.client.channel import Tls, open_channel
+from services.client.console import TerminalConsole, echo
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -76,18 +76,18 @@ async def _print_json(address: str, tls: Tls) -> None:
         stats = await Engine(channel).stats()
     fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
     figures = {name: getattr(stats, name) for name in fields}
-    typer.echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
+    echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
 
 
 async def _print_table(address: str, tls: Tls) -> None:
     async with open_channel(address, tls) as channel:
-        Console().print(_table(address, await Engine(channel).stats()))
+        TerminalConsole().print(_table(address, await Engine(channel).stats()))
 
 
 async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
     async with open_channel(address, tls) as channel:
         engine, before = Engine(channel), None
-        with Live(auto_refresh=False) as live:
+        with Live(console=TerminalConsole(), auto_refresh=False) as live:
             while True:
                 stats = await engine.stats()
                 live.update(_table(address, stats, before), refresh=True)

@@ -5,12 +5,12 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
+from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
 from services.client.requests import Message
 from services.client.responses import Token
@@ -38,13 +38,13 @@ def tokenize(
     source = [Message(role="user", content=content)] if chat else content
     tokens = asyncio.run(_tokenize(source, frontend, access, timeout_s))
     if ids:
-        typer.echo(" ".join(str(token.id) for token in tokens))
+        echo(" ".join(str(token.id) for token in tokens))
         return
     table = Table("position", "id", "token")
     for position, token in enumerate(tokens):
         # Quotes make spaces and line breaks visible; Text keeps "[...]" from being read as markup.
         table.add_row(str(position), str(token.id), Text(repr(token.text)))
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 async def _tokenize(
