@@ -10,6 +10,7 @@ from services.processes.stop_signals import end_quietly_on_interrupt
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -20,6 +20,9 @@ MIN_REQUEST_BYTES = 4 * 2**20
 CORS_ORIGINS = r"^(\*|https?://[^/,\s*]+(,https?://[^/,\s*]+)*)$"
 """An origin is a scheme, a host and maybe a port, without a path (RFC 6454, section 6.2)."""
 
+HOSTS = r"^[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*$"
+"""Names of hosts without ports."""
+
 
 def _parted(addresses: str) -> list[str]:
     return [text for text in map(str.strip, addresses.split(",")) if text]
@@ -64,6 +67,9 @@ class FrontendConfig(BaseSettings):
     """Processes that share the ports, each with an event loop, so up to a core, of its own."""
     cors_origins: str | None = Field(default=None, pattern=CORS_ORIGINS)
     """Origins of web pages that may use HTTP, with commas between, or * for all; none if absent."""
+    allowed_hosts: str | None = Field(default=None, pattern=HOSTS)
+    """Names under which HTTP is asked, with commas between; without API keys, a loopback address
+    answers only these, localhost and loopback addresses."""
     engine_address: Annotated[str, AfterValidator(_checked_addresses)] = "127.0.0.1:50051"
     """The engines, as host:port with commas between; a host name may stand for several engines."""
     engine_resolve_interval_s: float = Field(default=5.0, gt=0, le=MAX_WAIT_S)
@@ -151,6 +157,11 @@ class FrontendConfig(BaseSettings):
     def max_request_bytes(self) -> int:
         """Largest gRPC message taken: with room for options beside the longest prompt."""
         return min(self.max_message_bytes, max(MIN_REQUEST_BYTES, 4 * self.max_prompt_bytes))
+
+    @property
+    def host_names(self) -> list[str]:
+        """The names of --allowed-hosts, one by one."""
+        return _parted(self.allowed_hosts or "")
 
     @property
     def engine_addresses(self) -> list[str]:

@@ -36,6 +36,7 @@ from services.telemetry.connections import Connections
 from services.telemetry.counts import Counts, LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
+from services.telemetry.hosts import AllowedHosts
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import FiguresOfProcess, Metrics
@@ -74,6 +75,7 @@ class FrontendServer:
         )
         self._health = Health(SERVICE_NAME, counts=self._counts)
         self._gate = Gate(config.api_keys_file, counts=self._counts)
+        self._hosts = AllowedHosts(config.host, config.host_names)
         self.engine = EnginePool(
             AddressBook(config.engine_addresses),
             TokenizerStore(config.tokenizer),
@@ -180,6 +182,8 @@ class FrontendServer:
             max_live_requests=config.max_live_requests,
             cors_origins=config.cors_origins.split(",") if config.cors_origins else (),
             beats=beats,
+            # A page of another host has no key.
+            hosts=self._hosts if config.host_names or not self._gate.requires_keys else None,
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""
@@ -207,7 +211,7 @@ class FrontendServer:
             await self._wait_for_engine()
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None and (self._share is None or self._share.is_first):
-            self._metrics.serve(config.host, config.metrics_port, tls)
+            self._metrics.serve(config.host, config.metrics_port, tls, self._hosts)
         await self._server.start()
         if config.http_port is not None:
             self.http_port = self._http.start(

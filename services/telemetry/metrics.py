@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from services.processes.standard_error import num_dropped_lines
 from services.telemetry.histogram import Histogram
+from services.telemetry.hosts import AllowedHosts
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
@@ -58,18 +59,21 @@ class Metrics:
         self._server: MetricsServer | None = None
         self._is_publishing = False
 
-    def serve(self, host: str, port: int, tls: ServerTls | None) -> int:
+    def serve(
+        self, host: str, port: int, tls: ServerTls | None, hosts: AllowedHosts | None = None
+    ) -> int:
         """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
 
         Args:
             host: the address to listen on.
             port: the port.
             tls: what to serve with; None serves in plain text.
+            hosts: whose requests are answered; None: those of the address.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls)
+        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls, hosts)
         port = self._server.port
         log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port

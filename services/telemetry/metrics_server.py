@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import LocalCounts
+from services.telemetry.hosts import AllowedHosts
 from services.telemetry.listener import Listener
 from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.tls import ServerTls
@@ -32,9 +33,14 @@ class MetricsServer:
     """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, tls: ServerTls | None
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        tls: ServerTls | None,
+        hosts: AllowedHosts | None = None,
     ) -> None:
-        """Listens.
+        """Listens, and answers requests for some hosts; by default those of the address alone.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -44,6 +50,7 @@ class MetricsServer:
         self.port: int = self._listening.getsockname()[1]
         """Where it listens."""
         self._registry = registry
+        self._hosts = hosts or AllowedHosts(host)
         self._tls = tls
         self._open: set[_Scrape] = set()
         self._loop = asyncio.new_event_loop()
@@ -70,7 +77,7 @@ class MetricsServer:
                 limit=MAX_CONNECTIONS,
                 limit_per_address=MAX_CONNECTIONS_PER_ADDRESS,
             ),
-            lambda place: _Scrape(page, place, self._open),
+            lambda place: _Scrape(page, self._hosts, place, self._open),
             tls=None if self._tls is None else self._tls.ssl_context(),
             handshake_timeout_s=CALLER_TIMEOUT_S,
         )
@@ -85,8 +92,11 @@ class MetricsServer:
 class _Scrape(asyncio.Protocol):
     """One connection: a request is read, answered, and that is all."""
 
-    def __init__(self, page: MetricsPage, place: Place, opened: set["_Scrape"]) -> None:
+    def __init__(
+        self, page: MetricsPage, hosts: AllowedHosts, place: Place, opened: set["_Scrape"]
+    ) -> None:
         self._page = page
+        self._hosts = hosts
         self._place = place
         self._open = opened
         self._head = bytearray()
@@ -119,11 +129,13 @@ class _Scrape(asyncio.Protocol):
     async def _answer(self, head: bytes) -> None:
         status, body, content_type = HTTPStatus.OK, b"", "text/plain; charset=utf-8"
         try:
-            method, accept = _read_head(head)
+            method, headers = _read_head(head)
             if method != b"GET":
                 status = HTTPStatus.METHOD_NOT_ALLOWED
+            elif not self._hosts.allow(headers.get("host")):
+                status = HTTPStatus.FORBIDDEN
             else:
-                body, content_type = await self._page.render(accept)
+                body, content_type = await self._page.render(headers.get("accept", ""))
         except http.client.HTTPException:
             status = HTTPStatus.BAD_REQUEST
         except Exception as error:  # noqa: BLE001  an edge: the scrape fails, and the log says why
@@ -144,8 +156,8 @@ class _Scrape(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(CALLER_TIMEOUT_S, self.abort)
 
 
-def _read_head(head: bytes) -> tuple[bytes, str]:
-    """Returns the method of a request and its `accept` header.
+def _read_head(head: bytes) -> tuple[bytes, http.client.HTTPMessage]:
+    """Returns the method of a request and its headers.
 
     Raises:
         HTTPException: it is no request, or its headers are too large or too many.
@@ -153,4 +165,4 @@ def _read_head(head: bytes) -> tuple[bytes, str]:
     line, end, headers = head.partition(b"\r\n")
     if not end or b"\r\n\r\n" not in head:
         raise http.client.HTTPException
-    return line.partition(b" ")[0], http.client.parse_headers(io.BytesIO(headers)).get("accept", "")
+    return line.partition(b" ")[0], http.client.parse_headers(io.BytesIO(headers))

@@ -201,7 +201,7 @@ class Load:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._http_port)
         try:
             head = (
-                f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\n"
+                f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 f"content-length: {num_bytes or len(content)}\r\nconnection: close\r\n\r\n"
             )
             writer.write(head.encode() + content)

@@ -16,6 +16,7 @@ from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.cors import with_cors
 from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
+from services.frontend.http.host_check import RequireHost
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.request_id import ReturnRequestId
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
@@ -23,6 +24,7 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import Counts
+from services.telemetry.hosts import AllowedHosts
 from services.telemetry.listener import Listener
 from services.telemetry.metrics import Metrics
 from services.telemetry.tls import ServerTls
@@ -51,6 +53,7 @@ class HttpServer:
         max_live_requests: int,
         cors_origins: Sequence[str],
         beats: Heartbeats | None,
+        hosts: AllowedHosts | None,
     ) -> None:
         """Serves nothing until `start`; `beats` are those of several processes."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
@@ -71,6 +74,8 @@ class HttpServer:
         app = ReturnRequestId(app)
         if cors_origins:
             app = with_cors(app, cors_origins)
+        if hosts is not None and not hosts.are_all:
+            app = RequireHost(app, hosts)
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )

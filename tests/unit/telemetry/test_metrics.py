@@ -171,12 +171,14 @@ async def raw_answer(port: int, sent: bytes) -> bytes:
         (b"POST / HTTP/1.1\r\n\r\n", b"405"),
         (b"hello\r\n\r\n", b"405"),
         (b"\r\n\r\n", b"405"),
+        (b"GET / HTTP/1.1\r\nhost: evil.example:9000\r\n\r\n", b"403"),
+        (b"GET / HTTP/1.1\r\nhost: localhost:9000\r\n\r\n", b"200"),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"400"),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000, b"400"),
         (b"G" * 100_000, b"400"),
     ],
 )
-async def test_what_is_no_scrape_is_refused(sent, status):
+async def test_a_scrape_is_answered_and_what_is_none_is_refused(sent, status):
     metrics = Metrics(lambda: ())
     port = metrics.serve(LOOPBACK, 0, None)
     answer = await raw_answer(port, sent)

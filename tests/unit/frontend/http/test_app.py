@@ -365,7 +365,7 @@ async def test_requests_left_after_the_drain_are_reported():
 async def test_a_drain_does_not_wait_for_connections_without_a_request():
     async with http_stack(drain_timeout_s=3600) as (stack, client):
         reader, writer = await asyncio.open_connection("127.0.0.1", stack.server.http_port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
         await client.get("/health")
         async with asyncio.timeout(60):
             await stack.server.drain()

@@ -13,7 +13,7 @@ from tests.support.frontend_stack import frontend_stack
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 @contextlib.asynccontextmanager

@@ -106,6 +106,43 @@ async def test_no_page_may_use_the_api_by_default():
     assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/messages", "/metrics", "/health", "/nothing"]
+)
+async def test_a_page_whose_name_became_a_loopback_address_is_refused(path):
+    async with http_stack() as (stack, client):
+        refused = await client.post(path, json=COMPLETION, headers={"host": "evil.example:8000"})
+        fine = await client.get("/metrics", headers={"host": "localhost:8000"})
+    assert (refused.status_code, fine.status_code) == (403, 200)
+    assert "--allowed-hosts" in refused.json()["error"]["message"]
+    assert not stack.engine.submits
+
+
+async def test_hosts_that_are_named_are_answered():
+    async with http_stack(allowed_hosts="chat.example,frontend") as (_, client):
+        answers = [
+            await client.get("/health", headers={"host": host})
+            for host in ("chat.example", "frontend:8000", "127.0.0.1:1", "evil.example")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 403]
+
+
+@pytest.mark.parametrize(("named", "status"), [({}, 200), ({"allowed_hosts": "chat.example"}, 403)])
+async def test_with_keys_all_hosts_are_answered_unless_some_are_named(tmp_path, named, status):
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.alice]\nkey = "alice-0123456789abcdef"\n')
+    async with http_stack(api_keys_file=keys, **named) as (_, client):
+        headers = {"host": "other.example", "authorization": "Bearer alice-0123456789abcdef"}
+        answer = await client.get("/v1/models", headers=headers)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize("hosts", ["a.example:80", "https://a.example", "a,,b", "*", ""])
+def test_names_of_hosts_are_checked_at_the_start(hosts):
+    with pytest.raises(ValueError, match="allowed_hosts"):
+        FrontendConfig(allowed_hosts=hosts)
+
+
 @pytest.mark.parametrize("origins", ["page.example", "https://a.example/path", "*,https://a", ""])
 def test_origins_are_checked_at_the_start(origins):
     with pytest.raises(ValueError, match="cors_origins"):
