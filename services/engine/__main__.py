@@ -43,6 +43,7 @@ from services.processes.private_folder import ExposedFolderError, temporary_fold
 from services.processes.standard_error import replace_standard_error
 from services.processes.standard_output import checked_output
 from services.telemetry.logging import configure_logging
+from services.terminal_text import terminal_text
 from services.unknown_variables import warn_of_unknown_variables
 
 DIFFERENT = 1
@@ -66,7 +67,7 @@ def main() -> int:
         return command(arguments)
     except (_UsageError, HubError, MissingExtraError, ModelFolderError) as error:
         for line in str(error).splitlines():
-            print(f"{program}: {line}", file=sys.stderr)  # noqa: T201  for the operator
+            print(f"{program}: {terminal_text(line)}", file=sys.stderr)  # noqa: T201  for the operator
         return USAGE_ERROR
 
 
