@@ -1,8 +1,9 @@
 """Plans the reading of a chat's reply."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams, TaggedText
 from services.frontend.errors import InvalidRequestError
@@ -12,6 +13,8 @@ from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.reply_format import ReasoningState, ReplyFormat, ReplySettings
 from services.frontend.reply.reply_reader import ReplyReader, Tools
 
+_SAY_NOTHING = frozenset({"type", "title", "description", "$schema", "$id", "$comment"})
+"""Keywords of a schema that name no arguments."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
@@ -158,8 +161,18 @@ def _calls(
             )
     is_exact = {name: rules.is_required or name in rules.strict for name in tools}
     schemas = {
-        name: schema if is_exact[name] else {}
+        name: _with_no_other(schema) if is_exact[name] else {}
         for name, schema in tools.items()
         if rules.name in ("", name)
     }
     return own.tagged_text(schemas, is_required=rules.is_required, is_single=rules.is_single)
+
+
+def _with_no_other(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the schema of a function's arguments; one that names none allows none.
+
+    Source: OpenAI's reference, "omitting parameters defines a function with an empty parameter
+    list". A grammar would otherwise let the model make some up.
+    """
+    names_none = all(key in _SAY_NOTHING or not schema[key] for key in schema)
+    return {**schema, "additionalProperties": False} if names_none else schema
