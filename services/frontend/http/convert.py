@@ -65,7 +65,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
     """Returns the conversation, without tools if the tool choice is "none".
 
     Raises:
-        InvalidRequestError: a tool call's arguments are not JSON, or a tool choice has no tools.
+        InvalidRequestError: a tool call has no name, or a tool choice has no tools.
     """
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not request.tools:
@@ -108,7 +108,7 @@ def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:
     """Returns the text or conversation to be tokenized.
 
     Raises:
-        InvalidRequestError: a tool call's arguments are not JSON, or a text has fields of chats.
+        InvalidRequestError: a tool call has no name, or a text has fields of chats.
     """
     if request.messages is None:
         for field in ("tools", "chat_template_kwargs"):

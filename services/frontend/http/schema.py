@@ -30,6 +30,7 @@ from services.frontend.pipeline.request import (
     MAX_STOP_TOKEN_IDS,
 )
 from services.frontend.pipeline.tools import MAX_TOOLS
+from services.frontend.text.surrogates import without_escaped_halves
 
 _UINT32 = Field(ge=0, le=2**32 - 1)
 
@@ -375,12 +376,20 @@ def parse_body(
 
     With `is_strict` fields that nothing here can follow are refused.
 
+    Halves of surrogate pairs, which texts cut by JavaScript have, become U+FFFD.
+
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
     """
     try:
         return body_class.model_validate_json(body, context=is_strict)
     except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] == "json_invalid":
+            whole = without_escaped_halves(body)
+            if whole != body:
+                return parse_body(
+                    body_class, whole, is_strict=is_strict, tags=tags, unknown=unknown
+                )
         raise refusal_of(error, tags=tags, known=body_class.model_fields, unknown=unknown) from None
 
 

@@ -1,6 +1,7 @@
 """Tools of a conversation, in the form that chat templates expect."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +9,18 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.reply_reader import Tools
 from services.frontend.text.chat_template import Message
+from services.frontend.text.surrogates import without_escaped_halves
 
 MAX_TOOLS = 128
 MAX_DIGITS = 300
 """Limit of a whole number in JSON given as text."""
+MAX_DEPTH = 64
+"""Levels of objects and lists in the arguments of a call."""
+INVALID_ARGUMENTS = "INVALID_JSON"
+"""The key of arguments that are no JSON object; its value is their text.
+
+Source: the advice on invalid tool input in Anthropic's guide to fine-grained tool streaming.
+"""
 
 
 def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Message:
@@ -31,18 +40,39 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
 
 
 def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
-    """Returns a previous tool call of the model, with its arguments as text; empty means none.
+    """Returns a previous tool call of the model, with its arguments as text of a JSON object.
+
+    Empty text and null are no arguments.
 
     Raises:
-        InvalidRequestError: it has no name, or the arguments are not a JSON object.
+        InvalidRequestError: it has no name.
     """
     if not name:
         raise InvalidRequestError("a tool call names no function", field="messages")
     call: dict[str, Any] = {"id": call_id} if call_id else {}
-    arguments = arguments or "{}"
-    json_object(arguments, "arguments of a tool call")  # templates that need an object get one
-    function = {"name": name, "arguments": arguments}
+    is_empty = arguments.strip() in ("", "null")
+    function = {"name": name, "arguments": "{}" if is_empty else arguments_text(arguments)}
     return call | {"type": "function", "function": function}
+
+
+def arguments_text(written: str) -> str:
+    """Returns the arguments that a model wrote as text of a JSON object that every reader takes.
+
+    An object is returned as it is written. Other text, such as that of a call that was cut off,
+    becomes the value of INVALID_ARGUMENTS: so each API can return it, and each template show it.
+    """
+    try:
+        value = json.loads(
+            written,
+            parse_int=_whole_number,
+            parse_float=_finite_number,
+            parse_constant=_finite_number,
+        )
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or _is_deeper(value, MAX_DEPTH):
+        return json.dumps({INVALID_ARGUMENTS: written}, ensure_ascii=False)
+    return without_escaped_halves(written.encode()).decode()
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
@@ -65,6 +95,22 @@ def _whole_number(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
+
+
+def _finite_number(digits: str) -> float:
+    """Parses a number that is finite: Python would write others as words that JSON lacks."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:MAX_DIGITS]}")
+    return number
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether a value has more levels of objects and lists than `depth`."""
+    if not isinstance(value, dict | list):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return not depth or any(_is_deeper(child, depth - 1) for child in children)
 
 
 def schemas_of(tools: Sequence[Message]) -> Tools:

@@ -90,6 +90,56 @@ async def test_calls_that_were_put_together_from_a_stream_can_be_sent_back():
         assert "<call>add {}<|im_end|>" in prompt_of(engine)
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ('{"a": 3}', {"a": 3}),
+        ("null", {}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ('{"a": 1}}', {"INVALID_JSON": '{"a": 1}}'}),
+        ('{"a": "b', {"INVALID_JSON": '{"a": "b'}),
+        ('{"a": NaN}', {"INVALID_JSON": '{"a": NaN}'}),
+        ('{"a": 1e999}', {"INVALID_JSON": '{"a": 1e999}'}),
+        ('{"a": ' + "[" * 70 + "]" * 70 + "}",
+         {"INVALID_JSON": '{"a": ' + "[" * 70 + "]" * 70 + "}"}),
+        (r'{"a": "\ud83d \ud83d\ude00 \\ud83d"}', {"a": "\ufffd \U0001f600 \\ud83d"}),
+    ],
+)  # fmt: skip
+async def test_a_history_is_never_refused_for_what_the_model_wrote(written, shown):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": written}}
+    messages = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
+    items = [
+        {"role": "user", "content": "3 + 4?"},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": written},
+        {"type": "function_call_output", "call_id": "c1", "output": "7"},
+    ]
+    expected = f"<call>add {json.dumps(shown, ensure_ascii=False)}<|im_end|>"
+    async with running() as (engine, stack, client), OctavoClient(stack.address) as grpc_client:
+        answer = await client.post("/v1/chat/completions", json=body(messages=messages))
+        assert (answer.status_code, expected in prompt_of(engine)) == (200, True), answer.text
+        answer = await client.post("/v1/responses", json={"model": "fake", "input": items})
+        assert (answer.status_code, expected in prompt_of(engine)) == (200, True), answer.text
+        said = Message(
+            role="assistant", tool_calls=[ToolCall(id="c1", name="add", arguments=written)]
+        )
+        await grpc_client.chat([MESSAGES[0], said, MESSAGES[2]]).completion()
+        assert expected in prompt_of(engine)
+
+
+async def test_half_a_surrogate_pair_in_a_body_is_a_replacement_character():
+    text = json.dumps({"model": "fake", "messages": [{"role": "user", "content": "?"}]})
+    async with running() as (engine, _, client):
+        for written, shown in ((r"\ud83d", "\ufffd"), (r"\\ud83d \udc00", "\\ud83d \ufffd")):
+            content = text.replace("?", written)
+            answer = await client.post(
+                "/v1/chat/completions",
+                content=content,
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == 200, answer.text
+            assert f"<|im_start|>user\n{shown}<|im_end|>" in prompt_of(engine)
+
+
 @pytest.mark.parametrize("names", [["reasoning"], ["reasoning", "reasoning_content"]])
 async def test_reasoning_is_sent_back_under_either_name(names):
     template = "{% for m in messages %}({{ m.reasoning_content }}){{ m.content }}{% endfor %}"
@@ -136,7 +186,7 @@ async def test_the_template_gets_the_same_over_grpc():
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c1"}]}, "messages"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}]}]},
+                {"id": "c", "type": "function", "function": {"name": "", "arguments": "{}"}}]}]},
             "messages",
         ),
     ],

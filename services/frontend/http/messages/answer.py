@@ -1,21 +1,16 @@
 """Replies in the form of the Messages API: content blocks, whole or as events."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.frontend.engine_client.messages import STOP, Usage
-from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Output
-from services.frontend.pipeline.tools import json_object
+from services.frontend.pipeline.tools import arguments_text
 from services.frontend.reply.deltas import CallPiece
 
 Body = dict[str, Any]
-INVALID_INPUT = "INVALID_JSON"
-"""The key of a call's input that is no JSON object; its value is the text.
-
-Source: the advice on invalid tool input in Anthropic's guide to fine-grained tool streaming.
-"""
 
 
 @dataclass(slots=True)
@@ -198,7 +193,5 @@ def _ending(reason: str | None, stop_string: str | None) -> Body:
 
 def _input_of(text: str) -> Body:
     """Returns a call's input; a model without a grammar, or cut off, may write other text."""
-    try:
-        return json_object(text, "arguments of a tool call")
-    except InvalidRequestError:
-        return {INVALID_INPUT: text}
+    body: Body = json.loads(arguments_text(text))
+    return body

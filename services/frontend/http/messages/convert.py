@@ -11,7 +11,7 @@ from services.frontend.http.messages import content_schema, schema
 from services.frontend.http.messages.client_tools import function_of
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
 from services.frontend.pipeline.request import Conversation, Options
-from services.frontend.pipeline.tools import tool_of
+from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 from services.frontend.text.prompt_end import PromptEnd
@@ -208,14 +208,7 @@ def _assistant_message(
     if calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.input, ensure_ascii=False),
-                },
-            }
+            tool_call_of(call.id, call.name, json.dumps(call.input, ensure_ascii=False))
             for call in calls
         ]
     if thoughts:

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from services.frontend.errors import InvalidRequestError
 from services.frontend.http.responses.foreign_items import foreign_call, foreign_result
 from services.frontend.http.responses.item_schema import (
     AnyCallItem,
@@ -21,7 +20,7 @@ from services.frontend.http.responses.item_schema import (
     ReasoningItem,
 )
 from services.frontend.http.responses.offered_tools import custom_arguments, qualified_name
-from services.frontend.pipeline.tools import json_object, tool_call_of
+from services.frontend.pipeline.tools import tool_call_of
 from services.frontend.text.chat_template import Message
 
 SYSTEM_ROLES = ("system", "developer")
@@ -34,9 +33,6 @@ def messages_of(items: Iterable[Any]) -> list[Message]:
     """Returns the messages of items.
 
     Reasoning, a message and calls of the model that follow each other are one message.
-
-    Raises:
-        InvalidRequestError: a call's arguments are not a JSON object.
     """
     messages: list[Message] = []
     turn: dict[str, Any] | None = None
@@ -54,12 +50,8 @@ def messages_of(items: Iterable[Any]) -> list[Message]:
 
 
 def messages_of_output(output: bytes) -> list[Message]:
-    """Returns the messages of output items in JSON, without calls that no template can show."""
-    return messages_of(
-        item
-        for item in _ITEMS.validate_json(output)
-        if not isinstance(item, CallItem) or _has_object(item)
-    )
+    """Returns the messages of output items in JSON."""
+    return messages_of(_ITEMS.validate_json(output))
 
 
 def listed_items(items: Iterable[Any]) -> list[dict[str, Any]]:
@@ -155,11 +147,3 @@ def _message_of(item: Any) -> Message | None:
 
 def _text_of(parts: Sequence[Part]) -> str:
     return "".join(part.text if isinstance(part, ItemText) else part.refusal for part in parts)
-
-
-def _has_object(call: CallItem) -> bool:
-    try:
-        json_object(call.arguments, "arguments of a tool call")
-    except InvalidRequestError:
-        return False
-    return True

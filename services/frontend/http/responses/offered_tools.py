@@ -27,6 +27,7 @@ from services.frontend.http.responses.tool_schema import (
 from services.frontend.pipeline.tools import tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.surrogates import without_halves
 
 INPUT = "input"
 """The parameter of a custom tool's function."""
@@ -108,7 +109,7 @@ def custom_input(arguments: str) -> str:
     except (ValueError, RecursionError):
         return arguments
     text = value.get(INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    return without_halves(text) if isinstance(text, str) else arguments
 
 
 def offered_tools(request: ResponsesRequest, *, is_strict: bool) -> OfferedTools:

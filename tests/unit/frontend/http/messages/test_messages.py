@@ -195,11 +195,30 @@ async def test_what_was_answered_can_be_sent_back():
             )
 
 
-async def test_input_that_is_no_object_comes_back_as_it_was_written():
-    reply = '<tool_call>\n{"name": "add", "arguments": {"a": 1'
-    async with running(reply) as (_, _, client):
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ('{"a": 1', {"INVALID_JSON": '{"a": 1'}),
+        ('{"a": 1e999}', {"INVALID_JSON": '{"a": 1e999}'}),
+        ('{"a": NaN}', {"INVALID_JSON": '{"a": NaN}'}),
+        (r'{"a": "\ud83d"}', {"a": "\ufffd"}),
+        ("null", {}),
+    ],
+)
+async def test_input_that_is_no_object_comes_back_as_it_was_written(written, shown):
+    reply = '<tool_call>\n{"name": "add", "arguments": ' + written
+    if written[-1] in "}l":
+        reply += "}\n</tool_call>"
+    async with running(reply) as (engine, _, client):
         message = await client.messages.create(**ASK, tools=TOOLS)
-    assert message.content[0].input == {"INVALID_JSON": '{"a": 1'}
+        assert message.content[0].input == shown
+        turns = [*ASK["messages"], {"role": "assistant", "content": message.content}]
+        turns.append(
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": message.content[0].id, "content": "no"}]}
+        )  # fmt: skip
+        await client.messages.create(**ASK | {"messages": turns}, tools=TOOLS)
+        assert f"<tool_call>add{json.dumps(shown, ensure_ascii=False)}" in prompt_of(engine)
 
 
 @pytest.mark.parametrize(

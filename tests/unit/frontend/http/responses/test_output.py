@@ -86,7 +86,8 @@ def test_parts_are_joined_and_a_refusal_is_text():
     assert messages({"role": "assistant", "content": parts})[0]["content"] == "ab"
 
 
-def test_a_call_with_arguments_that_are_no_object_is_not_stored():
+def test_a_call_with_arguments_that_are_no_object_is_stored_with_their_text():
     output = [{**CALL, "arguments": '{"a":'}, CALL]
     [turn] = messages_of_output(json.dumps(output).encode())
-    assert len(turn["tool_calls"]) == 1
+    damaged, whole = (call["function"]["arguments"] for call in turn["tool_calls"])
+    assert (json.loads(damaged), whole) == ({"INVALID_JSON": '{"a":'}, "{}")

@@ -167,9 +167,9 @@ async def test_a_limit_of_tokens_leaves_a_response_incomplete():
         ) as stream:
             *_, end = [event async for event in stream]
         assert end.type == "response.incomplete"
-        # Half a call is no part of the conversation.
+        # Half a call is part of the conversation, and seen to be half.
         await client.responses.create(model="fake", previous_response_id=cut.id, input="go on")
-        assert "I add.<|im_end|>" in prompt_of(engine)
+        assert r'I add.<tool_call>add{"INVALID_JSON": "{\"a\":"}</tool_call>' in prompt_of(engine)
 
 
 async def test_an_empty_reply_is_an_empty_message():
