@@ -91,3 +91,20 @@ def joined_calls(pieces: Iterable[CallPiece]) -> list[CallPiece]:
         replace(of_one[0], arguments="".join(piece.arguments for piece in of_one))
         for of_one in of_call.values()
     ]
+
+
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """Joins neighbours of one kind."""
+    merged: list[Delta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        match last, delta:
+            case Content(), Content():
+                merged[-1] = Content(last.text + delta.text)
+            case Reasoning(), Reasoning():
+                merged[-1] = Reasoning(last.text + delta.text)
+            case CallArguments(), CallArguments() if last.index == delta.index:
+                merged[-1] = CallArguments(last.index, last.text + delta.text)
+            case _:
+                merged.append(delta)
+    return merged

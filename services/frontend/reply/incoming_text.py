@@ -7,7 +7,7 @@ format's grammar is straight code, and text is passed on as soon as it can mean 
 import functools
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 Emit = Callable[[str], None]
 """Takes text that is passed on."""
@@ -53,6 +53,16 @@ class IncomingText:
         """Whether all text so far is read."""
         return not self._buffer
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more text comes."""
+        return self._is_over
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text has ended and was to go on."""
+        return self._is_cut
+
     def push(self, text: str) -> None:
         """Adds text at the end."""
         self._buffer += text
@@ -76,6 +86,16 @@ class IncomingText:
         """Takes back what was read since `keep`."""
         kept, self._kept = self._kept or [], None
         self._buffer = "".join(kept) + self._buffer
+
+    def put_back(self, marker: str) -> None:
+        """Makes the marker that was read last the next to be read."""
+        if self._kept:
+            self._kept.pop()
+        self._buffer = marker + self._buffer
+
+    def ahead(self, start: int) -> str:
+        """Returns the text that has come and is not read, from an offset on."""
+        return self._buffer[start:]
 
     def until(self, *markers: str, emit: Emit) -> Generator[None, None, str | None]:
         """Passes text on up to the first of some markers, and reads the marker.
@@ -108,6 +128,35 @@ class IncomingText:
             raise CutOffError
         return "".join(pieces)
 
+    def text_before(self, characters: str) -> Generator[None, None, str]:
+        """Returns the text before the first of some characters.
+
+        Raises:
+            CutOffError: the reply ended without one.
+        """
+        pieces: list[str] = []
+        marker = yield from self.until(*characters, emit=pieces.append)
+        if marker is None:
+            raise CutOffError
+        self.put_back(marker)
+        return "".join(pieces)
+
+    def value_until(self, end: str, *following: str) -> Generator[None, None, str]:
+        """Returns the text up to the marker that ends a value, and reads both.
+
+        It is followed by one of some texts or the end of the reply; elsewhere it is text.
+
+        Raises:
+            CutOffError: the reply ended without it.
+        """
+        value = ""
+        while True:
+            value += yield from self.text_until(end)
+            space = yield from self._space()
+            if (yield from self.starts_with(*following)) or self._may_become(following):
+                return value
+            value += end + space
+
     def accept(self, *wanted: str) -> Generator[None, None, str | None]:
         """Reads one of some texts if the text continues with it; white space before it is skipped.
 
@@ -115,20 +164,26 @@ class IncomingText:
             The text; None if something else follows.
         """
         yield from self.skip_space()
-        while True:
-            for each in wanted:
-                if self._buffer.startswith(each):
-                    return self._take(len(each))
-            could_be = any(each.startswith(self._buffer) for each in wanted)
-            if self._is_over or not could_be:
-                return None
-            yield
+        yield from self.starts_with(*wanted)
+        for each in wanted:
+            if self._buffer.startswith(each):
+                return self._take(len(each))
+        return None
 
-    def starts_with(self, wanted: str) -> Generator[None, None, bool]:
-        """Whether the text continues with one character; it is not read."""
-        if not self._buffer and not self._is_over:
+    def starts_with(self, *wanted: str) -> Generator[None, None, bool]:
+        """Whether the text continues with one of some texts; nothing is read."""
+        while not self._buffer.startswith(wanted):
+            if self._is_over or not self._may_become(wanted):
+                return False
             yield
-        return self._buffer.startswith(wanted)
+        return True
+
+    def skip_any(self, characters: str) -> Wait:
+        """Reads white space and some characters, as many as there are."""
+        yield from self.skip_space()
+        while self._buffer and self._buffer[0] in characters:
+            self._take(1)
+            yield from self.skip_space()
 
     def expect(self, *wanted: str) -> Generator[None, None, str]:
         """Reads one of some texts, and returns it.
@@ -138,8 +193,7 @@ class IncomingText:
         """
         found = yield from self.accept(*wanted)
         if found is None:
-            is_cut = any(each.startswith(self._buffer) for each in wanted)
-            raise CutOffError if is_cut else UnexpectedTextError
+            raise CutOffError if self._may_become(wanted) else UnexpectedTextError
         return found
 
     def word(self) -> Generator[None, None, str]:
@@ -159,12 +213,7 @@ class IncomingText:
 
     def skip_space(self) -> Wait:
         """Reads white space."""
-        while True:
-            match = _SPACE.match(self._buffer)
-            self._take(match.end() if match else 0)
-            if self._buffer or self._is_over:
-                return
-            yield
+        yield from self._space()
 
     def json_value(self, emit: Emit) -> Wait:
         """Passes one JSON value on as it comes, to the letter.
@@ -191,7 +240,7 @@ class IncomingText:
         pieces: list[str] = []
         yield from self._json_string(pieces.append)
         try:
-            return str(json.loads("".join(pieces)))
+            return str(json.loads("".join(pieces), strict=False))
         except ValueError:
             raise UnexpectedTextError from None
 
@@ -273,6 +322,20 @@ class IncomingText:
                 self._emit(length, emit)
                 return
             yield
+
+    def _space(self) -> Generator[None, None, str]:
+        """Reads white space, and returns it."""
+        space = ""
+        while True:
+            match = _SPACE.match(self._buffer)
+            space += self._take(match.end() if match else 0)
+            if self._buffer or self._is_over:
+                return space
+            yield
+
+    def _may_become(self, wanted: Sequence[str]) -> bool:
+        """Whether the text that has come is the beginning of one of some texts."""
+        return any(each.startswith(self._buffer) for each in wanted)
 
     def _more(self) -> Wait:
         """Waits for more text.

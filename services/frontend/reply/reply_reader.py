@@ -1,20 +1,30 @@
 """Reads one reply: what every format of tool calls has in common."""
 
+import contextlib
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from services.frontend.reply.bare_values import json_of, schema_of
+from services.frontend.reply.bare_values import ArgumentSchemas
 from services.frontend.reply.call_form import CallForm
-from services.frontend.reply.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from services.frontend.reply.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    merged,
+)
 from services.frontend.reply.incoming_text import (
     CutOffError,
+    Emit,
     IncomingText,
     UnexpectedTextError,
     Wait,
 )
+from services.frontend.text.surrogates import without_halves
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of the parameters of each tool, by the tool's name."""
@@ -31,6 +41,8 @@ class ReplyReader(ABC):
     """Special tokens of the format, which the reader must get as text."""
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """The markers around reasoning."""
+    call_markers: ClassVar[tuple[str, ...]] = ()
+    """Markers that begin calls, and no other text, in reasoning too."""
     call_form: ClassVar[CallForm | None] = None
     """How calls are written, for grammars; None if the format has none."""
     has_calls: ClassVar[bool] = True
@@ -50,13 +62,14 @@ class ReplyReader(ABC):
                 white space the reply begins with.
         """
         self._tools = tools
+        self._schemas: dict[str, ArgumentSchemas] = {}
         self._text = IncomingText()
         self._deltas: list[Delta] = []
         self._space = ""
         self._has_content = continues and not is_reasoning
         self._continues_reasoning = continues and is_reasoning
         self._num_calls = 0
-        self._has_arguments = False
+        self._has_arguments = self._has_all_arguments = False
         self._is_reasoning = is_reasoning
         self._reading = self._read(is_reasoning=is_reasoning)
 
@@ -111,8 +124,11 @@ class ReplyReader(ABC):
             yield from self._read_reasoning(closing)
         yield from self._read_reply()
 
-    def _read_reasoning(self, *closing: str) -> Wait:
-        """Passes reasoning on up to its closing marker."""
+    def _read_reasoning(self, *closing: str) -> Generator[None, None, str | None]:
+        """Passes reasoning on up to a closing marker, and returns it; None if there is none.
+
+        A call in reasoning that is never closed ends it, and is read next.
+        """
         space = ""
 
         def emit(text: str) -> None:
@@ -126,8 +142,34 @@ class ReplyReader(ABC):
         if not self._continues_reasoning:
             yield from self._text.skip_space()
         self._continues_reasoning = False
-        yield from self._text.until(*closing, emit=emit)
+        openings = self.call_markers if self._tools else ()
+        while (marker := (yield from self._text.until(*closing, *openings, emit=emit))) in openings:
+            assert marker is not None, "None is no marker"
+            held = [marker]
+            if (yield from self._is_call_ahead(marker)):
+                self._text.keep()
+                marker = yield from self._text.until(*closing, emit=held.append)
+                if marker is None:
+                    self._text.unread()
+                    self._text.put_back(held[0])
+                    break
+                self._text.forget()
+                self._text.put_back(marker)
+            emit("".join(held))
         self._is_reasoning = False
+        return marker
+
+    def _is_call_ahead(self, opening: str) -> Generator[None, None, bool]:
+        """Whether a call follows its opening marker; nothing is read."""
+        trial = type(self)(self._tools)
+        deltas, length = trial.push(opening), 0
+        while not deltas and not self._text.is_over:
+            more = self._text.ahead(length)
+            length += len(more)
+            deltas = trial.push(more)
+            if not deltas:
+                yield
+        return bool(deltas) and isinstance(deltas[0], CallStart)
 
     def _read_content(self, *markers: str) -> Generator[None, None, str | None]:
         """Passes content on up to a marker, and returns it; None at the end of the reply."""
@@ -152,49 +194,82 @@ class ReplyReader(ABC):
         """
         if not name.strip():
             raise UnexpectedTextError
-        self._text.forget()
+        self._text.keep()
         self._space, self._has_content = "", False
-        self._deltas.append(CallStart(self._num_calls, self._new_call_id(), name.strip()))
+        name = without_halves(name.strip())
+        self._deltas.append(CallStart(self._num_calls, self._new_call_id(), name))
         self._num_calls += 1
-        self._has_arguments = False
+        self._has_arguments = self._has_all_arguments = False
 
     def _emit_arguments(self, text: str) -> None:
         """Passes on more of the arguments of the call that began last."""
+        self._text.keep()
         if text:
             self._has_arguments = True
-            self._deltas.append(CallArguments(self._num_calls - 1, text))
+            self._deltas.append(CallArguments(self._num_calls - 1, without_halves(text)))
 
     def _end_call(self) -> None:
         """Ends a call; one without arguments has an empty object."""
         if not self._has_arguments:
             self._emit_arguments("{}")
+        self._has_all_arguments = True
 
-    def _try_call(self, call: Wait, *, closing: str, opening: str = "") -> Wait:
+    def _try_call(
+        self,
+        call: Wait,
+        *,
+        opening: str = "",
+        closing: Sequence[str] = (),
+        following: Sequence[str] = (),
+    ) -> Wait:
         """Reads a call; if it is none, its text is content.
 
-        One that is cut off before its name is complete is dropped, if it has a marker.
+        One that is cut off before its name is complete is dropped, if it has a marker. One that is
+        cut off before its arguments has none, unlike a complete one.
 
         Args:
             call: reads it after its opening marker.
-            closing: ends it; empty: nothing does.
             opening: the marker, which is content too if this is no call.
+            closing: markers that end it.
+            following: other markers that cannot be in it.
         """
         num_calls = self._num_calls
         self._text.keep()
         try:
             yield from call
         except UnexpectedTextError as error:
+            is_cut_off = isinstance(error, CutOffError)
             if self._num_calls == num_calls:
-                if opening and isinstance(error, CutOffError):
+                if opening and is_cut_off:
                     self._text.forget()
                     return
                 self._text.unread()
                 self._emit_content(opening)
                 return
-            if closing:  # the caller sees what the model wrote
-                yield from self._text.until(closing, emit=self._emit_arguments)
+            if is_cut_off and self._text.is_cut:
+                self._text.forget()
+                return
+            if not self._has_all_arguments:
+                self._text.unread()  # the caller sees what the model wrote
+                yield from self._read_damage(self._emit_arguments, closing, following)
+            elif not is_cut_off:
+                self._text.forget()
+                after: list[str] = []
+                if not (yield from self._read_damage(after.append, closing, following)):
+                    self._emit_content("".join(after))
         self._text.forget()
-        self._end_call()
+        if self._num_calls > num_calls:  # a list of calls may be empty
+            self._end_call()
+
+    def _read_damage(
+        self, emit: Emit, closing: Sequence[str], following: Sequence[str]
+    ) -> Generator[None, None, bool]:
+        """Reads the rest of a damaged call, and returns whether a marker closes it."""
+        marker = yield from self._text.until(*closing, *following, emit=emit)
+        if marker is not None and marker not in closing:
+            self._text.forget()
+            self._text.put_back(marker)
+        return marker in closing
 
     def _read_call_object(self) -> Wait:
         """Reads {"name": ..., "arguments": {...}}, in any order; "parameters" is as good.
@@ -203,33 +278,49 @@ class ReplyReader(ABC):
             UnexpectedTextError: it is none.
         """
         text = self._text
-        name, early = None, ""
+        has_name, early = False, None
         yield from text.expect("{")
         while (yield from text.accept("}")) is None:
             key = yield from text.json_string()
             yield from text.expect(":")
-            if key == "name":
-                name = yield from text.json_string()
-                self._start_call(name)
-                self._emit_arguments(early)
-            elif key in ("arguments", "parameters"):
-                if name is None:
-                    early = yield from self._arguments_text()
-                else:
-                    yield from self._pass_arguments()
-            else:
+            if key == "name" and not has_name:
+                self._start_call((yield from text.json_string()))
+                has_name = True
+                if early is not None:
+                    self._emit_arguments(early)
+                    self._end_call()
+            elif key not in ("arguments", "parameters"):
                 yield from text.json_value(lambda _: None)
+            elif not has_name:
+                early = yield from self._arguments_text()
+            elif self._has_all_arguments:
+                yield from text.json_value(lambda _: None)
+            else:
+                yield from self._read_arguments()
             yield from text.accept(",")
-        if name is None:
+        if not has_name:
             raise UnexpectedTextError
+        self._end_call()
 
-    def _pass_arguments(self) -> Wait:
-        """Passes a JSON object on as it comes; one that is written as a string, whole."""
+    def _read_arguments(self) -> Wait:
+        """Passes a JSON object on as it comes, and anything else when it is complete."""
         yield from self._text.skip_space()
-        if (yield from self._text.starts_with('"')):
-            self._emit_arguments((yield from self._text.json_string()))
-        else:
+        self._text.keep()
+        if (yield from self._text.starts_with("{")):
             yield from self._text.json_value(self._emit_arguments)
+        else:
+            self._emit_arguments((yield from self._arguments_text()))
+        self._has_all_arguments = True
+
+    def _arguments_text(self) -> Generator[None, None, str]:
+        """Returns arguments; an object may be written as a string, and null is an empty one."""
+        pieces: list[str] = []
+        yield from self._text.json_value(pieces.append)
+        text = "".join(pieces)
+        if text.startswith('"'):
+            with contextlib.suppress(ValueError):
+                text = str(json.loads(text, strict=False))
+        return "{}" if text.strip() in ("", "null") else text
 
     def _read_pairs(self, name: str, *, closing: str) -> Wait:
         """Reads a tool's arguments as the pairs of the form of calls, up to `closing`.
@@ -241,48 +332,33 @@ class ReplyReader(ABC):
             UnexpectedTextError: something else follows.
         """
         assert self.call_form is not None, "the format has calls"
-        pairs = self.call_form.pairs
+        pairs, schemas = self.call_form.pairs, self._schemas_of(name)
         assert pairs is not None, "they have pairs"
+        begin, end = pairs.begin.strip(), pairs.end.strip()
+        key_end, *value_begin = pairs.assign.split()
         opening = "{"
-        while (yield from self._text.expect(pairs.begin, closing)) == pairs.begin:
-            key = (yield from self._text.text_until(pairs.assign.rstrip())).strip()
-            written = yield from self._text.text_until(pairs.end.strip())
-            if pairs.assign.endswith("\n"):
+        while (yield from self._text.expect(begin, closing)) == begin:
+            key = (yield from self._text.text_until(key_end)).strip()
+            for marker in value_begin:
+                yield from self._text.expect(marker)
+            written = yield from self._text.value_until(end, begin, closing)
+            if pairs.end.startswith("\n"):
                 written = written.removeprefix("\n").removesuffix("\n")
-            value = json_of(written, schema_of(self._tools.get(name), key))
+            value = schemas.json_of(written, key)
             self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
             opening = ", "
         self._emit_arguments("{}" if opening == "{" else "}")
+        self._has_all_arguments = True
 
-    def _arguments_text(self) -> Generator[None, None, str]:
-        """Returns arguments that come before the name."""
-        yield from self._text.skip_space()
-        if (yield from self._text.starts_with('"')):
-            return (yield from self._text.json_string())
-        pieces: list[str] = []
-        yield from self._text.json_value(pieces.append)
-        return "".join(pieces)
+    def _schemas_of(self, name: str) -> ArgumentSchemas:
+        """Returns the schemas of a tool's arguments."""
+        if name not in self._schemas:
+            self._schemas[name] = ArgumentSchemas(self._tools.get(name))
+        return self._schemas[name]
 
     def _new_call_id(self) -> str:
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
-        return _merged(deltas)
-
-
-def _merged(deltas: list[Delta]) -> list[Delta]:
-    """Joins neighbours of one kind."""
-    merged: list[Delta] = []
-    for delta in deltas:
-        last = merged[-1] if merged else None
-        match last, delta:
-            case Content(), Content():
-                merged[-1] = Content(last.text + delta.text)
-            case Reasoning(), Reasoning():
-                merged[-1] = Reasoning(last.text + delta.text)
-            case CallArguments(), CallArguments() if last.index == delta.index:
-                merged[-1] = CallArguments(last.index, last.text + delta.text)
-            case _:
-                merged.append(delta)
-    return merged
+        return merged(deltas)

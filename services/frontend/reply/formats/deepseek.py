@@ -19,6 +19,7 @@ class DeepseekV31Reader(ReplyReader):
     """Reads calls of the form `name<sep>{...}`."""
 
     special_tokens = (CALLS, CALLS_END, CALL, CALL_END, SEPARATOR)
+    call_markers = (CALLS, CALL)
     call_form = CallForm(
         f"{CALL}NAME{SEPARATOR}", CALL_END, begin=CALLS, end=CALLS_END, trigger=CALLS
     )
@@ -26,11 +27,16 @@ class DeepseekV31Reader(ReplyReader):
     def _read_reply(self) -> Wait:
         while (marker := (yield from self._read_content(*self.special_tokens))) is not None:
             if marker == CALL:
-                yield from self._try_call(self._read_call(), closing=CALL_END, opening=CALL)
+                yield from self._try_call(
+                    self._read_call(),
+                    opening=CALL,
+                    closing=(CALL_END,),
+                    following=(CALL, CALLS_END),
+                )
 
     def _read_call(self) -> Wait:
         self._start_call((yield from self._text.text_until(SEPARATOR)))
-        yield from self._text.json_value(self._emit_arguments)
+        yield from self._read_arguments()
         yield from self._text.expect(CALL_END)
 
 
@@ -49,7 +55,7 @@ class DeepseekV3Reader(DeepseekV31Reader):
     def _read_call(self) -> Wait:
         yield from self._text.text_until(SEPARATOR)
         self._start_call((yield from self._text.text_until("\n")))
-        yield from self._text.expect("```json")
-        yield from self._text.json_value(self._emit_arguments)
-        yield from self._text.expect("```")
+        yield from self._text.accept("```json")
+        yield from self._read_arguments()
+        yield from self._text.accept("```")
         yield from self._text.expect(CALL_END)

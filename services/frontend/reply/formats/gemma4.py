@@ -16,6 +16,7 @@ OPENING, CLOSING = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
 MAX_DEPTH = 64
 """Levels of objects and lists in an argument."""
+_PLAIN_KINDS = frozenset({"boolean", "null", "integer", "number", "string"})
 
 
 class Gemma4Reader(ReplyReader):
@@ -23,6 +24,7 @@ class Gemma4Reader(ReplyReader):
 
     think = ("<|channel>", "<channel|>")
     special_tokens = (OPENING, CLOSING, QUOTE)
+    call_markers = (OPENING,)
     call_form = CallForm(
         f"{OPENING}call:NAME{{",
         f"}}{CLOSING}",
@@ -30,15 +32,17 @@ class Gemma4Reader(ReplyReader):
         pairs=ArgumentPairs(assign=":", separator=",", quote=QUOTE),
     )
 
-    def _read_reasoning(self, *closing: str) -> Wait:
+    def _read_reasoning(self, *closing: str) -> Generator[None, None, str | None]:
         """Passes reasoning on, without the name of its channel."""
         if not self._continues_reasoning:
             yield from self._text.accept("thought")
-        yield from super()._read_reasoning(*closing)
+        return (yield from super()._read_reasoning(*closing))
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(OPENING)) is not None:
-            yield from self._try_call(self._read_call(), closing=CLOSING, opening=OPENING)
+            yield from self._try_call(
+                self._read_call(), opening=OPENING, closing=(CLOSING,), following=(OPENING,)
+            )
 
     def _read_call(self) -> Wait:
         yield from self._text.expect("call:")
@@ -52,6 +56,7 @@ class Gemma4Reader(ReplyReader):
             opening = ", "
             yield from self._text.accept(",")
         self._emit_arguments("{}" if opening == "{" else "}")
+        self._end_call()
         yield from self._text.expect(CLOSING)
 
     def _member(self, depth: int) -> Generator[None, None, str]:
@@ -76,12 +81,10 @@ class Gemma4Reader(ReplyReader):
         if opening == QUOTE:
             return json.dumps((yield from self._text.text_until(QUOTE)), ensure_ascii=False)
         if opening is None:
-            word = yield from self._text.word()
-            if not word:
+            written = (yield from self._text.text_before(",}]")).strip()
+            if not written:
                 raise UnexpectedTextError
-            if word[-1] in "eE" and (yield from self._text.accept("+")):  # 1e+5
-                word += "+" + (yield from self._text.word())
-            return json_of(word, {"type": ["boolean", "null", "number", "string"]})
+            return json_of(written, {}, _PLAIN_KINDS)
         closing = "}" if opening == "{" else "]"
         read = self._member if opening == "{" else self._value
         parts: list[str] = []

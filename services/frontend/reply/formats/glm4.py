@@ -3,10 +3,7 @@
 Source: the chat template of zai-org/GLM-4.5.
 """
 
-import json
-
 from services.frontend.engine_client.messages import ArgumentPairs
-from services.frontend.reply.bare_values import json_of, schema_of
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
@@ -28,23 +25,18 @@ class Glm4Reader(ReplyReader):
             begin=f"\n{KEY}", assign=f"{KEY_END}\n{VALUE}", end=VALUE_END, bare_strings=True
         ),
     )
+    call_markers = (OPENING,)
     special_tokens = (OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END, "<think>", "</think>")
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(OPENING)) is not None:
-            yield from self._try_call(self._read_call(), closing=CLOSING, opening=OPENING)
+            yield from self._try_call(
+                self._read_call(), opening=OPENING, closing=(CLOSING,), following=(OPENING,)
+            )
 
     def _read_call(self) -> Wait:
         name = yield from self._text.word()
         marker = yield from self._text.expect(KEY, CLOSING)
         self._start_call(name)
-        opening = "{"
-        while marker == KEY:
-            key = (yield from self._text.text_until(KEY_END)).strip()
-            yield from self._text.expect(VALUE)
-            written = yield from self._text.text_until(VALUE_END)
-            value = json_of(written, schema_of(self._tools.get(name), key))
-            self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
-            opening = ", "
-            marker = yield from self._text.expect(KEY, CLOSING)
-        self._emit_arguments("{}" if opening == "{" else "}")
+        self._text.put_back(marker)
+        yield from self._read_pairs(name, closing=CLOSING)

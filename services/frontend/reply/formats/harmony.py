@@ -10,6 +10,7 @@ from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+BEGINNINGS = (START, CHANNEL)
 CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
@@ -34,12 +35,12 @@ class HarmonyReader(ReplyReader):
 
     def _read(self, *, is_reasoning: bool) -> Wait:
         if is_reasoning:
-            yield from self._read_reasoning(*ENDS)
+            yield from self._read_analysis()
         yield from self._read_reply()
 
     def _read_reply(self) -> Wait:
-        while (marker := (yield from self._read_content(START, CHANNEL, *ENDS))) is not None:
-            if marker in (START, CHANNEL):
+        while (marker := (yield from self._read_content(*BEGINNINGS, *ENDS))) is not None:
+            if marker in BEGINNINGS:
                 header: list[str] = []
                 if (yield from self._text.until(MESSAGE, emit=header.append)) is not None:
                     yield from self._read_message("".join(header))
@@ -47,9 +48,19 @@ class HarmonyReader(ReplyReader):
     def _read_message(self, header: str) -> Wait:
         recipient = RECIPIENT.search(header)
         if recipient is not None:
-            self._start_call(recipient[1])
-            yield from self._text.until(*ENDS, emit=self._emit_arguments)
-            self._end_call()
+            call = self._read_call(recipient[1])
+            yield from self._try_call(call, closing=ENDS, following=BEGINNINGS)
         elif "analysis" in header:
-            yield from self._read_reasoning(*ENDS)
+            yield from self._read_analysis()
         # The text of another channel is content up to the next marker.
+
+    def _read_call(self, name: str) -> Wait:
+        self._start_call(name)
+        yield from self._read_arguments()
+        yield from self._text.expect(*ENDS)
+
+    def _read_analysis(self) -> Wait:
+        """Passes reasoning on up to the end of its message, or to another one's beginning."""
+        marker = yield from self._read_reasoning(*ENDS, *BEGINNINGS)
+        if marker in BEGINNINGS:
+            self._text.put_back(marker)

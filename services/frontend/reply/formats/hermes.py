@@ -15,6 +15,7 @@ class HermesReader(ReplyReader):
     """Reads calls as JSON objects between tags."""
 
     special_tokens = (OPENING, CLOSING)
+    call_markers = (OPENING,)
     call_form = CallForm(
         f'{OPENING}\n{{"name": "NAME", "arguments": ',
         f"}}\n{CLOSING}",
@@ -24,8 +25,12 @@ class HermesReader(ReplyReader):
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(OPENING)) is not None:
-            yield from self._try_call(self._read_call(), closing=CLOSING, opening=OPENING)
+            yield from self._try_call(
+                self._read_call(), opening=OPENING, closing=(CLOSING,), following=(OPENING,)
+            )
 
     def _read_call(self) -> Wait:
         yield from self._read_call_object()
-        yield from self._text.expect(CLOSING)
+        while (yield from self._text.accept(CLOSING)) is None:
+            yield from self._text.skip_any("}")  # one brace too many
+            yield from self._read_call_object()

@@ -21,6 +21,7 @@ class KimiK2Reader(ReplyReader):
     """Reads calls whose ids are the model's, as the chat template repeats them in its form."""
 
     special_tokens = (CALLS, CALLS_END, CALL, CALL_END, ARGUMENTS)
+    call_markers = (CALLS, CALL)
     call_form = CallForm(
         f"{CALL}{_FUNCTIONS}NAME:0{ARGUMENTS}",
         CALL_END,
@@ -40,12 +41,17 @@ class KimiK2Reader(ReplyReader):
     def _read_reply(self) -> Wait:
         while (marker := (yield from self._read_content(*self.special_tokens))) is not None:
             if marker == CALL:
-                yield from self._try_call(self._read_call(), closing=CALL_END, opening=CALL)
+                yield from self._try_call(
+                    self._read_call(),
+                    opening=CALL,
+                    closing=(CALL_END,),
+                    following=(CALL, CALLS_END),
+                )
 
     def _read_call(self) -> Wait:
         self._written_id = (yield from self._text.text_until(ARGUMENTS)).strip()
         self._start_call(_INDEX.sub("", self._written_id).removeprefix(_FUNCTIONS))
-        yield from self._text.json_value(self._emit_arguments)
+        yield from self._read_arguments()
         yield from self._text.expect(CALL_END)
 
     def _new_call_id(self) -> str:

@@ -14,6 +14,7 @@ class Llama3JsonReader(ReplyReader):
     """Reads a reply that begins as a JSON object with the name of a tool as calls."""
 
     special_tokens = (PYTHON_TAG,)
+    call_markers = (PYTHON_TAG,)
     call_form = CallForm('{"name": "NAME", "parameters": ', "}", separator="; ")
 
     def _read_reply(self) -> Wait:
@@ -23,8 +24,11 @@ class Llama3JsonReader(ReplyReader):
             is_call = yield from self._text.starts_with("{")
         while is_call:
             num_calls = self._num_calls
-            yield from self._try_call(self._read_call_object(), closing="", opening=tag or "")
-            is_call = self._num_calls > num_calls and bool((yield from self._text.accept(";")))
+            yield from self._try_call(self._read_call_object(), opening=tag or "")
+            is_call = False
+            if self._num_calls > num_calls:
+                yield from self._text.skip_any("}")  # one brace too many
+                is_call = bool((yield from self._text.accept(";")))
         yield from self._text.until(emit=self._emit_content)
 
     def _start_call(self, name: str) -> None:

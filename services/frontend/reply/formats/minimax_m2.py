@@ -27,18 +27,26 @@ class MinimaxM2Reader(ReplyReader):
             begin=PARAMETER, assign=NAME_END, end=f"{PARAMETER_END}\n", bare_strings=True
         ),
     )
+    call_markers = (CALLS,)
     special_tokens = (CALLS, CALLS_END)
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(CALLS)) is not None:
             num_calls = self._num_calls
-            yield from self._try_call(self._read_first_call(), closing=CALL_END, opening=CALLS)
+            yield from self._try_call(
+                self._read_first_call(),
+                opening=CALLS,
+                closing=(CALL_END,),
+                following=(CALL, CALLS_END),
+            )
             if self._num_calls > num_calls:
                 yield from self._read_more_calls()
 
     def _read_more_calls(self) -> Wait:
         while (yield from self._read_content(CALL, CALLS_END)) == CALL:
-            yield from self._try_call(self._read_call(), closing=CALL_END, opening=CALL)
+            yield from self._try_call(
+                self._read_call(), opening=CALL, closing=(CALL_END,), following=(CALL, CALLS_END)
+            )
 
     def _read_first_call(self) -> Wait:
         yield from self._text.expect(CALL)

@@ -20,6 +20,7 @@ class MistralReader(ReplyReader):
     """Reads calls after a marker: as a JSON list, or each after a marker of its own."""
 
     special_tokens = (OPENING, ARGUMENTS, CALL_ID, "[THINK]", "[/THINK]")
+    call_markers = (OPENING,)
     think = ("[THINK]", "[/THINK]")
     call_form = CallForm(
         '{"name": "NAME", "arguments": ',
@@ -35,20 +36,22 @@ class MistralReader(ReplyReader):
             yield from self._text.skip_space()
             is_list = yield from self._text.starts_with("[")
             calls = self._read_list() if is_list else self._read_call()
-            yield from self._try_call(calls, closing=OPENING, opening=OPENING)
+            yield from self._try_call(calls, opening=OPENING, following=(OPENING,))
 
     def _read_list(self) -> Wait:
         yield from self._text.expect("[")
         while (yield from self._text.accept("]")) is None:
             yield from self._read_call_object()
-            self._end_call()
-            yield from self._text.accept(",")
+            yield from self._text.skip_any("},")
 
     def _read_call(self) -> Wait:
         self._start_call((yield from self._text.word()))
         if (yield from self._text.accept(ARGUMENTS, CALL_ID)) == CALL_ID:
             yield from self._text.text_until(ARGUMENTS)
-        yield from self._text.json_value(self._emit_arguments)
+        yield from self._text.skip_space()
+        if not (yield from self._text.starts_with(OPENING)):
+            yield from self._read_arguments()
+            yield from self._text.skip_any("}")  # one brace too many
 
     def _new_call_id(self) -> str:
         return "".join(secrets.choice(ID_CHARACTERS) for _ in range(9))

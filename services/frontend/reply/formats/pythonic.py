@@ -3,24 +3,24 @@
 Source: Llama 3.2 model card and prompt formats, "zero shot function calling".
 """
 
-import ast
-import contextlib
 import json
-from collections.abc import Generator
-from typing import Any
+import re
 
 from services.frontend.engine_client.messages import ArgumentPairs
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import UnexpectedTextError, Wait
+from services.frontend.reply.python_values import json_of_python
 from services.frontend.reply.reply_reader import ReplyReader
 
 START, END = "<|python_start|>", "<|python_end|>"
+_KEYWORD = re.compile(r"\s*([\w.-]+)\s*=(?!=)(.*)", re.DOTALL)
 
 
 class PythonicReader(ReplyReader):
     """Reads a reply that is a list of calls as Python writes them."""
 
     special_tokens = (START, END)
+    call_markers = (START,)
     call_form = CallForm(
         "NAME(",
         ")",
@@ -34,7 +34,7 @@ class PythonicReader(ReplyReader):
         if not self._has_content:  # a list of calls is the whole reply
             tag = yield from self._text.accept(START)
             if (yield from self._text.starts_with("[")):
-                yield from self._try_call(self._read_calls(), closing="", opening=tag or "")
+                yield from self._try_call(self._read_calls(), opening=tag or "")
                 yield from self._text.accept(END)
         yield from self._text.until(emit=self._emit_content)
 
@@ -46,29 +46,34 @@ class PythonicReader(ReplyReader):
             if not self._num_calls and name not in self._tools:
                 raise UnexpectedTextError  # a list that is an answer
             self._start_call(name)
-            yield from self._read_arguments()
-            self._end_call()
+            yield from self._read_members(name)
             if (yield from self._text.accept(",", "]")) != ",":
                 return
 
-    def _read_arguments(self) -> Wait:
-        opening = "{"
-        while (yield from self._text.accept(")")) is None:
-            key = (yield from self._text.text_until("=")).strip()
-            value = yield from self._python_value()
-            text = json.dumps(value, ensure_ascii=False)
-            self._emit_arguments(f"{opening}{json.dumps(key)}: {text}")
+    def _read_members(self, name: str) -> Wait:
+        """Reads arguments; those without a name get the properties' names, in their order."""
+        free = list(self._schemas_of(name).by_name)
+        assignments = [f"{each}=" for each in sorted(free, key=len, reverse=True)]
+        opening, number = "{", 0
+        end = yield from self._text.accept(")")
+        while end != ")":
+            number += 1
+            known = yield from self._text.accept(*assignments)
+            pieces: list[str] = []
+            yield from self._text.python_value(pieces.append)
+            value = "".join(pieces)
+            if known is not None:
+                key = known.removesuffix("=")
+            elif keyword := _KEYWORD.match(value):
+                key, value = keyword.groups()
+            else:
+                key = free[0] if free else f"arg{number}"
+            free = [each for each in free if each != key]
+            name_text = json.dumps(key, ensure_ascii=False)
+            self._emit_arguments(f"{opening}{name_text}: {json_of_python(value)}")
             opening = ", "
-            yield from self._text.accept(",")
+            end = yield from self._text.expect(",", ")")
+            if end == ",":
+                end = yield from self._text.accept(")")
         self._emit_arguments("{}" if opening == "{" else "}")
-
-    def _python_value(self) -> Generator[None, None, Any]:
-        pieces: list[str] = []
-        yield from self._text.python_value(pieces.append)
-        text = "".join(pieces).strip()
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)  # as grammars write values; Python lacks some of its escapes
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise UnexpectedTextError from None
+        self._end_call()

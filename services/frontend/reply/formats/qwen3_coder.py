@@ -29,12 +29,15 @@ class Qwen3CoderReader(ReplyReader):
             begin=PARAMETER, assign=">\n", end=f"\n{PARAMETER_END}\n", bare_strings=True
         ),
     )
+    call_markers = (OPENING,)
     special_tokens = (OPENING, CLOSING)
 
     def _read_reply(self) -> Wait:
         opening, closing = self.opening, self.closing
         while (yield from self._read_content(opening)) is not None:
-            yield from self._try_call(self._read_call(), closing=closing, opening=opening)
+            yield from self._try_call(
+                self._read_call(), opening=opening, closing=(closing,), following=(opening,)
+            )
 
     def _read_call(self) -> Wait:
         yield from self._text.expect(FUNCTION)

@@ -22,6 +22,7 @@ class SeedOssReader(Qwen3CoderReader):
     opening = OPENING
     closing = CLOSING
     think = ("<seed:think>", "</seed:think>")
+    call_markers = (OPENING,)
     special_tokens = (OPENING, CLOSING)
     call_form = CallForm(
         f"{OPENING}\n{FUNCTION}NAME>\n",
