@@ -14,22 +14,26 @@ MODULES = {
 
 
 class MissingExtraError(ValueError):
-    """Packages of an extra are not installed; the message names both."""
+    """Packages of extras are not installed; the message names both."""
 
 
-def require_extra(extra: str) -> None:
-    """Checks that an extra is installed, without importing its packages.
+def require_extras(*extras: str) -> None:
+    """Checks that extras are installed, without importing their packages.
 
     Raises:
         MissingExtraError: a package is missing.
     """
-    missing = list(_missing(extra))
+    missing = {extra: modules for extra in extras if (modules := list(_missing(extra)))}
     if not missing:
         return
-    verb = "is" if len(missing) == 1 else "are"
+    modules = [module for of_one in missing.values() for module in of_one]
+    names = ",".join(missing)
+    are = "is" if len(modules) == 1 else "are"
+    extras_bring = f"extra `{names}` brings" if len(missing) == 1 else f"extras `{names}` bring"
     raise MissingExtraError(
-        f"{', '.join(missing)} {verb} not installed; the extra `{extra}` brings what is missing: "
-        f"pip install '.[{extra}]' in a clone, pip install 'FILE.whl[{extra}]' with a wheel"
+        f"{', '.join(modules)} {are} not installed; the {extras_bring} what is "
+        f"missing: pip install '.[{names}]' in a clone, pip install 'FILE.whl[{names}]' with a "
+        "wheel"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from services.client.console import TerminalConsole
-from services.extras import require_extra
+from services.extras import require_extras
 from services.hub.names import HubName, hub_name
 
 LINE_INTERVAL_S = 5.0
@@ -40,7 +40,7 @@ def pull(name: HubName) -> Path:
         HubError: the model cannot be fetched.
         MissingExtraError: huggingface_hub is not installed.
     """
-    require_extra("engine")
+    require_extras("engine")
     from services.hub.fetch import fetch  # takes a while to import
 
     with _Shown(str(name)) as shown:

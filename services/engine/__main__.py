@@ -10,194 +10,26 @@ from services.processes.stop_signals import end_quietly_on_interrupt
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
 
-import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeVar
 
-import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
-
-from services.engine.capture_sizes.choice import with_planned_sizes
-from services.engine.checkpoint.draft_folder import check_draft_folder
-from services.engine.checkpoint.hub_model import with_local_model
-from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.checkpoint.table_memory import check_table_memory
-from services.engine.config.engine_config import EngineConfig
-from services.engine.config.flags import (
-    VARIABLE_PREFIX,
-    VariableError,
-    describe_problems,
-    read_flags,
-)
-from services.engine.model_fit import check_model_fit
-from services.extras import MissingExtraError, require_extra
-from services.hub.names import HubError
+from services.extras import MissingExtraError, require_extras
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
-from services.processes.grpc_variables import set_grpc_variables
-from services.processes.private_folder import ExposedFolderError, temporary_folder
 from services.processes.standard_error import replace_standard_error
-from services.processes.standard_output import checked_output
-from services.telemetry.logging import configure_logging
-from services.terminal_text import terminal_text
-from services.unknown_variables import warn_of_unknown_variables
 
-DIFFERENT = 1
 USAGE_ERROR = 2
-
-_Config = TypeVar("_Config", bound=EngineConfig)
-
-
-_Command = Callable[[Sequence[str]], int]
-
-
-class _UsageError(Exception):
-    """The command cannot be run; the message is for the operator, one line a problem."""
 
 
 def main() -> int:
     """Runs what the arguments ask for and returns the process's exit status."""
-    program, command, arguments = _choose(sys.argv[1:])
     try:
-        require_extra("engine")
-        return command(arguments)
-    except (_UsageError, HubError, MissingExtraError, ModelFolderError) as error:
-        for line in str(error).splitlines():
-            print(f"{program}: {terminal_text(line)}", file=sys.stderr)  # noqa: T201  for the operator
+        require_extras("engine")
+    except MissingExtraError as error:
+        print(f"octavo: {error}", file=sys.stderr)  # noqa: T201  for the operator
         return USAGE_ERROR
+    from services.engine.command import run  # its imports need the extra
 
-
-def _choose(arguments: Sequence[str]) -> tuple[str, _Command, Sequence[str]]:
-    """Returns the name of the chosen command, its function, and its arguments."""
-    match arguments:
-        case ["cache", "explain", *rest]:
-            return "octavo cache explain", _explain_cache, rest
-        case ["replay", *rest]:
-            return "octavo replay", _replay, rest
-        case ["graphs", "plan", *rest]:
-            return "octavo graphs plan", _plan_graphs, rest
-        case ["worker-node", *rest]:
-            return "octavo worker-node", _run_node, rest
-    return "octavo engine", _serve, arguments
-
-
-def _serve(arguments: Sequence[str]) -> int:
-    config = _read_flags(EngineConfig, arguments)
-    configure_logging(
-        service="engine",
-        level=config.observability.log_level,
-        log_format=config.observability.log_format,
-        error_messages=False,
-    )
-    warn_of_unknown_variables(VARIABLE_PREFIX, config.flags())
-    config = with_local_model(config)
-    model = _open_model(config)
-    config = with_planned_sizes(config)
-    set_grpc_variables()
-    from services.engine.server import serve
-    from services.engine.worker.executor import WorkerExecutor
-    from services.engine.worker.remote_ranks import JoinedNodes
-
-    num_nodes = config.parallel.num_nodes
-    nodes = JoinedNodes(num_nodes) if num_nodes > 1 else None
-    return uvloop.run(serve(config, model, lambda: WorkerExecutor(config, nodes), nodes))
-
-
-@checked_output("octavo cache explain")
-def _explain_cache(arguments: Sequence[str]) -> int:
-    config = _read_flags(EngineConfig, arguments)
-    configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
-    config = with_local_model(config, has_weights=False)
-    model = _open_model(config)
-    from services.engine.compilation.cache_key import compute_factors, trace_factors
-    from services.engine.compilation.explain import explain
-    from services.engine.worker.start.device import choose_device
-    from services.engine.worker.start.model_trace import traced_config
-
-    try:
-        device = choose_device(config.worker, 0)
-    except ValueError as error:
-        raise _UsageError(str(error)) from error
-    folder = config.compilation.code_dir
-    traced = traced_config(config, model.config)
-    factors = [of(config, traced, device) for of in (compute_factors, trace_factors)]
-    print(explain(folder, *factors))  # noqa: T201  a tool's answer
-    return 0
-
-
-@checked_output("octavo replay")
-def _replay(arguments: Sequence[str]) -> int:
-    from services.engine.replay.config import ReplayConfig
-
-    config = _read_flags(ReplayConfig, arguments)
-    configure_logging(
-        service="replay",
-        level=config.observability.log_level,
-        log_format=config.observability.log_format,
-    )
-    config = with_local_model(config)
-    _open_model(config)
-    from services.engine.replay.command import replay
-    from services.engine.replay.recording import ReplayError
-    from services.engine.worker.environment import code_variables
-
-    try:
-        with temporary_folder() as temporary:
-            os.environ.update(code_variables(config, Path(temporary)))
-            totals = replay(config, print)
-    except (ExposedFolderError, ReplayError) as error:
-        raise _UsageError(str(error)) from error
-    return 0 if totals.is_clean else DIFFERENT
-
-
-@checked_output("octavo graphs plan")
-def _plan_graphs(arguments: Sequence[str]) -> int:
-    from services.engine.capture_sizes.command import plan_graphs
-
-    return plan_graphs(list(arguments))
-
-
-def _run_node(arguments: Sequence[str]) -> int:
-    set_grpc_variables()
-    from services.engine.node.command import run_node
-
-    return run_node(list(arguments))
-
-
-def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
-    try:
-        return read_flags(kind, arguments)
-    except ValidationError as error:
-        raise _UsageError("\n".join(describe_problems(kind, error))) from error
-    except (SettingsError, VariableError) as error:  # no list or JSON
-        raise _UsageError(str(error)) from error
-
-
-def _open_model(config: EngineConfig) -> ModelFolder:
-    model = ModelFolder.open(
-        config.checkpoint.model,
-        name=config.checkpoint.model_name,
-        max_model_len=config.checkpoint.max_model_len,
-        num_layer_drafts=config.speculation.num_layer_drafts,
-        model_impl=config.checkpoint.model_impl,
-    )
-    if config.speculation.draft_model is not None:
-        if model.config.transformers is not None:
-            raise ModelFolderError(
-                f"--draft-model does not work with {model.architecture}, which runs as modules of "
-                "transformers"
-            )
-        check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
-    try:
-        check_model_fit(config, model.config)
-    except ValueError as error:
-        raise ModelFolderError(str(error)) from error
-    check_table_memory(config, model.config)
-    return model
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from services.extras import MissingExtraError, require_extra
+from services.extras import MissingExtraError, require_extras
 from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
@@ -32,7 +32,7 @@ def main() -> int:
     # Python 3.13 removes the docstring's indentation; help shows the docstring unchanged.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
-        require_extra("frontend")
+        require_extras("frontend")
         config = CliApp.run(FrontendConfig)
     except MissingExtraError as error:
         print(f"octavo frontend: {error}", file=sys.stderr)  # noqa: T201  as below

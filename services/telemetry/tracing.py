@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from services.extras import require_extra
+from services.extras import require_extras
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -20,7 +20,7 @@ _FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 def _checked(endpoint: str) -> str:
     """Refuses an endpoint that is no URL, and one that nothing could send to."""
-    require_extra("tracing")
+    require_extras("tracing")
     urlsplit(endpoint).port  # noqa: B018  reading it raises ValueError
     return endpoint
 

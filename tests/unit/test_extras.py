@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from services.extras import MODULES, MissingExtraError, require_extra
+from services.extras import MODULES, MissingExtraError, require_extras
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
 
@@ -28,10 +28,17 @@ def test_an_extra_has_a_module_of_each_of_its_packages(extra):
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch):
-    require_extra("engine")
+    require_extras("engine")
     for module in ("torch", "safetensors"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingExtraError, match=r"safetensors, torch are not installed; .*`engine`"
     ):
-        require_extra("engine")
+        require_extras("engine")
+
+
+def test_packages_of_several_extras_are_named_at_once(monkeypatch):
+    for module in ("jinja2", "torch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"torch, jinja2 are not.*extras `engine,frontend`"):
+        require_extras("engine", "tracing", "frontend")

@@ -15,6 +15,7 @@ from services.client.requests import Message, Options, Sampling
 from services.client.stack import Stack, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.client.terminal import show
+from services.extras import require_extras
 
 DEFAULT_PROMPT = "Tell me a story about Mia and Tom."
 MAX_TOKENS = 200
@@ -40,6 +41,7 @@ def demo(
 
     - `octavo demo --keep`
     """
+    require_extras("engine", "frontend")
     supervisor = Supervisor(lambda line: echo(line, err=True), is_outlived=keep)
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
     stack = plan_stack(engine_arguments=engine_flags(model), log_folder=logs)

@@ -14,7 +14,7 @@ from services.client.gpus import divide_gpus, engine_needs, visible_gpus
 from services.client.model import engine_flags
 from services.client.stack import LOOPBACK, Stack, choose_port, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
-from services.extras import require_extra
+from services.extras import require_extras
 from services.processes.standard_error import replace_standard_error
 
 Port = Annotated[
@@ -87,8 +87,7 @@ def serve(  # noqa: PLR0913  a parameter is a flag
 
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
-    require_extra("engine")
-    require_extra("frontend")
+    require_extras("engine", "frontend")
     frontend_words, engine_words = _words(frontend_arg), _words(engine_arg)
     if http_port is not None:
         frontend_words += ["--http-port", str(choose_port(host, http_port))]

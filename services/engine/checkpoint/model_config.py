@@ -15,7 +15,7 @@ from models.config import (
     runs_own_modules,
 )
 from services.engine.config.checkpoint import REPOSITORY
-from services.extras import MissingExtraError, require_extra
+from services.extras import MissingExtraError, require_extras
 from services.processes.child import python_command
 
 _PROGRAM = "models.transformers_backend.describe"
@@ -39,7 +39,7 @@ def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
     if runs_own_modules(architecture, model_impl):
         return ModelConfig.from_folder(folder)
     try:
-        require_extra("transformers")
+        require_extras("transformers")
     except MissingExtraError as error:
         raise ConfigError(f"{architecture} runs as modules of transformers: {error}") from error
     try:

@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from services.engine.config.section import ConfigSection
-from services.extras import require_extra
+from services.extras import require_extras
 from services.flag_bounds import MAX_INT32, MAX_WAIT_S
 from services.listen_address import bracketed
 
 
 def _with_stubs(is_wanted: bool) -> bool:
     if is_wanted:
-        require_extra("gateway")
+        require_extras("gateway")
     return is_wanted
 
 
