@@ -14,7 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -23,6 +22,7 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.launching.gluon_names import load_box
 from models.kernels.launching.launch import Launch
 from models.kernels.products.gate import gated
 from models.kernels.products.linear_configurations import MatrixTiles
@@ -54,12 +54,12 @@ def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is
     mbarrier.expect(ready, NUM_BYTES, pred=is_wanted)
     if weight.dtype == gl.uint8:
         column = column // 2
-    tma.async_copy_global_to_shared(weight, [0, row, column], ready, tile, pred=is_wanted)
+    load_box(weight, [0, row, column], ready, tile, pred=is_wanted)
 
 
 @gluon.jit
 def _fetch_inputs(x, tile, ready, token, column, is_wanted):
-    tma.async_copy_global_to_shared(x, [token, column], ready, tile, pred=is_wanted)
+    load_box(x, [token, column], ready, tile, pred=is_wanted)
 
 
 @gluon.jit

@@ -7,9 +7,9 @@ hold the other.
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.products.gate import gated
 from models.kernels.products.wide_configurations import GROUP_ROWS
 
@@ -39,10 +39,10 @@ def described_rows(weight: torch.Tensor, num_columns: int, *, is_gated: bool) ->
 def load_rows(weight, target, ready, row, column):
     """Starts loading a tile that begins at `row`, among alternating ones if the weight is gated."""
     if len(weight.block_shape) == 4:
-        turns = target._reinterpret(weight.dtype, weight.block_shape, weight.layout)
-        tma.async_copy_global_to_shared(weight, [row // 16, 0, 0, column], ready, turns)
+        turns = reinterpret(target, weight.dtype, weight.block_shape, weight.layout)
+        load_box(weight, [row // 16, 0, 0, column], ready, turns)
     else:
-        tma.async_copy_global_to_shared(weight, [row, column], ready, target)
+        load_box(weight, [row, column], ready, target)
 
 
 @gluon.jit

@@ -13,7 +13,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -25,6 +24,7 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.launching.gluon_names import load_box
 from models.kernels.launching.launch import Launch
 from models.kernels.products.row_tiles import (
     described_rows,
@@ -64,7 +64,7 @@ def _load_weight(weight, ring, slot, row_tile, depth):
 def _load_tokens(x, ring, slot, token_tile, num_tokens, depth):
     _, xs, full, _ = ring
     place = [first_token_of(token_tile, xs.shape[1], num_tokens), depth]
-    tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
+    load_box(x, place, full.index(slot), xs.index(slot))
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from models.kernels.attention.prefill.hopper_pieces import (
     NO_UNIT,
@@ -14,6 +14,7 @@ from models.kernels.attention.prefill.hopper_pieces import (
     request_of_unit,
 )
 from models.kernels.launching.dependent_launch import wait_for_previous
+from models.kernels.launching.gluon_names import load_box, load_elements, reinterpret
 
 CHUNK_DIMS = gl.constexpr(64)
 """Most dimensions of a head in one copy: rows of 128 bytes (CUDA C++ Programming Guide)."""
@@ -79,7 +80,7 @@ def _gather_queries(
     PARTS: gl.constexpr = ROWS // _GATHERED_ROWS
     NUM_PIECES: gl.constexpr = tiles.numel // (_GATHERED_ROWS * CHUNK_DIMS)
     lanes: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    pieces = tiles._reinterpret(tiles.dtype, [NUM_PIECES, _GATHERED_ROWS, CHUNK_DIMS], new_k.layout)
+    pieces = reinterpret(tiles, tiles.dtype, [NUM_PIECES, _GATHERED_ROWS, CHUNK_DIMS], new_k.layout)
     dims = gl.arange(0, CHUNK_DIMS, gl.SliceLayout(0, lanes))
     for i in range(2 * PARTS):
         rows = i * _GATHERED_ROWS + gl.arange(0, _GATHERED_ROWS, gl.SliceLayout(1, lanes))
@@ -90,9 +91,7 @@ def _gather_queries(
         pointers = q_ptr + at_heads[:, None] * HEAD_DIM + dims[None, :]
         for chunk in gl.static_range(CHUNKS):
             piece = ((2 * slot + i // PARTS) * CHUNKS + chunk) * PARTS + i % PARTS
-            async_copy.async_copy_global_to_shared(
-                pieces.index(piece), pointers + chunk * CHUNK_DIMS
-            )
+            load_elements(pieces.index(piece), pointers + chunk * CHUNK_DIMS)
     async_copy.mbarrier_arrive(arrived, increment_count=False)
     mbarrier.arrive(arrived, count=1)
 
@@ -122,12 +121,12 @@ def _announce(
         QUERIES: gl.constexpr = queries.block_type.shape[0]
         HEADS: gl.constexpr = queries.block_type.shape[1]
         HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
-        boxes = tiles._reinterpret(
-            tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout
+        boxes = reinterpret(
+            tiles, tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout
         )
         mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
         for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(
+            load_box(
                 queries, [query_start + first_query + half * QUERIES, kv_head * form.group, 0],
                 full.index(slot), boxes.index(slot * 2 + half),
             )  # fmt: skip
@@ -166,8 +165,8 @@ def _pieces_of(tiles, cache):
     That is their order in shared memory (NVMMASharedLayout).
     """
     NUM_PIECES: gl.constexpr = tiles.numel // (cache.block_type.shape[0] * CHUNK_DIMS)
-    return tiles._reinterpret(
-        tiles.dtype, [NUM_PIECES, cache.block_type.shape[0], CHUNK_DIMS], cache.layout
+    return reinterpret(
+        tiles, tiles.dtype, [NUM_PIECES, cache.block_type.shape[0], CHUNK_DIMS], cache.layout
     )
 
 
@@ -181,14 +180,12 @@ def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, k
     CHUNKS: gl.constexpr = HEAD_DIM // CHUNK_DIMS
     mbarrier.expect(arrived, KEYS * HEAD_DIM * 2)
     if is_new:
-        tma.async_copy_global_to_shared(
-            new, [new_row, kv_head * HEAD_DIM], arrived, tiles.index(stage)
-        )
+        load_box(new, [new_row, kv_head * HEAD_DIM], arrived, tiles.index(stage))
     else:
         pieces = _pieces_of(tiles, cache)
         for i in gl.static_range(NUM_ROWS):
             for chunk in gl.static_range(CHUNKS):
-                tma.async_copy_global_to_shared(
+                load_box(
                     cache, [cache_rows[i], kv_head * HEAD_DIM + chunk * CHUNK_DIMS], arrived,
                     pieces.index((stage * CHUNKS + chunk) * NUM_ROWS + i),
                 )  # fmt: skip

@@ -23,6 +23,7 @@ from models.kernels.experts.fp8.fp8_expert_tiles import OUTPUTS, count_tiles, fa
 from models.kernels.experts.packed.expert_kernel import gated
 from models.kernels.experts.token_tiles import after
 from models.kernels.launching.dependent_launch import let_next_start, wait_for_previous
+from models.kernels.launching.gluon_names import reinterpret
 from models.kernels.products.fp8.fp8_operands import DEPTH, SCALE_LAYOUT
 from models.kernels.products.gate import rounded_to
 from models.kernels.products.wide_configurations import GROUP_ROWS
@@ -64,15 +65,15 @@ def _sum_tile(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     of_tokens: gl.constexpr = gl.SliceLayout(1 - TOKEN_AXIS, layout)
-    first_table = first_table._reinterpret(gl.float32, [first_table.shape[0], 1], plain)
-    second_table = second_table._reinterpret(gl.float32, [second_table.shape[0], 1], plain)
+    first_table = reinterpret(first_table, gl.float32, [first_table.shape[0], 1], plain)
+    second_table = reinterpret(second_table, gl.float32, [second_table.shape[0], 1], plain)
     first = gl.zeros([_GROUP_ROWS, WIDTH], gl.float32, layout)
     second = first
     for step in range(STEPS):
         mbarrier.wait(full.index(slot), phase)
         matrix = weights.index(slot).reshape([HALVES * OUTPUTS, DEPTH])
         box = slot * BOXES + GROUP * (BOXES - 1)
-        token_scales = scales.index(box)._reinterpret(gl.float32, [scales.shape[2]], plain)
+        token_scales = reinterpret(scales.index(box), gl.float32, [scales.shape[2]], plain)
         token_scales = token_scales.slice(0, TOKENS).load(of_tokens)
         if TOKEN_AXIS == 1:
             left, right = matrix.slice(GROUP * _GROUP_ROWS, _GROUP_ROWS), xs.index(box)

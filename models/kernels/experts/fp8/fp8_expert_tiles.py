@@ -8,11 +8,12 @@ a run of tiles for each program 8192 tokens of Qwen3-30B-A3B took 1311 us instea
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from models.kernels.experts.fp8.fp8_rows import scale_row
 from models.kernels.experts.token_tiles import after, tiles_of_experts
 from models.kernels.launching.dependent_launch import wait_for_previous
+from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.products.fp8.fp8_operands import DEPTH
 from models.number_formats import BLOCK
 
@@ -78,7 +79,7 @@ def _fetch_weights(weight, ring, slot, place, row_tile, step):
     if BOXES > 1:
         mbarrier.expect(full.index(slot), MATRIX_BYTES + BOX_BYTES, is_whole == 0)
     place = [place[0] * HALVES, row_tile * OUTPUTS, step * DEPTH]
-    tma.async_copy_global_to_shared(weight, place, full.index(slot), weights.index(slot))
+    load_box(weight, place, full.index(slot), weights.index(slot))
 
 
 @gluon.jit
@@ -90,10 +91,10 @@ def _fetch_tokens(x, x_scale, ring, slot, place, step):
         before = box * xs.shape[1]
         is_there = _has_rows(box, place, ring)
         at = [place[1] + before, step * DEPTH]
-        tma.async_copy_global_to_shared(x, at, ready, xs.index(slot * BOXES + box), is_there)
+        load_box(x, at, ready, xs.index(slot * BOXES + box), is_there)
         at = [step, place[3] + before]
         target = scales.index(slot * BOXES + box)
-        tma.async_copy_global_to_shared(x_scale, at, ready, target, is_there)
+        load_box(x_scale, at, ready, target, is_there)
 
 
 @gluon.jit
@@ -227,4 +228,4 @@ def fact(facts, index: gl.constexpr):
     """Returns a number that all threads of a group read."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(facts._reinterpret(gl.int32, [32, 1], plain).index(index).load(flat), 0)
+    return gl.max(reinterpret(facts, gl.int32, [32, 1], plain).index(index).load(flat), 0)

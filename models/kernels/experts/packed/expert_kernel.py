@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -27,6 +26,7 @@ from models.kernels.experts.packed.word_scales import (
     words_of_row,
 )
 from models.kernels.launching.dependent_launch import let_next_start, wait_for_previous
+from models.kernels.launching.gluon_names import barrier, load_box, load_elements
 from models.kernels.products.packed.matrix_weights import finished, unpacked
 
 OCTET = gl.constexpr(8)
@@ -160,9 +160,7 @@ def _fetch_weights(weight, place, tile, ready, column, NUM_BYTES: gl.constexpr, 
     """Loads a tile of octets of rows; coordinates are the expert, octet, half, row and byte."""
     expert, octet = place
     mbarrier.expect(ready, NUM_BYTES, pred=is_wanted)
-    tma.async_copy_global_to_shared(
-        weight, [expert, octet, 0, 0, column // 2], ready, tile, pred=is_wanted
-    )
+    load_box(weight, [expert, octet, 0, 0, column // 2], ready, tile, pred=is_wanted)
 
 
 @gluon.jit
@@ -170,7 +168,7 @@ def fetch_inputs(x_rows, is_row, tile, column, layout: gl.constexpr, SIZE: gl.co
     """Loads columns of gathered rows, zeros past the end; the caller's group counts them."""
     columns = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
     is_inside = is_row[:, None] & (columns < SIZE)[None, :]
-    async_copy.async_copy_global_to_shared(tile, x_rows[:, None] + columns[None, :], is_inside)
+    load_elements(tile, x_rows[:, None] + columns[None, :], is_inside)
     async_copy.commit_group()
 
 
@@ -206,7 +204,7 @@ def _multiply(
     sums = warpgroup_mma(left, inputs.index(stage).permute((1, 0)), sums, is_async=True)
     sums = warpgroup_mma_wait(UNPACKED - 1, deps=[sums])
     # The step before has ended its product in all warps, so its slot is free.
-    gl.thread_barrier()
+    barrier()
     before = gl.where(stage == 0, AHEAD, stage - 1)
     column = (step + AHEAD) * COLUMNS
     _fetch_weights(

@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -33,6 +32,7 @@ from models.kernels.experts.packed.word_scales import (
 )
 from models.kernels.experts.token_tiles import after, tiles_of_experts
 from models.kernels.launching.dependent_launch import let_next_start, wait_for_previous
+from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.products.packed.matrix_weights import finished, unpacked
 
 GROUP_ROWS = gl.constexpr(64)
@@ -75,7 +75,7 @@ def _words_of(tile, step, FIRST_ROW: gl.constexpr, COLUMNS: gl.constexpr, GROUP:
     WORDS: gl.constexpr = words_of_columns(COLUMNS, GROUP)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     layout: gl.constexpr = tile_layout(GROUP_ROWS, COLUMNS, 4, GROUP)
-    rows = tile._reinterpret(gl.int32, [tile.shape[1] // EACH, EACH], plain)
+    rows = reinterpret(tile, gl.int32, [tile.shape[1] // EACH, EACH], plain)
     rows = rows.slice(FIRST_ROW, GROUP_ROWS)
     if WORDS == EACH:
         return rows.load(layout)
@@ -168,10 +168,8 @@ def _fetch_steps(
         bar = ready.index(slot)
         mbarrier.expect(bar, ROWS * COLUMNS // 2 + ROW_WORDS * 4)
         octet = row_tile * weights.shape[2]
-        tma.async_copy_global_to_shared(
-            weight, [expert, octet, 0, 0, step * (COLUMNS // 2)], bar, weights.index(slot)
-        )
-        tma.async_copy_global_to_shared(
+        load_box(weight, [expert, octet, 0, 0, step * (COLUMNS // 2)], bar, weights.index(slot))
+        load_box(
             scale,
             [expert * NUM_WORDS + step * COLUMNS // 128, row_tile * ROW_WORDS],
             bar,

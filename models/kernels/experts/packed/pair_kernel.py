@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from models.kernels.experts.packed.expert_kernel import OCTET, gated
 from models.kernels.experts.packed.word_scales import are_floats, words_of_row
 from models.kernels.launching.dependent_launch import let_next_start, wait_for_previous
+from models.kernels.launching.gluon_names import barrier
 from models.kernels.products.packed.matrix_weights import (
     finished,
     floats_of,
@@ -184,7 +185,7 @@ def pair_kernel(
         loaded = loaded + (step_loaded,)  # type: ignore[assignment]  # noqa: RUF005
     # The compiler would delay reads to save registers; it moves none across these two.
     if IS_GATED:
-        gl.thread_barrier()
+        barrier()
     else:
         wait_for_previous(DEPENDENT)
     x_ptr += (pair // TOP_K if IS_GATED else pair).to(gl.int64) * NUM_INPUTS

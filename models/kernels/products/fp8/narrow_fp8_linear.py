@@ -19,7 +19,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
 )
 
@@ -28,6 +27,7 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.launching.launch import Launch
 from models.kernels.products.fp8.fp8_configurations import LEAST_SCALES, NarrowFP8Tiles
 from models.kernels.products.fp8.fp8_operands import (
@@ -65,10 +65,10 @@ def _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED: gl.constexpr
     """Loads the tokens' inputs of a step, and their scales of blocks."""
     _, xs, scales, full, _ = ring
     ready = full.index(slot)
-    tma.async_copy_global_to_shared(x, [0, (first_step + step) * DEPTH], ready, xs.index(slot))
+    load_box(x, [0, (first_step + step) * DEPTH], ready, xs.index(slot))
     if BLOCKED:
         place = [first_step + step, 0]
-        tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
+        load_box(x_scale, place, ready, scales.index(slot))
 
 
 @gluon.jit
@@ -86,7 +86,7 @@ def _load(
     for step in range(FIRST):
         mbarrier.expect(full.index(step), NUM_BYTES)
         place = [0, row, (first_step + step) * DEPTH]
-        tma.async_copy_global_to_shared(weight, place, full.index(step), weights.index(step))
+        load_box(weight, place, full.index(step), weights.index(step))
     wait_for_previous(DEPENDENT)
     for step in range(FIRST):
         _load_inputs(x, x_scale, ring, step, first_step, step, BLOCKED)
@@ -96,7 +96,7 @@ def _load(
         mbarrier.wait(empty.index(slot), phase)
         mbarrier.expect(full.index(slot), NUM_BYTES)
         place = [0, row, (first_step + step) * DEPTH]
-        tma.async_copy_global_to_shared(weight, place, full.index(slot), weights.index(slot))
+        load_box(weight, place, full.index(slot), weights.index(slot))
         _load_inputs(x, x_scale, ring, slot, first_step, step, BLOCKED)
         slot += 1
         if slot == SLOTS:
@@ -113,9 +113,9 @@ def _multiply_step(sums, left, right, token_scales, table, block, BLOCKED: gl.co
     if BLOCKED:
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
         of_tokens: gl.constexpr = gl.SliceLayout(0, layout)
-        scales = token_scales._reinterpret(gl.float32, [token_scales.shape[1]], plain)
+        scales = reinterpret(token_scales, gl.float32, [token_scales.shape[1]], plain)
         scales = scales.slice(0, sums.shape[1]).load(of_tokens)
-        row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
+        row_scales = reinterpret(table, gl.float32, [table.shape[0], 1], plain)
         product *= (scales * row_scales.index(block).load(of_tokens))[None, :]
     return sums + product
 

@@ -18,7 +18,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
 )
 
@@ -28,6 +27,7 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.launching.launch import Launch
 from models.kernels.products.fp8.fp8_configurations import FP8_TOKENS, WideFP8Tiles
 from models.kernels.products.fp8.fp8_operands import (
@@ -87,14 +87,14 @@ def _load(
             depth = (first_step + step) * DEPTH
             mbarrier.expect(ready, NUM_BYTES)
             place = [0, row_tile * TILE_ROWS, depth]
-            tma.async_copy_global_to_shared(weight, place, ready, weights.index(slot))
+            load_box(weight, place, ready, weights.index(slot))
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
-            tma.async_copy_global_to_shared(x, [token, depth], ready, xs.index(slot))
+            load_box(x, [token, depth], ready, xs.index(slot))
             if BLOCKED:
                 place = [first_step + step, token]
-                tma.async_copy_global_to_shared(x_scale, place, ready, scales.index(slot))
+                load_box(x_scale, place, ready, scales.index(slot))
             slot += 1
             if slot == SLOTS:
                 slot = 0
@@ -109,8 +109,8 @@ def _multiply_step(sums, left, right, token_scales, table, block, BLOCKED: gl.co
     if BLOCKED:
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
         of_tokens: gl.constexpr = gl.SliceLayout(1, layout)
-        scales = token_scales._reinterpret(gl.float32, [_GROUP_TOKENS], plain).load(of_tokens)
-        row_scales = table._reinterpret(gl.float32, [table.shape[0], 1], plain)
+        scales = reinterpret(token_scales, gl.float32, [_GROUP_TOKENS], plain).load(of_tokens)
+        row_scales = reinterpret(table, gl.float32, [table.shape[0], 1], plain)
         scales *= row_scales.index(block).load(of_tokens)
     none = gl.zeros(sums.shape, gl.float32, layout)
     product = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False)
@@ -132,9 +132,9 @@ def _multiply(
     """
     weights, xs, scales, full, empty = ring
     # A group's tokens, found without an offset in a tile, take fewer registers.
-    xs = xs._reinterpret(xs.dtype, [xs.shape[0] * _GROUPS, _GROUP_TOKENS, DEPTH], xs.layout)
+    xs = reinterpret(xs, xs.dtype, [xs.shape[0] * _GROUPS, _GROUP_TOKENS, DEPTH], xs.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    scales = scales._reinterpret(gl.float32, [scales.shape[0] * _GROUPS, _GROUP_TOKENS], plain)
+    scales = reinterpret(scales, gl.float32, [scales.shape[0] * _GROUPS, _GROUP_TOKENS], plain)
     first_table = tables.index(GROUP * 2)
     second_table = tables.index(GROUP * 2 + 1)
     SLOTS: gl.constexpr = weights.shape[0]

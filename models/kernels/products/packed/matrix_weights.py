@@ -13,6 +13,8 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
+from models.kernels.launching.gluon_names import reinterpret
+
 
 @gluon.jit
 def _halves_of(words):
@@ -322,7 +324,7 @@ def unpacked(tile, scales, layout: gl.constexpr, FIRST_ROW: gl.constexpr = 0):
     shared: gl.constexpr = gl.NVMMASharedLayout(min(128, tile.shape[1]), 32, rank=2)
     of_words: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
     of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    words = tile._reinterpret(gl.int32, [TILE_ROWS, WORDS], shared)
+    words = reinterpret(tile, gl.int32, [TILE_ROWS, WORDS], shared)
     words = words.slice(FIRST_ROW, ROWS).load(of_words)
     if tile.dtype == gl.int8:
         values = _unpacked_bytes(words, scales, layout)

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -25,6 +24,7 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.launching.gluon_names import barrier, load_box
 from models.kernels.launching.launch import Launch
 from models.kernels.products.packed.matrix_weights import finished, tile_scales, unpacked
 from models.kernels.products.packed.packed_configurations import (
@@ -84,7 +84,7 @@ def _load(work, NUM_INPUTS: gl.constexpr, DEPENDENT: gl.constexpr):
             if is_first:
                 wait_for_previous(DEPENDENT)
             is_first = False
-            tma.async_copy_global_to_shared(x, [token, column], ready, xs.index(slot))
+            load_box(x, [token, column], ready, xs.index(slot))
             slot += 1
             if slot == SLOTS:
                 slot = 0
@@ -155,7 +155,7 @@ def _multiply(
             left = unpacked(weights.index(slot * GROUPS + GROUP), scales, layout)
             sums = warpgroup_mma(left, xs.index(slot).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
-            gl.thread_barrier()
+            barrier()
             mbarrier.arrive(empty.index(slot))
             scales = next_scales
             slot += 1
