@@ -1,5 +1,6 @@
 """scripts/setup with an interpreter that only pretends to install."""
 
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ case "$1" in
 -V) echo "Python 3.11.9" ;;
 -c) exit {suitable} ;;
 -m)
+    if [ "$2 $3" = "pip index" ]; then echo "Available versions: ${{TORCHES:-2.13.0}}"; exit; fi
     echo "$@" >>"$CALLS"
     if [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi
     if [ "$2" = pip ] && [ -n "${{PIP_FAILS:-}}" ]; then echo "no such package"; exit 1; fi ;;
@@ -85,6 +87,28 @@ def test_with_a_gpu_torch_and_triton_are_the_pinned_ones(machine):
     assert machine.calls()[2].endswith("-c constraints-gpu.txt -e .[engine,frontend,gpu]")
 
 
+def test_the_size_and_a_smaller_way_are_named_before_anything_comes(machine):
+    shown = machine(PIP_FAILS="1").stderr
+    before, _, _ = shown.partition("installing torch")
+    assert "3 GB, 5 GB on disk, will be downloaded" in before
+    assert "PIP_EXTRA_INDEX_URL=URL" in before
+
+
+@pytest.mark.parametrize(("kind", "size"), [("run", "0.3 GB"), ("dev", "0.6 GB")])
+def test_the_cpu_build_of_torch_is_small(machine, kind, size):
+    pinned = re.search("^torch==(.*)$", (ROOT / "constraints-cpu.txt").read_text(), re.M)[1]
+    shown = machine(kind, TORCHES=f"{pinned}+cpu, {pinned}").stderr
+    assert f"about {size}" in shown
+    assert "CUDA" not in shown
+
+
+def test_with_a_gpu_no_small_build_is_offered(machine):
+    machine.install("nvidia-smi", "#!/bin/sh\necho GPU 0\n")
+    shown = machine(TORCHES="2.13.0+cpu, 2.13.0").stderr
+    assert "about 3 GB" in shown
+    assert "PIP_EXTRA_INDEX_URL" not in shown
+
+
 def test_a_failed_install_shows_why_and_is_tried_again(machine):
     failed = machine(PIP_FAILS="1")
     assert failed.returncode == 1
@@ -123,5 +147,5 @@ def test_an_unknown_kind_is_a_usage_error(machine):
 
 def test_ci_runs_the_scripts_that_people_run_and_tests_last():
     steps = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert steps[-2:] == ["scripts/check", "scripts/test"]
+    assert steps[-3:] == ["scripts/check", "scripts/check_resolution", "scripts/test"]
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
