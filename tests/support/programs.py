@@ -13,6 +13,10 @@ from tests.support.forks import fork_server
 _BUILT = Path(__file__).resolve().parents[2] / ".cache" / "kernels"
 """Kernels that earlier runs have built on this machine, by all that their code depends on."""
 _TIMEOUT_S = 850
+_MENDED = """
+from tests.support.interpreted_splats import keep_booleans
+keep_booleans()
+"""
 _QUICKLY = """
 from tests.support.quick_interpreter import interpret_quickly
 interpret_quickly()
@@ -35,7 +39,7 @@ def run_interpreted(program: str, *arguments: object, is_quick: bool = True) -> 
     """
     quickly = _QUICKLY if is_quick else ""
     # Triton must be imported with this variable, so not before.
-    _run("torch", {"TRITON_INTERPRET": "1"}, quickly + program, *arguments)
+    _run("torch", {"TRITON_INTERPRET": "1"}, _MENDED + quickly + program, *arguments)
 
 
 def _run(imported: str, variables: Mapping[str, str], program: str, *arguments: object) -> None:

@@ -40,6 +40,8 @@ def worker_environment(config: EngineConfig, interface: str, temporary: Path) ->
     return {
         # torch's profiler would write to standard error, between the lines of the log.
         "KINETO_LOG_LEVEL": "6",
+        # Triton 3.9 warns where this is unset, as the next release turns it off.
+        "TRITON_DEFAULT_FP_FUSION": "1",
         # The ranks' connections need not be open to other networks.
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": f"={interface}",  # this name, and not all that begin with it
