@@ -1,6 +1,7 @@
 """Restricts calls to client certificates of certain names."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,4 +49,13 @@ def _names_of(context: grpc.aio.ServicerContext) -> set[str]:
     """Returns a caller's subject alternative names, or else its common name."""
     facts = context.auth_context()
     values = facts.get("x509_subject_alternative_name") or facts.get("x509_common_name") or ()
-    return {value.decode(errors="replace") for value in values}
+    return {value.decode(errors="replace") for value in values if not _is_cut(value, facts)}
+
+
+def _is_cut(name: bytes, facts: Mapping[str, Sequence[bytes]]) -> bool:
+    """Returns whether a name has a NUL, where gRPC cuts what it hands to Python."""
+    # Alternative names are ASCII in the certificate. A common name may be UTF-16 there, but the
+    # subject as text has its NUL as an escape.
+    der = ssl.PEM_cert_to_DER_cert(facts["x509_pem_cert"][0].decode())
+    subjects = facts.get("x509_subject", ())  # a certificate may have none
+    return name + b"\0" in der or any(b"\\00" in subject for subject in subjects)
