@@ -140,6 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Starts the answer."""
+        self._check_head()
         self._is_head_read = True
         self._place.work()
         self._start_timer(
@@ -207,6 +208,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._take_refusal(error.__context__)
         except (httptools.HttpParserError, _RefusedError) as error:
             self._take_refusal(error)
+
+    def _check_head(self) -> None:
+        """Refuses heads that a proxy may read in another way (RFC 9112, sections 3.2 and 6.1)."""
+        is_1_0 = self.parser.get_http_version() == "1.0"
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts != 1 and not (is_1_0 and num_hosts == 0):
+            raise _RefusedError(400, "there must be one Host")
+        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings and (is_1_0 or [value.lower() for value in encodings] != [b"chunked"]):
+            raise _RefusedError(400, "the only Transfer-Encoding is chunked, in HTTP/1.1")
 
     def _check_sizes(self) -> None:
         if self._num_other_bytes > MAX_HEADER_BYTES + self._num_body_bytes:

@@ -61,6 +61,7 @@ async def listening(tmp_path: Path, limits: str):
             writers.append(writer)
             head = [
                 b"POST /v1/completions HTTP/1.1",
+                b"host: x",
                 b"content-type: application/json",
                 b"authorization: Bearer " + key.encode(),
                 b"content-length: %d" % length,

@@ -117,7 +117,7 @@ async def test_headers_that_are_too_large_or_too_many_are_answered():
 
 
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ async def test_an_answer_of_known_length_to_http_1_0_is_whole():
     ("head", "status"),
     [
         (HEALTH, b"200"),
-        (b"GET /metrics HTTP/1.1\r\n", b"200"),
-        (b"POST /nowhere HTTP/1.1\r\n", b"404"),
-        (b"POST /health HTTP/1.1\r\n", b"405"),
-        (b"POST /v1/completions HTTP/1.1\r\n", b"415"),
-        (b"POST /v1/embeddings HTTP/1.1\r\n", b"404"),
+        (b"GET /metrics HTTP/1.1\r\nhost: x\r\n", b"200"),
+        (b"POST /nowhere HTTP/1.1\r\nhost: x\r\n", b"404"),
+        (b"POST /health HTTP/1.1\r\nhost: x\r\n", b"405"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n", b"415"),
+        (b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n", b"404"),
     ],
 )
 async def test_an_answer_before_the_body_has_come_ends_the_connection(head, status, monkeypatch):
@@ -212,7 +212,9 @@ async def test_an_answer_before_the_body_has_come_ends_the_connection(head, stat
 
 async def test_an_answer_reaches_a_client_that_sends_its_whole_body_first():
     async with listening(max_message_bytes=2**20) as connect:
-        reader, writer = await connect(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        reader, writer = await connect(
+            b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        )
         with LoopTime().stopped():
             writer.write(b" " * 1_000_000)
             await writer.drain()
@@ -223,6 +225,42 @@ async def test_a_body_of_the_client_that_is_refused_as_no_http_ends_the_request(
     async with listening() as connect:
         reader, _ = await connect(POST + CHUNKED + b"what\r\n")
         assert (await end_of(reader)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\n",
+        HEALTH + b"host: y\r\n",
+        HEALTH + b"Host: x\r\n",
+        b"GET /health HTTP/1.0\r\nhost: x\r\nhost: y\r\n",
+        HEALTH + b"transfer-encoding: gzip, chunked\r\n",
+        HEALTH + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+        HEALTH + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+        HEALTH + b"transfer-encoding: chunked, identity\r\n",
+        HEALTH + b"transfer-encoding: identity\r\n",
+        HEALTH + b"transfer-encoding:\r\n",
+        b"GET /health HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n",
+    ],
+)
+async def test_a_head_that_two_readers_may_understand_differently_is_refused(head):
+    async with listening() as connect:
+        reader, _ = await connect(head + b"\r\n0\r\n\r\n")
+        assert (await end_of(reader)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEALTH + b"transfer-encoding: Chunked\r\n",
+        b"GET /health HTTP/1.1\r\nHOST:\r\n",
+        b"GET /health HTTP/1.0\r\n",
+    ],
+)
+async def test_a_head_with_one_host_or_in_http_1_0_with_none_is_answered(head):
+    async with listening() as connect:
+        reader, _ = await connect(head + b"\r\n0\r\n\r\n")
+        assert await answer_of(reader) == b"HTTP/1.1 200 OK"
 
 
 async def test_a_request_sent_before_the_answer_to_another_is_not_served():
@@ -281,7 +319,6 @@ async def test_connections_of_one_address_have_a_limit_of_their_own():
 
 async def test_a_body_of_nested_lists_is_refused():
     body = b'{"model": "fake", "prompt": ' + b"[" * 100_000
-    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n"
     async with listening() as connect:
-        reader, _ = await connect(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        reader, _ = await connect(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
