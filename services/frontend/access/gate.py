@@ -69,14 +69,17 @@ class Gate:
         """The account of the acting key; empty where keys are not needed."""
         return self._current.get(self._anonymous).account
 
-    def authenticate(self, authorization: str | None) -> Caller:
-        """Returns the caller with the key in an `authorization` header, "Bearer KEY".
+    def authenticate(self, *authorizations: str) -> Caller:
+        """Returns the caller with the key in its only `authorization` header, "Bearer KEY".
 
         Raises:
-            UnauthenticatedError: the key is missing or unknown.
+            UnauthenticatedError: the key is missing, unknown or one of several.
         """
-        if authorization is None:
+        if not authorizations:
             raise UnauthenticatedError("an API key is needed: authorization: Bearer KEY")
+        if len(authorizations) > 1:  # a proxy may have checked another one than we would take
+            raise UnauthenticatedError("there are several API keys; one is needed")
+        [authorization] = authorizations
         scheme, _, key = authorization.partition(" ")
         key = key.strip()
         is_key = 0 < len(key) <= MAX_KEY_CHARACTERS and key.isascii()

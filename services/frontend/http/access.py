@@ -29,7 +29,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         try:
-            caller = self._gate.authenticate(_authorization(Headers(scope=scope)))
+            caller = self._gate.authenticate(*_authorizations(Headers(scope=scope)))
         except UnauthenticatedError as error:
             host = (scope["client"] or ("",))[0]
             log.info("call_refused", method=scope["method"], peer=host)
@@ -39,12 +39,10 @@ class RequireKey:
             await self._app(scope, receive, send)
 
 
-def _authorization(headers: Headers) -> str | None:
-    """Returns the header, or the same with a key that came as x-api-key, as Anthropic's do."""
-    key = headers.get("x-api-key")
-    if "authorization" in headers or key is None:
-        return headers.get("authorization")
-    return f"Bearer {key}"
+def _authorizations(headers: Headers) -> list[str]:
+    """Returns the headers, or the same with keys that came as x-api-key, as Anthropic's do."""
+    keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+    return headers.getlist("authorization") or keys
 
 
 def _refusal(path: str, error: UnauthenticatedError) -> JSONResponse:

@@ -36,12 +36,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         method = handler_call_details.method
         if handler is None or method.startswith(_OPEN_PREFIX):
             return handler
-        metadata = dict(handler_call_details.invocation_metadata)
-        authorization = metadata.get("authorization")
+        metadata = handler_call_details.invocation_metadata
+        authorizations = [value for name, value in metadata if name == "authorization"]
 
         def enter(context: grpc.aio.ServicerContext) -> AbstractContextManager[None]:
             try:
-                caller = self._gate.authenticate(authorization)
+                caller = self._gate.authenticate(*authorizations)
             except UnauthenticatedError:
                 log.info("call_refused", method=method, peer=context.peer())
                 raise

@@ -1,6 +1,7 @@
 """A key keeps its caller's choices apart from those of others: salts, ids, priorities."""
 
 import grpc
+import httpx
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
@@ -73,3 +74,24 @@ async def test_without_keys_any_priority_goes_on_to_the_engine():
         request = pb.GenerateRequest(text="one", options={"priority": 100, "request_id": "mine"})
         assert [response async for response in stack.stub.Generate(request)]
         assert (engine.submits[0].priority, engine.submits[0].request_id) == (100, "mine")
+
+
+async def test_a_call_with_two_keys_is_refused(key_file):
+    alice, bob = (f"Bearer {KEYS[name]}" for name in ("alice", "bob"))
+    async with (
+        FakeEngine() as engine,
+        frontend_stack(engine, api_keys_file=key_file, http_port=0) as stack,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{stack.server.http_port}") as client,
+    ):
+        for values in ((alice, bob), (alice, alice), ("", alice)):
+            call = stack.stub.ListModels(
+                pb.ListModelsRequest(), metadata=[("authorization", value) for value in values]
+            )
+            assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+            headers = [("authorization", value) for value in values]
+            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        for key in ("alice", "bob"):
+            headers = [("x-api-key", KEYS["alice"]), ("x-api-key", KEYS[key])]
+            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        headers = [("x-api-key", KEYS["alice"]), ("authorization", bob)]
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
