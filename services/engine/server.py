@@ -33,6 +33,7 @@ from services.telemetry.health import Health
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
+from services.telemetry.refused_calls import RefusedCalls
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tls import ServerTls, TlsFilesError
@@ -74,6 +75,7 @@ class EngineServer:
         """
         self._config = config
         self._counts = LocalCounts()
+        refused = RefusedCalls(self._counts)
         self._health = Health(
             SERVICE_NAME,
             *((VLLM_SERVICE_NAME,) if config.serving.vllm_grpc else ()),
@@ -111,7 +113,7 @@ class EngineServer:
             max_message_bytes=config.serving.max_message_bytes,
             limits=_server_limits(config, model),
             counts=self._counts,
-            interceptors=_interceptors(config.serving),
+            interceptors=_interceptors(config.serving, refused),
         )
         streams = OpenStreams(self._counts)
         servicer = EngineServicer(self.core, model, config, self._grammars, streams)
@@ -122,7 +124,7 @@ class EngineServer:
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
         if nodes is not None:
-            NodeServicer(nodes, config.parallel).add_to(self._server)
+            NodeServicer(nodes, config.parallel, refused).add_to(self._server)
         self._lag = LoopLag()
         self._metrics = Metrics(
             EngineFamilies(
@@ -130,6 +132,7 @@ class EngineServer:
                 model=model.name,
                 num_sessions=lambda: servicer.num_sessions,
                 lag=self._lag,
+                refused=refused,
             )
         )
 
@@ -260,7 +263,7 @@ def _server_limits(config: EngineConfig, model: ModelFolder) -> ServerLimits:
     )
 
 
-def _interceptors(config: ServingConfig) -> list[grpc.aio.ServerInterceptor]:
+def _interceptors(config: ServingConfig, refused: RefusedCalls) -> list[grpc.aio.ServerInterceptor]:
     """Returns the interceptors of every call.
 
     Raises:
@@ -270,7 +273,7 @@ def _interceptors(config: ServingConfig) -> list[grpc.aio.ServerInterceptor]:
         return []
     if config.tls_client_ca is None:
         raise TlsFilesError("--tls-allowed-clients needs --tls-client-ca")
-    return [KnownClients(config.tls_allowed_clients)]
+    return [KnownClients(config.tls_allowed_clients, refused)]
 
 
 def collect_garbage_rarely() -> None:

@@ -109,7 +109,9 @@ class FrontendServer:
         self._lag = LoopLag()
         beats = None if share is None else share.beats
         self._metrics = Metrics(
-            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag, beats),
+            FrontendFamilies(
+                self._pipeline.requests.counts, self.engine, self._lag, self._gate.refused, beats
+            ),
             None if share is None else FiguresOfProcess(share.figures, share.index),
         )
         self._is_draining = False

@@ -20,6 +20,7 @@ from services.engine.worker.remote_ranks import JoinedNodes
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
+from services.telemetry.refused_calls import RefusedCalls
 from services.telemetry.server import listen, make_server
 from services.telemetry.tls import ServerTls
 from tests.support.forked_program import ForkedProgram
@@ -50,7 +51,7 @@ async def head_server(
         counts=LocalCounts(),
     )
     if nodes is not None:
-        NodeServicer(nodes, config).add_to(server)
+        NodeServicer(nodes, config, RefusedCalls(LocalCounts())).add_to(server)
     port = listen(server, "127.0.0.1", 0, tls)
     await server.start()
     try:

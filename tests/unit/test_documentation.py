@@ -19,7 +19,9 @@ from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.processes.heartbeats import Heartbeats
+from services.telemetry.counts import LocalCounts
 from services.telemetry.loop_lag import LoopLag
+from services.telemetry.refused_calls import RefusedCalls
 from tests.support.engine_harness import engine_config, step_limits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,9 +92,10 @@ def test_every_metric_is_documented():
         on_readiness=lambda ready: None,
     )
     pool = EnginePool(AddressBook(["host:1"]), TokenizerStore(None), PoolLimits())
+    refused = RefusedCalls(LocalCounts())
     families = [
-        *EngineFamilies(core, model="m", num_sessions=lambda: 0, lag=LoopLag())(),
-        *FrontendFamilies(RequestCounts(), pool, LoopLag(), Heartbeats(2))(),
+        *EngineFamilies(core, model="m", num_sessions=lambda: 0, lag=LoopLag(), refused=refused)(),
+        *FrontendFamilies(RequestCounts(), pool, LoopLag(), refused, Heartbeats(2))(),
     ]
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40

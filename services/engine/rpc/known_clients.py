@@ -9,6 +9,7 @@ import grpc
 
 from services.engine.errors import NotPermittedError
 from services.telemetry.call_scope import scoped
+from services.telemetry.refused_calls import RefusedCalls
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Probes may show any certificate of the authority."""
@@ -21,8 +22,9 @@ class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is
     and turns its error into a status.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], refused: RefusedCalls) -> None:
         self._names = frozenset(names)
+        self._refused = refused
 
     async def intercept_service(
         self,
@@ -33,12 +35,14 @@ class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN_PREFIX):
             return handler
-        return scoped(handler, self._check)
+        method = handler_call_details.method
+        return scoped(handler, lambda context: self._checked(context, method))
 
     @contextmanager
-    def _check(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+    def _checked(self, context: grpc.aio.ServicerContext, method: str) -> Iterator[None]:
         names = _names_of(context)
         if self._names.isdisjoint(names):
+            self._refused.note(method=method, peer=context.peer())
             raise NotPermittedError(
                 f"the certificate's names {sorted(names)} are not among --tls-allowed-clients"
             )

@@ -14,6 +14,7 @@ from services.engine.edge.status import STATUS_CODES
 from services.engine.request import FinishReason
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
+from services.telemetry.refused_calls import RefusedCalls
 
 FINISHED = (*(reason.value for reason in FinishReason), "failed")
 REJECTED = tuple(code.name for code in STATUS_CODES.values())
@@ -30,9 +31,16 @@ class EngineFamilies:
     """Collects an engine's present figures, labelled with the model's name."""
 
     def __init__(
-        self, core: EngineCore, *, model: str, num_sessions: Callable[[], int], lag: LoopLag
+        self,
+        core: EngineCore,
+        *,
+        model: str,
+        num_sessions: Callable[[], int],
+        lag: LoopLag,
+        refused: RefusedCalls,
     ) -> None:
         self._core = core
+        self._refused = refused
         self._num_sessions = num_sessions
         self._lag = lag
         self._families = Families("octavo", model_name=model)
@@ -121,6 +129,7 @@ class EngineFamilies:
             dict.fromkeys(FINISHED, 0) | stats.counters.finished,
             "Requests that ended, by reason",
         )
+        yield counter("calls_refused", self._refused.num_calls, "Calls of peers without permission")
         yield counters(
             "requests_rejected",
             "code",

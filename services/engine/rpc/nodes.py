@@ -24,6 +24,7 @@ from services.engine.worker.remote_ranks import JoinedNodes, NodeLink
 from services.telemetry.callers import address_of
 from services.telemetry.message_limits import MalformedMessageError
 from services.telemetry.message_reader import RefusedMessage
+from services.telemetry.refused_calls import RefusedCalls
 from services.version import own_version
 
 log = structlog.get_logger()
@@ -39,17 +40,19 @@ _Messages = AsyncIterator[NodeMessage | RefusedMessage]
 class NodeServicer(NodeServiceServicer):
     """The method of NodeService; the interceptor maps the errors that it raises."""
 
-    def __init__(self, nodes: JoinedNodes, config: ParallelConfig) -> None:
+    def __init__(self, nodes: JoinedNodes, config: ParallelConfig, refused: RefusedCalls) -> None:
         """Serves the nodes of one engine.
 
         Args:
             nodes: gets each node that joins.
             config: names the secret's file and the silence that means a loss.
+            refused: records nodes with another secret.
 
         Raises:
             NodeSecretError: the secret cannot be read.
         """
         self._nodes = nodes
+        self._refused = refused
         self._secret = NodeSecret.from_file(config.node_secret_file)
         self._silence_timeout_s = config.node_silence_timeout_s
 
@@ -107,7 +110,8 @@ class NodeServicer(NodeServiceServicer):
         answer = (await _next(messages, "proof")).proof
         if not self._secret.accepts(answer.proof, "node", hello.nonce, nonce):
             has = "another secret than" if answer.proof else "no secret, and cannot join"
-            log.warning("node_was_refused", peer=context.peer(), reason=f"it has {has} the engine")
+            reason = f"it has {has} the engine"
+            self._refused.note("node_was_refused", peer=context.peer(), reason=reason)
             raise NotPermittedError(f"the node has {has} the engine")
         return hello
 

@@ -21,6 +21,7 @@ from services.frontend.access.key_file import (
 )
 from services.frontend.errors import NotPermittedError, UnauthenticatedError
 from services.telemetry.counts import Counts, LocalCounts
+from services.telemetry.refused_calls import RefusedCalls
 from services.telemetry.regular_file import describe_exposure
 
 POLL_S = 1.0
@@ -46,6 +47,8 @@ class Gate:
         self._callers: dict[bytes, Caller] = {}
         self.counts = counts or LocalCounts()
         """Counts that limits are compared with."""
+        self.refused = RefusedCalls(self.counts)
+        """Calls without a known key."""
         self._anonymous = Caller("", Limits(), counts=self.counts, account="")
         self._current: ContextVar[Caller] = ContextVar("caller")
         self._stamp: tuple[int, int, int] | None = None

@@ -1,6 +1,5 @@
 """Checks the API keys of HTTP callers."""
 
-import structlog
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,8 +11,6 @@ from services.frontend.http.status import http_error_of
 
 _OPEN_PATHS = {"/", "/health", "/ping"}
 """The start page and probes need no key."""
-
-log = structlog.get_logger()
 
 
 class RequireKey:
@@ -32,7 +29,7 @@ class RequireKey:
             caller = self._gate.authenticate(*_authorizations(Headers(scope=scope)))
         except UnauthenticatedError as error:
             host = (scope["client"] or ("",))[0]
-            log.info("call_refused", method=scope["method"], peer=host)
+            self._gate.refused.note(method=scope["method"], peer=host)
             await _refusal(scope["path"], error)(scope, receive, send)
             return
         with self._gate.acting_as(caller):

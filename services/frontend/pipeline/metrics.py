@@ -10,6 +10,7 @@ from services.frontend.pipeline.request_log import CANCELLED
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
+from services.telemetry.refused_calls import RefusedCalls
 
 FINISHED = ("stop", "length", "aborted")
 FAILED = (
@@ -31,10 +32,12 @@ class FrontendFamilies:
         counts: RequestCounts,
         engine: EnginePool,
         lag: LoopLag,
+        refused: RefusedCalls,
         beats: Heartbeats | None = None,
     ) -> None:
         """Reads all at each call; `beats` are those of several processes."""
         self._beats = beats
+        self._refused = refused
         self._lag = lag
         self._counts = counts
         self._engine = engine
@@ -77,6 +80,9 @@ class FrontendFamilies:
             "error",
             dict.fromkeys(FAILED, 0) | counts.failed,
             "Requests that were refused or failed, by error",
+        )
+        yield families.counter(
+            "calls_refused", self._refused.num_calls, "Calls without a known key"
         )
         yield families.counters(
             "hosted_tools_left_out",

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
-import structlog
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
@@ -13,8 +12,6 @@ from services.telemetry.call_scope import scoped
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Probes need no key."""
-
-log = structlog.get_logger()
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
@@ -43,7 +40,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
             try:
                 caller = self._gate.authenticate(*authorizations)
             except UnauthenticatedError:
-                log.info("call_refused", method=method, peer=context.peer())
+                self._gate.refused.note(method=method, peer=context.peer())
                 raise
             return self._gate.acting_as(caller)
 

@@ -7,7 +7,9 @@ import pytest
 
 from services.engine.edge.status import status_of
 from services.engine.rpc.known_clients import KnownClients
+from services.telemetry.counts import LocalCounts
 from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.refused_calls import RefusedCalls
 from tests.support.certificates import LOOPBACK, Authority, Pair, credentials
 
 FRONTEND = "frontend.internal"
@@ -25,7 +27,7 @@ class Methods(grpc.GenericRpcHandler):
 async def code_of_call(authority: Authority, server: Pair, client: Pair) -> grpc.StatusCode:
     pair = (server.key.read_bytes(), server.cert.read_bytes())
     trusted = authority.cert.read_bytes()
-    known = KnownClients([FRONTEND])
+    known = KnownClients([FRONTEND], RefusedCalls(LocalCounts()))
     listening = grpc.aio.server(interceptors=[ErrorInterceptor(status_of), known])
     listening.add_generic_rpc_handlers([Methods()])
     port = listening.add_secure_port(
