@@ -20,13 +20,23 @@ class FairTurns:
         self._num_free = num_turns
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def run(self, party: str, start: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def run(
+        self,
+        party: str,
+        start: Callable[[], Awaitable[_Result]],
+        *,
+        wait_s: float | None = None,
+    ) -> _Result:
         """Starts work in a turn of the party and returns its result.
 
         A caller that is cancelled leaves the queue at once. Work that runs goes on without it and
         keeps its turn to its end.
+
+        Raises:
+            TimeoutError: the turn has not come within `wait_s`.
         """
-        await self._take(party)
+        async with asyncio.timeout(wait_s):
+            await self._take(party)
         try:
             work = asyncio.ensure_future(start())
         except BaseException:

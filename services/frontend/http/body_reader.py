@@ -1,6 +1,5 @@
 """Parses bodies: small ones on the event loop, others in a separate process."""
 
-import asyncio
 import json
 import pickle
 from functools import partial
@@ -20,6 +19,7 @@ from services.processes.errors import (
 )
 from services.processes.helper_pool import HelperPool
 from services.telemetry.counts import Counts
+from services.telemetry.fair_turns import FairTurns
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
@@ -53,7 +53,8 @@ class BodyReader:
     """Parses bodies into calls.
 
     Parsing JSON holds the interpreter's lock, for seconds with millions of values. A process parses
-    large bodies one at a time; it starts with the first one, and again after a crash.
+    large bodies one at a time; it starts with the first one, and again after a crash. Accounts take
+    turns.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class BodyReader:
             "max_samples": max_samples,
             "strict_fields": strict_fields,
         }
+        self._turns = FairTurns(1)
         self._pool = HelperPool(
             _WORKER,
             json.dumps(limits).encode(),
@@ -80,9 +82,9 @@ class BodyReader:
         )
 
     async def read(
-        self, reader: Reader, body: bytes, request_id: str, *, max_prompt_tokens: int
+        self, reader: Reader, body: bytes, request_id: str, account: str, *, max_prompt_tokens: int
     ) -> Call:
-        """Returns the call in a body.
+        """Returns the call in a body of an account.
 
         Raises:
             InvalidRequestError: it is invalid, or takes too much to parse.
@@ -97,11 +99,16 @@ class BodyReader:
                 f" the limit is {MAX_WAITING_BYTES}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        question = question_of(reader, request_id, max_prompt_tokens, body)
-        # The body of a caller that left stays in the process's queue.
-        asking = asyncio.create_task(self._ask(question))
-        asking.add_done_callback(partial(self._end_asking, len(body)))
-        answer = await asyncio.shield(asking)
+        # The body of a caller that left stays in the process, if it is being read.
+        ask = partial(self._ask, reader, request_id, max_prompt_tokens, body)
+        try:
+            answer = await self._turns.run(account, ask, wait_s=WAIT_S)
+        except TimeoutError:
+            raise OverloadedError(
+                "the process that reads large bodies is busy", retry_after_ms=RETRY_AFTER_MS
+            ) from None
+        finally:
+            self._counts.give_back(_WAITING, len(body))
         if isinstance(answer, Refusal):
             raise InvalidRequestError(answer.message, field=answer.field, code=answer.code)
         return answer
@@ -110,12 +117,10 @@ class BodyReader:
         """Ends the process after the current body."""
         await self._pool.close()
 
-    def _end_asking(self, num_bytes: int, asking: "asyncio.Task[Call | Refusal]") -> None:
-        self._counts.give_back(_WAITING, num_bytes)
-        if not asking.cancelled():
-            asking.exception()  # the caller may be gone
-
-    async def _ask(self, question: bytes) -> Call | Refusal:
+    async def _ask(
+        self, reader: Reader, request_id: str, max_prompt_tokens: int, body: bytes
+    ) -> Call | Refusal:
+        question = question_of(reader, request_id, max_prompt_tokens, body)
         try:
             answer: Call | Refusal = pickle.loads(
                 await self._pool.ask(

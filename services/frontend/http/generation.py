@@ -99,12 +99,12 @@ class GenerationEndpoint:
 
     async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
         """Parses a body, whose bytes count until then."""
-        del lease
         with body:
             call = await self._body_reader.read(
                 self._kind.reader,
                 body.content,
                 request_id,
+                lease.account,
                 max_prompt_tokens=self.pipeline.max_prompt_tokens,
             )
         if call.left_out:

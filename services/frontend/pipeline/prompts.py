@@ -96,7 +96,7 @@ class Prompts:
         """
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
         with self._held.holding(lease.account, held_bytes(prompt)):
-            text = await self._text_of(model, prompt, parse_special_tokens)
+            text = await self._text_of(model, prompt, parse_special_tokens, lease.account)
             if add_special_tokens is None:
                 add_special_tokens = not isinstance(prompt, Conversation)
             return await self._encode(
@@ -152,7 +152,7 @@ class Prompts:
         if isinstance(prompt, list):
             token_ids = prompt
         else:
-            text = await self._text_of(model, prompt, options.parse_special_tokens)
+            text = await self._text_of(model, prompt, options.parse_special_tokens, lease.account)
             _check_text(model, text, lease, most)
             token_ids = await self._encode(
                 model,
@@ -201,14 +201,19 @@ class Prompts:
             raise too_many_tokens(str(error.num_tokens), max_tokens) from None
 
     async def _text_of(
-        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+        self,
+        model: ServedModel,
+        prompt: str | Conversation,
+        parse_special_tokens: bool | None,
+        account: str,
     ) -> str | MarkedText:
         if isinstance(prompt, Conversation):
-            return await self._render(model, prompt, marks_content=not parse_special_tokens)
+            marks_content = not parse_special_tokens
+            return await self._render(model, prompt, account, marks_content=marks_content)
         return prompt
 
     async def _render(
-        self, model: ServedModel, conversation: Conversation, *, marks_content: bool
+        self, model: ServedModel, conversation: Conversation, account: str, *, marks_content: bool
     ) -> str | MarkedText:
         messages, tools = conversation.messages, conversation.tools
         variables = conversation.template_variables
@@ -239,6 +244,7 @@ class Prompts:
             end=conversation.end,
             max_bytes=TEMPLATE_GROWTH * self._max_prompt_bytes,
             marks_content=marks_content,
+            account=account,
         )
         return MarkedText.read(rendered) if marks_content else rendered
 

@@ -6,6 +6,7 @@ A thread is not enough: 9**9**9 in a template holds Python's lock, and threads c
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -28,9 +29,12 @@ from services.processes.errors import (
     HelperUnavailableError,
 )
 from services.processes.helper_pool import HelperPool
+from services.telemetry.fair_turns import FairTurns
 
 START_TIMEOUT_S = 10.0
 """Time limit for a new process to compile its template, generous for busy machines."""
+MAX_WAITS = 5
+"""Longest wait for a turn, in time limits: those of other accounts may all be used up."""
 RETRY_AFTER_MS = 1000
 _WORKER = "services.frontend.text.template_worker"
 
@@ -40,7 +44,8 @@ log = structlog.get_logger()
 class TemplateProcess:
     """One model's chat template. It renders one conversation at a time, in about 0.5 ms.
 
-    Exceeding the limit kills the process; the next conversation starts another.
+    Accounts take turns. Exceeding the limit kills the process; the next conversation starts
+    another.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class TemplateProcess:
             source.opening(is_strict=is_strict, writes_tools=writes_tools)
         ).encode()
         self._pool = HelperPool(_WORKER, opening, start_timeout_s=START_TIMEOUT_S)
+        self._turns = FairTurns(1)
         self._timeout_s = timeout_s
 
     async def start(self) -> None:
@@ -82,11 +88,13 @@ class TemplateProcess:
         end: PromptEnd = PromptEnd.ANSWER,
         max_bytes: int,
         marks_content: bool = False,
+        account: str = "",
     ) -> str:
         """Returns the prompt for the answer to a conversation.
 
         `reasons` turns the reasoning on or off in a template that has a variable for it; `end` is
         where the prompt ends. With `marks_content`, caller text is marked, for `MarkedText.read`.
+        An `account` takes turns with others.
 
         Raises:
             InvalidRequestError: the template refuses the conversation, fails, takes too long, or
@@ -106,19 +114,21 @@ class TemplateProcess:
             # The process has no environment and thus no time zone.
             "now": datetime.datetime.now().isoformat(),
         }
+        ask = partial(
+            self._pool.ask,
+            json.dumps(question).encode(),
+            timeout_s=self._timeout_s,
+            wait_s=self._timeout_s,
+            max_answer_bytes=MAX_GROWTH * max_bytes + 3,  # and the mark itself
+        )
         try:
-            prompt = await self._pool.ask(
-                json.dumps(question).encode(),
-                timeout_s=self._timeout_s,
-                wait_s=self._timeout_s,
-                max_answer_bytes=MAX_GROWTH * max_bytes + 3,  # and the mark itself
-            )
+            prompt = await self._turns.run(account, ask, wait_s=MAX_WAITS * self._timeout_s)
         except HelperRefusalError as error:
             raise InvalidRequestError(str(error)) from None
         except HelperBrokenError as error:
             log.warning("template_stopped", reason=str(error))
             raise InvalidRequestError(f"the chat template {error}") from None
-        except HelperBusyError:
+        except (TimeoutError, HelperBusyError):
             raise OverloadedError(
                 "the chat template is busy with other conversations", retry_after_ms=RETRY_AFTER_MS
             ) from None

@@ -80,6 +80,17 @@ async def test_work_goes_on_without_its_caller_and_keeps_its_turn():
     assert await following == "b1"
 
 
+async def test_a_turn_that_does_not_come_in_time_is_given_up():
+    rig = Rig()
+    first = rig.ask("a1")
+    await until(lambda: rig.begun == ["a1"])
+    with pytest.raises(TimeoutError):
+        await rig.turns.run("b", asyncio.Event().wait, wait_s=0.01)
+    assert rig.turns.num_waiting("b") == 0
+    await rig.end("a1")
+    assert await first == "a1"
+
+
 async def test_an_error_frees_the_turn():
     turns = FairTurns(1)
 

@@ -63,8 +63,8 @@ def chat(parameters: bytes) -> bytes:
     )
 
 
-async def read(reader: BodyReader, body: bytes, kind="completion") -> Call:
-    return await reader.read(kind, body, "id", max_prompt_tokens=MAX_PROMPT_TOKENS)
+async def read(reader: BodyReader, body: bytes, kind="completion", account="") -> Call:
+    return await reader.read(kind, body, "id", account, max_prompt_tokens=MAX_PROMPT_TOKENS)
 
 
 def test_what_is_read_on_the_event_loop_is_bounded_in_bytes_and_in_marks():
@@ -195,6 +195,16 @@ async def test_waiting_bytes_are_limited():
         await read(reader, large())
     assert refusal.value.retry_after_ms is not None
     assert (await read(reader, completion())).prompt == "x"
+
+
+async def test_accounts_take_turns(reader):
+    ends: list[object] = []
+
+    async def end(name: str) -> None:
+        ends.append((await read(reader, large(name), account=name[0])).prompt)
+
+    await asyncio.gather(*map(end, ["a1", "a2", "a3", "a4", "b1"]))
+    assert ends == ["a1", "a2", "b1", "a3", "a4"]
 
 
 async def test_what_waited_is_given_back():

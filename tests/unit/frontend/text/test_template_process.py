@@ -113,6 +113,18 @@ async def test_a_request_that_waits_for_one_that_hangs_is_refused_with_a_retry()
     assert {type(end) for end in ends} == {InvalidRequestError, OverloadedError}
 
 
+async def test_accounts_take_turns():
+    ends: list[str] = []
+
+    async def render(name: str) -> None:
+        said = [{"role": "user", "content": name}]
+        ends.append(await template.render(said, max_bytes=100, account=name[0]))
+
+    async with running("{{ messages[0].content }}") as template:
+        await asyncio.gather(*map(render, ["a1", "a2", "a3", "a4", "b1"]))
+    assert ends == ["a1", "a2", "b1", "a3", "a4"]
+
+
 async def test_a_caller_that_goes_away_leaves_no_answer_for_the_next():
     async with running("{{ messages[0].content }}") as template:
         leaving = asyncio.create_task(template.render(HANG, max_bytes=100))
