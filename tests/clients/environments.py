@@ -1,6 +1,7 @@
 """Makes the environment of each client, once."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,44 @@ def driver_of(client: str) -> Driver:
     return Driver([python, "-m", f"tests.clients.drivers.{client}"])
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An installed program."""
+
+    path: Path
+    version: str
+
+
+def newest_program(name: str, settings: Mapping[str, Any], *, installs: bool = True) -> Program:
+    """Returns a program in its newest release, which is installed first if it is not.
+
+    Args:
+        name: its folder's name.
+        settings: `program`, and its package of `npm` or of pip (`packages`).
+        installs: False takes what is installed.
+
+    Raises:
+        NotInstallableError: pip or npm fails, or there is no Node.
+    """
+    folder = ENVIRONMENTS / name
+    if not installs:
+        stamp = folder / _STAMP
+        if not stamp.is_file():
+            raise NotInstallableError("it was not installed before")
+        version = stamp.read_text().rpartition("\n")[2]
+    elif "npm" in settings:
+        package = settings["npm"]
+        version = f"{package}@{_run(['npm', 'view', package, 'version'])}"
+        _installed_by_npm(folder, [version])
+    else:
+        package = settings["packages"]
+        listed = _run([sys.executable, "-m", "pip", "index", "versions", package])
+        version = f"{package}=={listed.partition('(')[2].partition(')')[0]}"
+        _installed_by_pip(folder, [version])
+    programs = folder / ("node_modules/.bin" if "npm" in settings else "bin")
+    return Program(programs / settings["program"], re.split("@|==", version)[-1])
+
+
 def _installed_by_pip(folder: Path, packages: Sequence[str]) -> Path:
     """Returns the interpreter that has the packages."""
     python = folder / "bin" / "python"
@@ -76,8 +115,8 @@ def _is_stamped(folder: Path, wanted: str) -> bool:
     return stamp.is_file() and stamp.read_text() == wanted
 
 
-def _run(command: Sequence[str | Path]) -> None:
-    """Raises NotInstallableError if an installer fails."""
+def _run(command: Sequence[str | Path]) -> str:
+    """Returns what an installer prints; raises NotInstallableError if it fails."""
     try:
         result = subprocess.run(
             command,
@@ -91,3 +130,4 @@ def _run(command: Sequence[str | Path]) -> None:
         raise NotInstallableError(f"it took over {INSTALL_TIMEOUT_S} s") from None
     if result.returncode:
         raise NotInstallableError(result.stderr.strip().rpartition("\n")[2])
+    return result.stdout.strip()

@@ -4,7 +4,7 @@
 
 It has a context of 128k tokens and a tokenizer of 16k, as prompts of agents have 20,000 tokens. Of
 the tools that a prompt offers it calls one that runs commands, to write FILE; when the result is
-there, it says that it is done.
+there, it says that it is done. A conversation may ask for the task again.
 """
 
 import argparse
@@ -28,6 +28,7 @@ FILE, CONTENT = "made.txt", "octavo"
 COMMAND = f"printf {CONTENT} > {FILE} && cat {FILE}"
 TASK = f"Write the word {CONTENT} to the file {FILE} and show it."
 DONE = f"Done: {FILE} says {CONTENT}."
+DONE_AGAIN = f"Done again: {FILE} says {CONTENT}."
 THOUGHT = "A command can do that."
 RUNNERS = (
     "bash", "shell", "shell_command", "exec_command", "run_shell_command", "execute_command",
@@ -106,9 +107,10 @@ def tokenizer_files(template: str) -> dict[str, bytes]:
 
 def reply_to(prompt: str, *, reasons: bool) -> str:
     """Returns the model's next turn: a call of a tool, or that it is done."""
-    last = prompt.rpartition("<|im_start|>user\n")[2]
-    call = None if "<tool_response>" in last else _call(prompt)
-    text = DONE if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    before, _, since = prompt.rpartition(TASK)
+    call = None if "<tool_response>" in since else _call(prompt)
+    done = DONE_AGAIN if DONE in before else DONE
+    text = done if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
     thinks = reasons and not prompt.endswith("</think>\n\n")
     return f"<think>\n{THOUGHT}\n</think>\n\n{text}" if thinks else text
 
@@ -149,7 +151,7 @@ def _call(prompt: str) -> dict[str, Any] | None:
 
 def _functions(prompt: str) -> Iterator[dict[str, Any]]:
     """Yields the functions that a prompt lists in <tools>, one in a line."""
-    for line in prompt.partition("<tools>")[2].partition("</tools>")[0].splitlines():
+    for line in prompt.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines():
         if line.startswith("{"):
             tool = json.loads(line)
             yield tool.get("function", tool)
@@ -173,10 +175,10 @@ def _value(schema: Mapping[str, Any], *, is_command: bool) -> Any:
     return examples.get(str(schema.get("type")), "Writes a file and shows it")
 
 
-async def serve(port: int, template: str) -> None:
+async def serve(port: int, template: str, host: str = "127.0.0.1") -> None:
     """Serves until it is cancelled."""
     engine = make_engine(template)
-    await engine.start(port)
+    await engine.start(port, host)
     try:
         await asyncio.Event().wait()
     finally:
@@ -184,12 +186,13 @@ async def serve(port: int, template: str) -> None:
 
 
 def main() -> None:
-    """Runs the engine on a port of loopback."""
+    """Runs the engine until it is ended."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--template", choices=TEMPLATES, default="plain")
     options = parser.parse_args()
-    asyncio.run(serve(options.port, options.template))
+    asyncio.run(serve(options.port, options.template, options.host))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""Coding agents that do a small task with a scripted model, and do it again."""
+
+import os
+import subprocess
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from tests.clients.environments import FOLDER, Program
+from tests.clients.trial import Report, check
+from tests.support.processes import ServiceProcess, free_port, start_engine, start_frontend
+from tests.support.scripted_model import CONTENT, DONE, DONE_AGAIN, FILE, MODEL, TASK
+
+AGENTS: dict[str, Any] = tomllib.loads((FOLDER / "agents.toml").read_text())
+MODELS: Mapping[str, str] = {
+    "reasons": "a model that reasons",
+    "plain": "a model that does not reason",
+    "no_tools": "a model whose template has no tools",
+}
+"""Templates of the scripted model, as the table names them."""
+TURN_TIMEOUT_S = 240
+MAX_OUTPUT = 400
+_KEPT = ("PATH", "LANG", "TERM")
+
+
+class AgentFailedError(Exception):
+    """An agent exited with an error or said nothing in time; the message is the end of its output."""
+
+
+@contextmanager
+def scripted_services(template: str) -> Iterator[tuple[ServiceProcess, str]]:
+    """Starts an engine with the scripted model and a frontend; yields the frontend and its URL."""
+    port = free_port()
+    engine = start_engine(module="tests.support.scripted_model", template=template)
+    engine.start()  # it has no health; the frontend waits for it
+    try:
+        with start_frontend(engine.address, http_port=port) as frontend:
+            yield frontend, f"http://127.0.0.1:{port}"
+    finally:
+        engine.stop()
+
+
+def try_agent(
+    report: Report, name: str, program: Program, url: str, template: str, folder: Path
+) -> None:
+    """Has an agent do the task and do it again, in an empty folder with an empty home."""
+    agent = AgentAt(name, program, url, folder)
+    report.version = program.version
+    with report.trial(f"{MODELS[template]}: a task"):
+        agent.prepare()
+        agent.do("first", DONE)
+    if "again" in AGENTS[name] and report.trials[-1][1] is None:
+        with report.trial(f"{MODELS[template]}: a second turn"):
+            agent.do("again", DONE_AGAIN)
+
+
+class AgentAt:
+    """An agent with a server, a home and a folder to work in."""
+
+    def __init__(self, name: str, program: Program, url: str, folder: Path) -> None:
+        self._settings = AGENTS[name]
+        self._program = program
+        self.home, self.work = folder / "home", folder / "work"
+        self._values = {"url": url, "model": MODEL, "task": TASK, "home": str(self.home)}
+        for each in (self.home, self.work):
+            each.mkdir(parents=True)
+        for path, text in self._settings.get("files", {}).items():
+            file = self.home / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self._filled(text))
+
+    def command(self, turn: str) -> list[str]:
+        """Returns the command of a turn; turn: first, again or prepare."""
+        return [str(self._program.path), *map(self._filled, self._settings[turn])]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All variables that the agent gets."""
+        own = self._settings.get("environment", {})
+        return {
+            **{name: os.environ[name] for name in _KEPT if name in os.environ},
+            "HOME": str(self.home),
+            **{name: self._filled(value) for name, value in own.items()},
+        }
+
+    def prepare(self) -> None:
+        """Signs in, where an agent wants that before its first task."""
+        if "prepare" in self._settings:
+            self._run("prepare")
+
+    def do(self, turn: str, done: str) -> None:
+        """Has the agent do the task.
+
+        Raises:
+            AgentFailedError: it failed.
+            ValueError: it made no such file, or did not say that it is done.
+        """
+        file = self.work / FILE
+        file.unlink(missing_ok=True)
+        output = self._run(turn)
+        check(file.is_file() and file.read_text().strip() == CONTENT, f"no {FILE}: {_end(output)}")
+        check(done in " ".join(output.split()), _end(output))
+
+    def _run(self, turn: str) -> str:
+        try:
+            result = subprocess.run(
+                self.command(turn),
+                cwd=self.work,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=TURN_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.output or b"").decode(errors="replace")
+            raise AgentFailedError(f"no end in {TURN_TIMEOUT_S} s: {_end(said)}") from None
+        if result.returncode:
+            raise AgentFailedError(f"exit status {result.returncode}: {_end(result.stdout)}")
+        return result.stdout
+
+    def _filled(self, text: str) -> str:
+        return Template(text).safe_substitute(self._values)
+
+
+def _end(output: str) -> str:
+    return " ".join(output.split())[-MAX_OUTPUT:]
