@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.clients import table
-from tests.clients.agents import AGENTS, MODELS, scripted_services, try_agent
+from tests.clients.agents import AGENTS, MODELS, AgentAt, scripted_services, try_agent
 from tests.clients.environments import NotInstallableError, Program, newest_program
+from tests.clients.screens import draw_agent
 from tests.clients.trial import Report
 
 
@@ -22,13 +23,20 @@ def try_agents(names: Sequence[str], templates: Sequence[str], *, installs: bool
         except NotInstallableError as error:
             report.trials.append(("installing it", f"cannot be installed: {error}"))
     for template in templates:
-        with scripted_services(template) as (_, url), tempfile.TemporaryDirectory() as folder:
+        with scripted_services(template) as served, tempfile.TemporaryDirectory() as folder:
             for name, program in programs.items():
-                try_agent(
-                    reports[name], name, program, url, template, Path(folder) / name
-                )
+                try_agent(reports[name], name, program, served, Path(folder) / name)
                 _print_last(reports[name])
     return list(reports.values())
+
+
+def draw_screens(names: Sequence[str]) -> None:
+    """Draws agents that do the task on their screens into docs/agent-NAME.svg."""
+    with scripted_services("reasons") as served, tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            program = newest_program(name, AGENTS[name], installs=False)
+            agent = AgentAt(name, program, served.url, Path(folder) / name)
+            draw_agent(agent, f"{program.path.name} {program.version}", table.picture_of(name))
 
 
 def _package(name: str) -> str:
@@ -36,7 +44,7 @@ def _package(name: str) -> str:
 
 
 def _print_last(report: Report) -> None:
-    for what, error in report.trials[-2:]:
+    for what, error in report.trials[-3:]:
         sys.stdout.write(f"{report.package} {report.version}, {what}: {error or 'works'}\n")
     sys.stdout.flush()
 
@@ -47,9 +55,13 @@ def main() -> int:
     parser.add_argument("agents", nargs="*", help=f"some of {', '.join(AGENTS)}; all if none")
     parser.add_argument("--template", choices=MODELS, help="one kind of model instead of three")
     parser.add_argument("--installed", action="store_true", help="installs nothing")
+    parser.add_argument("--screens", action="store_true", help="draws the screens, of installed ones")
     options = parser.parse_args()
     if unknown := set(options.agents) - set(AGENTS):
         parser.error(f"unknown agents: {', '.join(sorted(unknown))}")
+    if options.screens:
+        draw_screens([name for name, agent in AGENTS.items() if "screen" in agent])
+        return 0
     templates = [options.template] if options.template else list(MODELS)
     reports = try_agents(options.agents or list(AGENTS), templates, installs=not options.installed)
     sys.stdout.write(f"\n{table.rows(reports)}")

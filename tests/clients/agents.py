@@ -1,10 +1,12 @@
 """Coding agents that do a small task with a scripted model, and do it again."""
 
+import json
 import os
 import subprocess
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -27,34 +29,55 @@ _KEPT = ("PATH", "LANG", "TERM")
 
 
 class AgentFailedError(Exception):
-    """An agent exited with an error or said nothing in time; the message is the end of its output."""
+    """An agent exited with an error or did not end; the message is the end of its output."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running frontend of the scripted model."""
+
+    template: str
+    frontend: ServiceProcess
+    url: str
 
 
 @contextmanager
-def scripted_services(template: str) -> Iterator[tuple[ServiceProcess, str]]:
-    """Starts an engine with the scripted model and a frontend; yields the frontend and its URL."""
+def scripted_services(template: str) -> Iterator[Served]:
+    """Starts an engine with the scripted model and a frontend."""
     port = free_port()
     engine = start_engine(module="tests.support.scripted_model", template=template)
     engine.start()  # it has no health; the frontend waits for it
     try:
         with start_frontend(engine.address, http_port=port) as frontend:
-            yield frontend, f"http://127.0.0.1:{port}"
+            yield Served(template, frontend, f"http://127.0.0.1:{port}")
     finally:
         engine.stop()
 
 
-def try_agent(
-    report: Report, name: str, program: Program, url: str, template: str, folder: Path
-) -> None:
+def try_agent(report: Report, name: str, program: Program, served: Served, folder: Path) -> None:
     """Has an agent do the task and do it again, in an empty folder with an empty home."""
-    agent = AgentAt(name, program, url, folder)
+    agent = AgentAt(name, program, served.url, folder)
     report.version = program.version
-    with report.trial(f"{MODELS[template]}: a task"):
+    model, log_before = MODELS[served.template], len(served.frontend.log)
+    with report.trial(f"{model}: a task"):
         agent.prepare()
         agent.do("first", DONE)
     if "again" in AGENTS[name] and report.trials[-1][1] is None:
-        with report.trial(f"{MODELS[template]}: a second turn"):
+        with report.trial(f"{model}: a second turn"):
             agent.do("again", DONE_AGAIN)
+    with report.trial(f"{model}: no request is refused"):
+        failures = failures_in(served.frontend.log[log_before:])
+        check(not failures, "; ".join(failures))
+
+
+def failures_in(log: str) -> list[str]:
+    """Returns the requests that failed or were refused, as a frontend's log tells them."""
+    events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [
+        " ".join(str(event[key]) for key in ("method", "error", "field") if key in event)
+        for event in events
+        if event["event"] == "request_failed"
+    ]
 
 
 class AgentAt:
@@ -64,7 +87,10 @@ class AgentAt:
         self._settings = AGENTS[name]
         self._program = program
         self.home, self.work = folder / "home", folder / "work"
-        self._values = {"url": url, "model": MODEL, "task": TASK, "home": str(self.home)}
+        self._values = {
+            **{"url": url, "model": MODEL, "task": TASK},
+            **{"home": str(self.home), "work": str(self.work)},
+        }
         for each in (self.home, self.work):
             each.mkdir(parents=True)
         for path, text in self._settings.get("files", {}).items():

@@ -23,11 +23,11 @@ is one trial. [Coding agents](#agents) are below.
 _AGENTS_HEAD = f"""\
 {_AGENTS}
 `scripts/try_clients` installs the newest release of each agent into a folder of its own and starts
-the frontend and an engine with a scripted model. The agent gets the URL, a key and the model's name,
-and is asked to write a word to a file. The model calls the agent's own tool that runs commands, reads
-the result and says that it is done; then the agent is asked once more in the same conversation. A
-trial works if the agent exits with 0, the file is there and its last words are the model's. The
-settings of each agent are in `tests/clients/agents.toml`.
+the frontend and an engine with a scripted model. The agent gets the URL, a key and the model's
+name, and is asked to write a word to a file. The model calls the agent's own tool that runs
+commands, reads the result and says that it is done; then the agent is asked once more in the same
+conversation. A turn works if the agent exits with 0, the file is there and it shows the model's
+last words. The settings of each agent are in `tests/clients/agents.toml`.
 
 """
 
@@ -54,6 +54,11 @@ def rows(reports: Sequence[Report]) -> str:
         for what, error in report.trials
     ]
     return _COLUMNS + "\n".join(lines) + "\n"
+
+
+def picture_of(name: str) -> Path:
+    """Returns the picture of an agent's screen."""
+    return PAGE.with_name(f"agent-{name.replace('_', '-')}.svg")
 
 
 def _text(page: Path) -> str:
