@@ -55,7 +55,9 @@ def main() -> int:
     parser.add_argument("agents", nargs="*", help=f"some of {', '.join(AGENTS)}; all if none")
     parser.add_argument("--template", choices=MODELS, help="one kind of model instead of three")
     parser.add_argument("--installed", action="store_true", help="installs nothing")
-    parser.add_argument("--screens", action="store_true", help="draws the screens, of installed ones")
+    parser.add_argument(
+        "--screens", action="store_true", help="draws the screens, of installed ones"
+    )
     options = parser.parse_args()
     if unknown := set(options.agents) - set(AGENTS):
         parser.error(f"unknown agents: {', '.join(sorted(unknown))}")
