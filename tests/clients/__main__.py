@@ -1,4 +1,4 @@
-"""Tries coding agents and writes their table, for scripts/try_clients."""
+"""Tries the newest clients and writes the table of agents, for scripts/try_clients."""
 
 import argparse
 import sys
@@ -6,11 +6,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.clients import table
 from tests.clients.agents import AGENTS, MODELS, AgentAt, scripted_services, try_agent
-from tests.clients.environments import NotInstallableError, Program, newest_program
+from tests.clients.environments import (
+    CLIENTS,
+    NotInstallableError,
+    Program,
+    driver_of,
+    newest_program,
+)
 from tests.clients.screens import draw_agent
 from tests.clients.trial import Report
+from tests.support.processes import free_port, stack
 
 
 def try_agents(names: Sequence[str], templates: Sequence[str], *, installs: bool) -> list[Report]:
@@ -28,6 +36,24 @@ def try_agents(names: Sequence[str], templates: Sequence[str], *, installs: bool
                 try_agent(reports[name], name, program, served, Path(folder) / name)
                 _print_last(reports[name])
     return list(reports.values())
+
+
+def try_drivers(names: Sequence[str]) -> list[Report]:
+    """Returns a report of each SDK or framework, in its newest release, with the embedded model."""
+    reports, port = [], free_port()
+    with stack(frontend={"http_port": port}), tempfile.TemporaryDirectory() as home:
+        for name in names:
+            report = Report(name)
+            with report.trial("its driver"):
+                driver = driver_of(name, newest=True)
+                report = driver.report(
+                    f"http://127.0.0.1:{port}",
+                    TINY_CHECKPOINT.name,
+                    Path(home),
+                    TOKENIZER=str(TINY_CHECKPOINT),
+                )
+            reports.append(report)
+    return reports
 
 
 def draw_screens(names: Sequence[str]) -> None:
@@ -50,25 +76,30 @@ def _print_last(report: Report) -> None:
 
 
 def main() -> int:
-    """Tries the agents that are named, or all."""
+    """Tries the clients that are named, or all."""
     parser = argparse.ArgumentParser(prog="scripts/try_clients", description=__doc__)
-    parser.add_argument("agents", nargs="*", help=f"some of {', '.join(AGENTS)}; all if none")
+    every = ", ".join([*AGENTS, *CLIENTS])
+    parser.add_argument("clients", nargs="*", help=f"some of {every}; all if none")
     parser.add_argument("--template", choices=MODELS, help="one kind of model instead of three")
-    parser.add_argument("--installed", action="store_true", help="installs nothing")
     parser.add_argument(
-        "--screens", action="store_true", help="draws the screens, of installed ones"
+        "--installed", action="store_true", help="tries agents as they are installed"
     )
+    parser.add_argument("--screens", action="store_true", help="draws screens of installed ones")
     options = parser.parse_args()
-    if unknown := set(options.agents) - set(AGENTS):
-        parser.error(f"unknown agents: {', '.join(sorted(unknown))}")
+    if unknown := set(options.clients) - set(AGENTS) - set(CLIENTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     if options.screens:
         draw_screens([name for name, agent in AGENTS.items() if "screen" in agent])
         return 0
+    clients = options.clients or [*AGENTS, *([] if options.installed else CLIENTS)]
     templates = [options.template] if options.template else list(MODELS)
-    reports = try_agents(options.agents or list(AGENTS), templates, installs=not options.installed)
-    sys.stdout.write(f"\n{table.rows(reports)}")
-    if not options.agents and not options.template:
+    agents = [name for name in clients if name in AGENTS]
+    reports = try_agents(agents, templates, installs=not options.installed) if agents else []
+    if not options.clients and not options.template:
         table.write_agents(reports)
+    if drivers := [name for name in clients if name in CLIENTS]:
+        reports += try_drivers(drivers)
+    sys.stdout.write(f"\n{table.rows(reports)}")
     return int(any(error for report in reports for _, error in report.trials))
 
 

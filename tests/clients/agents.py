@@ -87,10 +87,8 @@ class AgentAt:
         self._settings = AGENTS[name]
         self._program = program
         self.home, self.work = folder / "home", folder / "work"
-        self._values = {
-            **{"url": url, "model": MODEL, "task": TASK},
-            **{"home": str(self.home), "work": str(self.work)},
-        }
+        folders = {"home": str(self.home), "work": str(self.work)}
+        self._values = {"url": url, "model": MODEL, "task": TASK, **folders}
         for each in (self.home, self.work):
             each.mkdir(parents=True)
         for path, text in self._settings.get("files", {}).items():

@@ -1,5 +1,6 @@
 """Makes the environment of each client, once."""
 
+import json
 import os
 import re
 import shutil
@@ -12,16 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.clients.trial import Report
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ENVIRONMENTS = ROOT / ".cache" / "clients"
 CLIENTS: dict[str, Any] = tomllib.loads((FOLDER / "packages.toml").read_text())
 INSTALL_TIMEOUT_S = 1200
+DRIVER_TIMEOUT_S = 600
 _STAMP = "installed"
 
 
 class NotInstallableError(Exception):
     """A client's packages cannot be installed here; the message is the last line that says why."""
+
+
+class DriverFailedError(Exception):
+    """A driver exits with an error; the message is what it prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +40,61 @@ class Driver:
     """The command, without the server's URL and the model's name."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def report(self, url: str, model: str, home: Path, **variables: str) -> Report:
+        """Runs the driver and returns its report.
 
-def driver_of(client: str) -> Driver:
+        Raises:
+            DriverFailedError: it exits with an error; the message is what it prints.
+        """
+        base = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), **variables}
+        result = subprocess.run(
+            [*self.command, f"{url}/v1", model],
+            cwd=ROOT,
+            env=base | dict(self.environment),
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_TIMEOUT_S,
+            check=False,
+        )
+        if result.returncode:
+            raise DriverFailedError(result.stdout + result.stderr)
+        return Report(**json.loads(result.stdout.strip().rpartition("\n")[2]))
+
+
+def driver_of(client: str, *, newest: bool = False) -> Driver:
     """Returns the driver of a client, which is installed first if it is not.
+
+    Args:
+        client: a section of packages.toml.
+        newest: takes the newest releases in place of the pinned ones.
 
     Raises:
         NotInstallableError: pip or npm fails, or there is no Node.
     """
-    folder = ENVIRONMENTS / client
+    folder = ENVIRONMENTS / (f"{client}-newest" if newest else client)
     if "npm" in CLIENTS[client]:
-        modules = _installed_by_npm(folder, CLIENTS[client]["npm"])
+        packages = CLIENTS[client]["npm"]
+        if newest:
+            packages = [_newest_of_npm(each.rpartition("@")[0]) for each in packages]
+        modules = _installed_by_npm(folder, packages)
         program = FOLDER / "drivers" / f"{client}.cjs"
         return Driver(["node", program], {"NODE_PATH": str(modules)})
-    python = _installed_by_pip(folder, CLIENTS[client]["packages"])
+    packages = CLIENTS[client]["packages"]
+    if newest:
+        packages = [_newest_of_pip(each) if "==" in each else each for each in packages]
+    python = _installed_by_pip(folder, packages)
     return Driver([python, "-m", f"tests.clients.drivers.{client}"])
+
+
+def _newest_of_npm(package: str) -> str:
+    return f"{package}@{_run(['npm', 'view', package, 'version'])}"
+
+
+def _newest_of_pip(requirement: str) -> str:
+    package = requirement.partition("==")[0]
+    name = package.partition("[")[0]
+    listed = _run([sys.executable, "-m", "pip", "index", "versions", name])
+    return f"{package}=={listed.partition('(')[2].partition(')')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +123,10 @@ def newest_program(name: str, settings: Mapping[str, Any], *, installs: bool = T
             raise NotInstallableError("it was not installed before")
         version = stamp.read_text().rpartition("\n")[2]
     elif "npm" in settings:
-        package = settings["npm"]
-        version = f"{package}@{_run(['npm', 'view', package, 'version'])}"
+        version = _newest_of_npm(settings["npm"])
         _installed_by_npm(folder, [version])
     else:
-        package = settings["packages"]
-        listed = _run([sys.executable, "-m", "pip", "index", "versions", package])
-        version = f"{package}=={listed.partition('(')[2].partition(')')[0]}"
+        version = _newest_of_pip(settings["packages"])
         _installed_by_pip(folder, [version])
     programs = folder / ("node_modules/.bin" if "npm" in settings else "bin")
     return Program(programs / settings["program"], re.split("@|==", version)[-1])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.clients.agents import AGENTS, AgentAt, AgentFailedError
+from tests.clients.agents import AgentAt, AgentFailedError
 from tests.support.scripted_model import DONE
 
 COLUMNS, LINES = 96, 40

@@ -1,18 +1,18 @@
 """Each client in its default settings against both services, which start once."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.clients import open_responses, smg, table
-from tests.clients.environments import CLIENTS, ROOT, NotInstallableError, driver_of
+from tests.clients.environments import CLIENTS, DRIVER_TIMEOUT_S, NotInstallableError, driver_of
 from tests.clients.trial import Report
 from tests.support.processes import Stack, free_port, stack
 from tests.support.smg_gateway import missing_part
@@ -21,7 +21,6 @@ from tests.support.strict_metrics import check_page
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 MODEL = TINY_CHECKPOINT.name
-DRIVER_TIMEOUT_S = 600
 SCHEMATHESIS_CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method,use_after_free"
@@ -81,27 +80,11 @@ def test_a_client_works_in_its_default_settings(client, url, reports, folder):
     except NotInstallableError as error:
         reports.append(Report(client, "none", [("installing it", f"cannot be installed: {error}")]))
         pytest.skip(f"{client} cannot be installed here: {error}")
-    result = subprocess.run(
-        [*driver.command, f"{url}/v1", MODEL],
-        cwd=ROOT,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": folder,
-            "TMPDIR": folder,
-            "TOKENIZER": str(TINY_CHECKPOINT),
-            **driver.environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=DRIVER_TIMEOUT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    report = Report(**json.loads(result.stdout.strip().rpartition("\n")[2]))
+    report = driver.report(url, MODEL, Path(folder), TOKENIZER=str(TINY_CHECKPOINT))
     reports.append(report)
     assert report.trials
     failed = {what: error for what, error in report.trials if error is not None}
-    assert not failed, result.stderr[-2000:]
+    assert not failed
 
 
 def test_a_foreign_gateway_calls_tools(services, reports):
