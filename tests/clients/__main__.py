@@ -81,9 +81,7 @@ def main() -> int:
     every = ", ".join([*AGENTS, *CLIENTS])
     parser.add_argument("clients", nargs="*", help=f"some of {every}; all if none")
     parser.add_argument("--template", choices=MODELS, help="one kind of model instead of three")
-    parser.add_argument(
-        "--installed", action="store_true", help="tries agents as they are installed"
-    )
+    parser.add_argument("--installed", action="store_true", help="tries agents as installed")
     parser.add_argument("--screens", action="store_true", help="draws screens of installed ones")
     options = parser.parse_args()
     if unknown := set(options.clients) - set(AGENTS) - set(CLIENTS):

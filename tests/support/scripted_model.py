@@ -12,7 +12,7 @@ import asyncio
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ RUNNERS = (
     "run_terminal_command", "run_in_terminal", "run_command", "terminal", "run_commands",
 )  # fmt: skip
 """Names of tools that run a command, in lower case, without their namespace."""
+COMMANDS = ("command", "cmd", "commands", "script")
+"""Names of the arguments that take the command."""
+FINISHERS = ("submit_and_exit", "attempt_completion", "task_complete")
+"""Names of tools without which some agents do not end; they take the last words."""
 
 _TURNS = """\
 {%- for message in messages %}
@@ -108,8 +112,9 @@ def tokenizer_files(template: str) -> dict[str, bytes]:
 def reply_to(prompt: str, *, reasons: bool) -> str:
     """Returns the model's next turn: a call of a tool, or that it is done."""
     before, _, since = prompt.rpartition(TASK)
-    call = None if "<tool_response>" in since else _call(prompt)
     done = DONE_AGAIN if DONE in before else DONE
+    is_done = "<tool_response>" in since
+    call = _call(prompt, FINISHERS, done) if is_done else _call(prompt, RUNNERS, COMMAND)
     text = done if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
     thinks = reasons and not prompt.endswith("</think>\n\n")
     return f"<think>\n{THOUGHT}\n</think>\n\n{text}" if thinks else text
@@ -140,12 +145,18 @@ def _texts() -> Iterator[str]:
             yield path.read_text()
 
 
-def _call(prompt: str) -> dict[str, Any] | None:
-    """Returns a call of the first tool that runs commands; None without one."""
+def _call(prompt: str, names: Sequence[str], text: str) -> dict[str, Any] | None:
+    """Returns a call of the first tool with one of the names; None without one.
+
+    Args:
+        prompt: lists the tools.
+        names: in lower case, without a namespace.
+        text: the command, or the last words.
+    """
     for function in _functions(prompt):
-        if re.split(r"__|\.", function["name"])[-1].lower() in RUNNERS:
+        if re.split(r"__|\.", function["name"])[-1].lower() in names:
             schema = function.get("parameters") or {}
-            return {"name": function["name"], "arguments": _arguments(schema)}
+            return {"name": function["name"], "arguments": _arguments(schema, text)}
     return None
 
 
@@ -157,22 +168,30 @@ def _functions(prompt: str) -> Iterator[dict[str, Any]]:
             yield tool.get("function", tool)
 
 
-def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a value for each argument that the schema requires, the command among them."""
+def _arguments(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Returns a value for each argument that the schema requires, and for that of the command."""
     properties = schema.get("properties", {})
-    command = next(name for name in ("command", "cmd", "commands", "script") if name in properties)
-    wanted = dict.fromkeys([command, *schema.get("required", ())])
-    return {name: _value(properties[name], is_command=name == command) for name in wanted}
+    command = next((name for name in COMMANDS if name in properties), None)
+    wanted = dict.fromkeys([*filter(None, [command]), *schema.get("required", ())])
+    return {
+        name: _command(name, properties[name])
+        if name == command
+        else _value(properties[name], text)
+        for name in wanted
+    }
 
 
-def _value(schema: Mapping[str, Any], *, is_command: bool) -> Any:
-    if is_command:
-        is_list = schema.get("type") == "array"
-        return ["bash", "-lc", COMMAND] if is_list else COMMAND
+def _command(name: str, schema: Mapping[str, Any]) -> str | list[str]:
+    if schema.get("type") != "array":
+        return COMMAND
+    return [COMMAND] if name == "commands" else ["bash", "-lc", COMMAND]
+
+
+def _value(schema: Mapping[str, Any], text: str) -> Any:
     if "enum" in schema:
         return schema["enum"][0]
     examples = {"boolean": False, "integer": 10_000, "number": 10_000, "array": [], "object": {}}
-    return examples.get(str(schema.get("type")), "Writes a file and shows it")
+    return examples.get(str(schema.get("type")), text)
 
 
 async def serve(port: int, template: str, host: str = "127.0.0.1") -> None:

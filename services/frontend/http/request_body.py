@@ -1,7 +1,8 @@
 """The base of all request bodies: every field is read, taken without effect, or refused by name.
 
 A null counts as an absent field at every depth, even in an unknown field: clients send back parts
-of responses.
+of responses. A name that begins with an underscore is a client's own mark, taken without effect:
+resumed conversations of GitHub Copilot have `__copilotMessageSource` in messages.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ refused as an unknown field is.
 
 
 class Body(BaseModel):
-    """Part of a body: unknown fields are refused unless they are null."""
+    """Part of a body: unknown fields are refused unless they are null or a client's own marks."""
 
     model_config = ConfigDict(
         strict=True,
@@ -35,7 +36,10 @@ class Body(BaseModel):
         frozen=True,
         extra="allow",
         # Read unknown fields, to refuse them by name.
-        json_schema_extra={"additionalProperties": {"type": "null"}},
+        json_schema_extra={
+            "additionalProperties": {"type": "null"},
+            "patternProperties": {"^_": {}},
+        },
     )
 
     taken: ClassVar[frozenset[str]] = frozenset()
@@ -55,6 +59,8 @@ class Body(BaseModel):
         refused = dict(self.model_extra or {}) if self.refuses_unknown else {}
         if info.context:
             refused |= {name: getattr(self, name) for name in self.taken}
+        else:
+            refused = {name: value for name, value in refused.items() if name[:1] != "_"}
         for name, value in refused.items():
             if value is not None:
                 raise PydanticCustomError(UNKNOWN_FIELD, "{name} is not supported", {"name": name})

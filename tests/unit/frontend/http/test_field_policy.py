@@ -44,6 +44,16 @@ def test_strict_fields_take_a_null_in_a_taken_field():
     assert _read({"part": {"hint": None}}, is_strict=True).part.hint is None
 
 
+def test_a_mark_of_the_client_is_taken_without_effect():
+    body = {"part": {"__copilotMessageSource": "user", "_mark": {"deep": [1]}}}
+    assert _read(body, is_strict=False).part.hint is None
+
+
+def test_strict_fields_refuse_a_mark_of_the_client():
+    with pytest.raises(InvalidRequestError, match=r"^part\._mark is not supported$"):
+        _read({"part": {"_mark": 1}}, is_strict=True)
+
+
 def test_an_api_has_its_own_words_for_an_unknown_field():
     with pytest.raises(InvalidRequestError, match=r"^part\.other: Extra inputs"):
         _read({"part": {"other": 3}}, is_strict=False, unknown=": Extra inputs are not permitted")
