@@ -37,6 +37,8 @@ RUNNERS = (
 """Names of tools that run a command, in lower case, without their namespace."""
 COMMANDS = ("command", "cmd", "commands", "script")
 """Names of the arguments that take the command."""
+LISTING = "*file listing*"
+"""Asks for files in the text of the reply, in words of aider, which has no tools."""
 FINISHERS = ("submit_and_exit", "attempt_completion", "task_complete")
 """Names of tools without which some agents do not end; they take the last words."""
 
@@ -116,6 +118,8 @@ def reply_to(prompt: str, *, reasons: bool) -> str:
     is_done = "<tool_response>" in since
     call = _call(prompt, FINISHERS, done) if is_done else _call(prompt, RUNNERS, COMMAND)
     text = done if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    if LISTING in prompt:
+        text = f"{FILE}\n```\n{CONTENT}\n```\n\n{done}"
     thinks = reasons and not prompt.endswith("</think>\n\n")
     return f"<think>\n{THOUGHT}\n</think>\n\n{text}" if thinks else text
 
