@@ -23,7 +23,7 @@ MODELS: Mapping[str, str] = {
     "no_tools": "a model whose template has no tools",
 }
 """Templates of the scripted model, as the table names them."""
-TURN_TIMEOUT_S = 240
+TURN_TIMEOUT_S = 600
 MAX_OUTPUT = 400
 _KEPT = ("PATH", "LANG", "TERM")
 
