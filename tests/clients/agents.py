@@ -71,7 +71,7 @@ def try_agent(report: Report, name: str, program: Program, served: Served, folde
 
 
 def failures_in(log: str) -> list[str]:
-    """Returns the requests that failed or were refused, as a frontend's log tells them."""
+    """Returns the requests that failed or were refused, as a frontend's log says them."""
     events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [
         " ".join(str(event[key]) for key in ("method", "error", "field") if key in event)
