@@ -123,7 +123,8 @@ class AgentAt:
             ValueError: it made no such file, or did not say that it is done.
         """
         file = self.work / FILE
-        file.unlink(missing_ok=True)
+        if file.is_file():
+            file.write_text("")
         output = self._run(turn)
         check(file.is_file() and file.read_text().strip() == CONTENT, f"no {FILE}: {_end(output)}")
         check(done in " ".join(output.split()), _end(output))
