@@ -64,7 +64,15 @@ def test_figures_were_measured_on_a_gpu_with_the_pinned_versions(page):
 def test_figures_were_measured_on_a_cpu_with_the_pinned_version():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     assert re.findall(r"torch (\d[\d.]*), transformers", text) == [CPU["torch"]]
-    assert f"The torch {CPU['torch']} of PyPI" in (ROOT / "README.md").read_text()
+    assert f"torch {CPU['torch']} of PyPI" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("pinned", [GPU, CPU])
+def test_the_pinned_versions_are_in_the_table_of_tested_ones(pinned):
+    rows = (ROOT / "docs" / "installing.md").read_text().splitlines()
+    numpy = pins("constraints.txt")["numpy"]
+    pattern = rf"\| {pinned['torch']}[^|]* \| {pinned['triton']} \| {numpy} \|"
+    assert any(re.match(pattern, row) for row in rows)
 
 
 def test_the_image_for_a_gpu_is_built_with_its_pins():
