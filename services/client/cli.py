@@ -67,12 +67,16 @@ def _options(
 
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
-    "Run the services": (serve, demo, pull),
+    "Run the services": (demo, pull),
     "Look after them": (stats, health, record),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(expand_dataclasses(_command))
+app.command(
+    rich_help_panel="Run the services",
+    context_settings={"ignore_unknown_options": True},  # they are the services'
+)(expand_dataclasses(serve))
 for _service, _panel in (
     (engine, "Run the services"),
     (frontend, "Run the services"),

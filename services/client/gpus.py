@@ -115,7 +115,7 @@ def divide_gpus(num_engines: int, needs: EngineNeeds, gpus: Sequence[str]) -> li
         raise ServiceFailedError(
             f"{engines} {num_needed} GPU{'s' * (num_needed > 1)}{each}, and {len(gpus)} "
             f"{'is' if len(gpus) == 1 else 'are'} visible; "
-            "--engine-arg=--device=cpu runs on the CPU",
+            "--device=cpu runs on the CPU",
             exit_code=2,
         )
     if num_engines == 1:

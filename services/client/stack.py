@@ -1,11 +1,12 @@
 """The two services as processes on this machine."""
 
 import argparse
+import contextlib
 import errno
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
@@ -15,6 +16,9 @@ from services.processes.child import python_command
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
+HTTP_PORT = 8000
+"""Port of HTTP, if it is free."""
+MAX_PORTS_TRIED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,94 @@ def plan_stack(
     )
 
 
+def with_http(stack: Stack, port: int | None) -> Stack:
+    """Returns the stack with a frontend that speaks HTTP, too, on its own address.
+
+    Args:
+        stack: it is returned unchanged if the frontend's flags name a port of HTTP already.
+        port: the port, 0 for any free one, or None for the first free one from HTTP_PORT on.
+
+    Raises:
+        ServiceFailedError: the port cannot be listened on now, or a service has it.
+    """
+    frontend = stack.frontend
+    listeners = _listeners(frontend)
+    if listeners.http_port is not None:
+        return stack
+    services = (*stack.engines, frontend)
+    taken = {int(_port_of(service.address)) for service in services}
+    taken |= {_listeners(service).metrics_port for service in services}
+    if port is None:
+        chosen = _first_free_port(listeners.host, HTTP_PORT, taken)
+    else:
+        chosen = choose_port(listeners.host, port)
+    if chosen in taken:
+        raise ServiceFailedError(f"HTTP and another listener cannot both have port {chosen}")
+    arguments = [*frontend.arguments, "--http-port", str(chosen)]
+    return replace(stack, frontend=replace(frontend, arguments=arguments))
+
+
+def check_tls(stack: Stack) -> None:
+    """Checks that the frontend is asked for its health in the way in which it answers.
+
+    Raises:
+        ServiceFailedError: one of both is plain text, and the other TLS.
+    """
+    has_certificate = _listeners(stack.frontend).tls_cert is not None
+    has_authority = stack.frontend.tls.tls_ca is not None
+    if has_certificate and not has_authority:
+        raise ServiceFailedError(
+            "the frontend has a certificate: --tls-ca FILE must name its authority (PEM), so that "
+            "it can be asked whether it is ready",
+            exit_code=2,
+        )
+    if has_authority and not has_certificate:
+        raise ServiceFailedError(
+            "--tls-ca is for a frontend with TLS, and this one has no certificate; "
+            '--frontend-arg="--tls-cert FILE --tls-key FILE" gives it one',
+            exit_code=2,
+        )
+
+
+def closing_lines(stack: Stack) -> Iterator[str]:
+    """Yields a line for each address that the services listen on, with what it is for."""
+    frontend = stack.frontend
+    yield f"talk to it:  octavo chat --frontend {frontend.address}"
+    host, own = frontend.address.rpartition(":")[0], _listeners(frontend)
+    scheme = "http" if own.tls_cert is None else "https"
+    if own.http_port:
+        yield f"over HTTP:   {scheme}://{host}:{own.http_port}/v1"
+    if own.metrics_port:
+        yield f"metrics:     {scheme}://{host}:{own.metrics_port}/metrics"
+    for engine in stack.engines:
+        yield f"watch it:    octavo stats --engine {engine.address}"
+        own = _listeners(engine)
+        scheme = "http" if own.tls_cert is None else "https"
+        if own.metrics_port:
+            yield f"metrics:     {scheme}://{LOOPBACK}:{own.metrics_port}/metrics"
+
+
+def http_port_of(stack: Stack) -> int | None:
+    """Returns the frontend's port of HTTP; None without HTTP."""
+    port: int | None = _listeners(stack.frontend).http_port
+    return port
+
+
+def _listeners(service: Service, environ: Mapping[str, str] = os.environ) -> argparse.Namespace:
+    """Reads a service's flags that decide where it listens."""
+    prefix = f"OCTAVO_{service.module.rpartition('.')[2].upper()}_"
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--host")
+    parser.add_argument("--http-port", type=int)
+    parser.add_argument("--metrics-port", type=int, default=environ.get(f"{prefix}METRICS_PORT"))
+    parser.add_argument("--tls-cert", default=environ.get(f"{prefix}TLS_CERT"))
+    try:
+        known, _ = parser.parse_known_args(service.arguments)
+    except argparse.ArgumentError as error:
+        raise ServiceFailedError(f"the {service.name}'s flags: {error}", exit_code=2) from None
+    return known
+
+
 def _listen_flags(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return ["--host", host, "--port", port]
@@ -132,6 +224,15 @@ def _metrics_flags(
 
 def _port_of(address: str) -> str:
     return address.rpartition(":")[2]
+
+
+def _first_free_port(host: str, first: int, taken: Container[int]) -> int:
+    """Returns the first port from `first` on that is free and not in `taken`."""
+    for port in range(first, first + MAX_PORTS_TRIED):
+        if port not in taken:
+            with contextlib.suppress(ServiceFailedError):
+                return choose_port(host, port)
+    return choose_port(host, 0)
 
 
 def choose_port(host: str, port: int) -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.processes import ROOT, free_port
 
 INSTALLED = Path(sys.prefix) / "bin" / "octavo"
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
+TINY = ROOT / "models" / "checkpoints" / "tiny"
 GREEDY = ["--temperature", "0", "--max-tokens", "40"]
 
 
@@ -184,7 +186,7 @@ class TestServe:
         log = tmp_path / "serve.log"
         address = f"127.0.0.1:{free_port()}"
         command = [INSTALLED, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
-        command += ["--engine-arg=--max-num-seqs 4"]
+        command += ["--http-port", "0", "--max-num-seqs", "4", str(TINY), "--swap-space", "4"]
         folder = tmp_path / "hostile"
         folder.mkdir()
         for module in ("models", "protos", "services", "structlog", "torch", "uvloop"):
@@ -196,6 +198,15 @@ class TestServe:
         finally:
             process.terminate()
             process.wait(60)
+
+    def test_a_model_by_position_and_flags_of_an_engine_serve_http(self, serve):
+        process, _, log = serve
+        _wait_for(log, "over HTTP", process)
+        assert "--swap-space has no effect" in log.read_text()
+        [url] = re.findall(r"over HTTP: +(http://\S+)/v1", log.read_text())
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] <= 2
 
     def test_sigint_stops_both_services_and_exits_0(self, serve):
         process, address, log = serve
@@ -239,7 +250,7 @@ class TestServe:
 
     def test_a_flag_that_the_engine_refuses_ends_it_with_the_engines_exit_code(self):
         finished = subprocess.run(
-            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--model", "/nowhere"],
+            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--no-http", "/nowhere"],
             cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert finished.returncode == 2

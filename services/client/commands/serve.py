@@ -1,9 +1,9 @@
 """`octavo serve`: both services under supervision."""
 
-import argparse
 import asyncio
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,20 +12,44 @@ from services.client.channel import Tls
 from services.client.console import echo
 from services.client.gpus import divide_gpus, engine_needs, visible_gpus
 from services.client.model import engine_flags
-from services.client.stack import LOOPBACK, Stack, choose_port, plan_stack
+from services.client.serve_flags import ServeFlagError, divide_arguments
+from services.client.service_flags import ServiceFlags
+from services.client.stack import (
+    HTTP_PORT,
+    LOOPBACK,
+    Stack,
+    check_tls,
+    closing_lines,
+    http_port_of,
+    plan_stack,
+    with_http,
+)
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.extras import require_extras
 from services.processes.standard_error import replace_standard_error
 
+DEFAULT_PORT = 50050
 Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
+    int, typer.Option(min=0, max=65535, help="The frontend's port of gRPC; 0 takes a free one.")
 ]
 HttpPort = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=65535,
-        help="Port of the OpenAI-compatible HTTP API; 0 takes a free one, no HTTP when absent.",
+        envvar="OCTAVO_FRONTEND_HTTP_PORT",
+        help="Port of the OpenAI-compatible HTTP API, 0 for any free one; the first free one from "
+        f"{HTTP_PORT} on if absent.",
+    ),
+]
+Http = Annotated[bool, typer.Option("--http/--no-http", help="Whether there is an HTTP API.")]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL|FLAGS",
+        show_default=False,
+        help="The model, if not --model; and any flags of the engine or the frontend, which "
+        "`octavo engine --help` and `octavo frontend --help` list.",
     ),
 ]
 EnginePort = Annotated[
@@ -36,6 +60,7 @@ EnginePort = Annotated[
 
 def serve(  # noqa: PLR0913  a parameter is a flag
     *,
+    words: Words = [],  # noqa: B006  typer copies it
     model: Annotated[
         str | None,
         typer.Option(
@@ -44,8 +69,9 @@ def serve(  # noqa: PLR0913  a parameter is a flag
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
-    port: Port = 50050,
+    port: Port = DEFAULT_PORT,
     http_port: HttpPort = None,
+    http: Http = True,
     engine_port: EnginePort = 50051,
     engines: Annotated[
         int,
@@ -59,7 +85,8 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     engine_arg: Annotated[
         list[str],
         typer.Option(
-            help="Flag for the engine, such as --engine-arg=--max-num-seqs=64; repeatable."
+            help="Flag for the engine alone, such as --engine-arg=--log-level=debug, which the "
+            "frontend has, too; repeatable."
         ),
     ] = [],  # noqa: B006  typer copies it
     frontend_arg: Annotated[
@@ -74,25 +101,29 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     requests finish; a second Ctrl-C does not wait. When a service cannot start, the exit code is
     that service's.
 
+    Flags of vLLM's server are taken or answered with ours: docs/from-vllm.md.
+
     Examples:
-    - `octavo serve --http-port 8000`
+    - `octavo serve`
 
-    - `octavo serve --model Qwen/Qwen3-0.6B --http-port 8000`
+    - `octavo serve Qwen/Qwen3-0.6B --max-model-len 8192 --dtype bfloat16`
 
-    - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
+    - `octavo serve ~/models/qwen3-0.6b --host 0.0.0.0 --http-port 9000`
 
-    - `octavo serve --engines 2`
-
-    - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
+    - `octavo serve --engines 2 --engine-arg=--log-level=warning`
 
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
     require_extras("engine", "frontend")
-    frontend_words, engine_words = _words(frontend_arg), _words(engine_arg)
-    if http_port is not None:
-        frontend_words += ["--http-port", str(choose_port(host, http_port))]
+    if http_port is not None and not http:
+        raise typer.BadParameter("--no-http and --http-port exclude each other")
+    try:
+        division = divide_arguments(words, ServiceFlags.read(), model=model)
+    except ServeFlagError as error:
+        raise typer.BadParameter(str(error)) from None
+    engine_words = [*division.engine, *_words(engine_arg)]
     environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
-    model_words = engine_flags(model)
+    model_words = engine_flags(division.model)
     replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,
@@ -100,9 +131,14 @@ def serve(  # noqa: PLR0913  a parameter is a flag
         engine_port=engine_port,
         engine_environments=environments,
         engine_arguments=[*model_words, *engine_words],
-        frontend_arguments=frontend_words,
+        frontend_arguments=[*division.frontend, *_words(frontend_arg)],
         tls=tls,
     )
+    check_tls(stack)
+    if http:
+        stack = with_http(stack, http_port)
+    for line in [*division.remarks, *_port_remarks(stack, port, http_port)]:
+        _report(line)
     supervisor = Supervisor(_report)
     asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))
 
@@ -121,32 +157,15 @@ async def _serve(supervisor: Supervisor, stack: Stack) -> None:
         _report("stopped")
 
 
-def closing_lines(stack: Stack) -> Iterator[str]:
-    """Yields a line for each address that the services listen on, with what it is for."""
-    frontend = stack.frontend
-    yield f"talk to it:  octavo chat --frontend {frontend.address}"
-    host, own = frontend.address.rpartition(":")[0], _addresses(frontend.arguments)
-    scheme = "http" if own.tls_cert is None else "https"
-    if own.http_port:
-        yield f"over HTTP:   {scheme}://{host}:{own.http_port}/v1"
-    if own.metrics_port:
-        yield f"metrics:     {scheme}://{host}:{own.metrics_port}/metrics"
-    for engine in stack.engines:
-        yield f"watch it:    octavo stats --engine {engine.address}"
-        own = _addresses(engine.arguments)
-        scheme = "http" if own.tls_cert is None else "https"
-        if own.metrics_port:
-            yield f"metrics:     {scheme}://{LOOPBACK}:{own.metrics_port}/metrics"
-
-
-def _addresses(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads a service's flags that decide where it listens."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--http-port", type=int)
-    parser.add_argument("--metrics-port", type=int)
-    parser.add_argument("--tls-cert")
-    known, _ = parser.parse_known_args(arguments)
-    return known
+def _port_remarks(stack: Stack, port: int, wanted: int | None) -> Iterator[str]:
+    """Yields a line where HTTP, of which the user has named no port, is not where one expects."""
+    chosen = http_port_of(stack)
+    if wanted is not None or chosen is None:
+        return
+    if port not in (0, DEFAULT_PORT):
+        yield f"--port {port} is gRPC's; HTTP is on port {chosen}, which --http-port can change"
+    elif chosen != HTTP_PORT:
+        yield f"port {HTTP_PORT} is taken: HTTP is on port {chosen}"
 
 
 def _report(line: str) -> None:

@@ -1,12 +1,21 @@
 """Where the two services of `octavo serve` will listen."""
 
 import contextlib
+import dataclasses
 import socket
 
 import pytest
 
-from services.client.commands.serve import closing_lines
-from services.client.stack import LOOPBACK, plan_stack
+from services.client.channel import Tls
+from services.client.stack import (
+    HTTP_PORT,
+    LOOPBACK,
+    check_tls,
+    closing_lines,
+    http_port_of,
+    plan_stack,
+    with_http,
+)
 from services.client.supervisor import ServiceFailedError
 from tests.support.processes import free_port
 
@@ -149,3 +158,63 @@ def test_the_closing_lines_name_every_address():
         f"watch it: octavo stats --engine {second.address}",
         f"metrics: http://127.0.0.1:{metrics_port + 1}/metrics",
     ]
+
+
+def test_http_takes_the_port_that_is_named():
+    port = free_port()
+    stack = with_http(plan_stack(), port)
+    assert http_port_of(stack) == port
+    assert f"over HTTP:   http://{LOOPBACK}:{port}/v1" in closing_lines(stack)
+
+
+def test_http_takes_the_first_port_that_nothing_else_has():
+    with contextlib.ExitStack() as held:
+        taken = [HTTP_PORT, HTTP_PORT + 2]
+        for port in taken:
+            with contextlib.suppress(OSError):  # another process has it
+                held.enter_context(socket.create_server((LOOPBACK, port)))
+        stack = plan_stack(
+            port=first_of_free_ports(1), engine_arguments=[f"--metrics-port={HTTP_PORT + 1}"]
+        )
+        chosen = http_port_of(with_http(stack, None))
+    assert chosen > HTTP_PORT + 2
+
+
+def test_http_by_default_leaves_the_frontends_own_port_alone():
+    stack = plan_stack(port=0)
+    frontend = dataclasses.replace(stack.frontend, address=f"{LOOPBACK}:{HTTP_PORT}")
+    chosen = http_port_of(with_http(dataclasses.replace(stack, frontend=frontend), None))
+    assert chosen > HTTP_PORT
+
+
+def test_one_named_port_for_http_and_a_service_is_refused():
+    stack = plan_stack()
+    port = int(stack.frontend.address.rpartition(":")[2])
+    with pytest.raises(ServiceFailedError, match=f"cannot both have port {port}"):
+        with_http(stack, port)
+
+
+def test_a_taken_port_that_is_named_for_http_is_refused():
+    with (
+        socket.create_server((LOOPBACK, 0)) as taken,
+        pytest.raises(ServiceFailedError, match="Address already in use"),
+    ):
+        with_http(plan_stack(), taken.getsockname()[1])
+
+
+def test_a_port_of_http_among_the_frontends_own_flags_is_kept():
+    stack = plan_stack(frontend_arguments=["--http-port=9"])
+    assert with_http(stack, None) == stack
+
+
+def test_a_frontend_with_a_certificate_needs_an_authority_to_be_asked(tmp_path):
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+    tls = Tls(tls_ca=authority)
+    certificate = ["--tls-cert", "c.pem"]
+    check_tls(plan_stack())
+    check_tls(plan_stack(frontend_arguments=certificate, tls=tls))
+    with pytest.raises(ServiceFailedError, match="--tls-ca FILE must name its authority"):
+        check_tls(plan_stack(frontend_arguments=certificate))
+    with pytest.raises(ServiceFailedError, match="has no certificate"):
+        check_tls(plan_stack(tls=tls))
