@@ -8,7 +8,8 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY services services
 COPY models models
-RUN /opt/octavo/bin/pip install --no-cache-dir -c constraints.txt ".[frontend,tracing]"
+RUN /opt/octavo/bin/pip install --no-cache-dir -c constraints.txt ".[frontend,tracing]" \
+    && /opt/octavo/bin/pip uninstall --yes pip
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 octavo
@@ -18,8 +19,8 @@ ENV PATH=/opt/octavo/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONSAFEPATH=1
 USER 10001
-EXPOSE 50050
-HEALTHCHECK --interval=5s --timeout=5s --start-period=1m --retries=3 \
-    CMD ["octavo", "health", "127.0.0.1:50050"]
+EXPOSE 50050 8000
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1m --retries=3 \
+    CMD ["octavo", "health", "127.0.0.1:50050", "--http-port", "8000"]
 ENTRYPOINT ["octavo"]
-CMD ["frontend", "--host", "0.0.0.0", "--port", "50050"]
+CMD ["frontend", "--host", "0.0.0.0", "--port", "50050", "--http-port", "8000"]

@@ -1,13 +1,15 @@
-"""Whether a service answers, by grpc.health.v1."""
+"""Whether a service answers, by grpc.health.v1 and over HTTP."""
 
 import asyncio
-from contextlib import suppress
+import http.client
+import ssl
+from contextlib import closing, suppress
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client.channel import PLAIN, Tls, open_channel
-from services.client.errors import OctavoError, error_of_call
+from services.client.errors import OctavoError, UnavailableError, error_of_call
 
 READINESS = ""
 """Name of the health service that reports readiness."""
@@ -33,6 +35,28 @@ async def is_serving(
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from None
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def is_http_serving(host: str, port: int, *, timeout_s: float = 2.0, tls: Tls = PLAIN) -> bool:
+    """Asks the HTTP API once whether it takes requests.
+
+    Raises:
+        OctavoError: it does not answer, or not in time.
+    """
+    if tls.tls_ca is None:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    else:
+        context = ssl.create_default_context(cafile=tls.tls_ca)
+        if tls.tls_cert is not None:
+            context.load_cert_chain(tls.tls_cert, tls.tls_key)
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    with closing(connection):
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException) as error:
+            message = f"HTTP at {host}:{port} does not answer: {error}"
+            raise UnavailableError(message, code="UNAVAILABLE") from None
 
 
 async def wait_until_serving(address: str, tls: Tls = PLAIN) -> None:

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -39,7 +40,7 @@ class Loopback:
     """Translates what the compose file says to processes on this machine."""
 
     def __init__(self, certificates: Path | None = None) -> None:
-        self.ports = {"50050": free_port(), "50051": free_port()}
+        self.ports = {port: free_port() for port in ("50050", "50051", "8000")}
         self._certificates = certificates
 
     def word(self, text: str) -> str:
@@ -150,6 +151,18 @@ def test_the_served_model_has_the_name_that_compose_gives_it(loopback):
     assert "tiny" in models.stdout
 
 
+def test_the_published_http_api_answers_and_its_health_is_checked(loopback):
+    url = f"http://127.0.0.1:{loopback.ports['8000']}"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.json()["model"] == "tiny"
+    words = SERVICES["frontend"]["healthcheck"]["test"]
+    elsewhere = ["1" if word == "8000" else word for word in words[2:]]
+    refused = loopback.run(SERVICES["frontend"], elsewhere)
+    assert refused.returncode == 1
+    assert "HTTP at 127.0.0.1:1 does not answer" in refused.stderr
+
+
 def test_health_reports_a_service_that_is_away():
     assert not Loopback().is_healthy(SERVICES["engine"])
 
@@ -171,7 +184,8 @@ def test_the_file_is_valid_compose(file):
 
 def test_only_the_frontend_is_published_and_only_to_this_machine():
     ports = {name: service.get("ports", []) for name, service in SERVICES.items()}
-    assert ports == {"engine": [], "frontend": ["127.0.0.1:50050:50050"], "client": []}
+    published = ["127.0.0.1:50050:50050", "127.0.0.1:8000:8000"]
+    assert ports == {"engine": [], "frontend": published, "client": []}
 
 
 @pytest.mark.parametrize("name", list(SERVICES))

@@ -12,7 +12,7 @@ from services.client.commands.stats import Engine
 from services.client.console import echo
 from services.client.errors import OctavoError
 from services.client.flags import checked
-from services.client.health import READINESS, is_serving
+from services.client.health import READINESS, is_http_serving, is_serving
 
 TIMEOUT_S = 2.0
 """Limit of the call for details."""
@@ -26,6 +26,10 @@ def health(
     service: Annotated[
         str, typer.Option(help="Health service; empty means readiness, `liveness` liveness.")
     ] = "",
+    http_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The frontend's port of HTTP, which must answer, too."),
+    ] = None,
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for an answer.")] = 2.0,
     access: Access,
 ) -> None:
@@ -40,8 +44,13 @@ def health(
     - `octavo health 127.0.0.1:50051`
 
     - `octavo health 127.0.0.1:50051 --service liveness`
+
+    - `octavo health 127.0.0.1:50050 --http-port 8000`
     """
     serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s, tls=access.tls))
+    if http_port is not None:
+        host = address.rpartition(":")[0].strip("[]")
+        serving &= is_http_serving(host, http_port, timeout_s=timeout_s, tls=access.tls)
     details = ""
     if service == READINESS:
         details = asyncio.run(_details(address, access, serving=serving))

@@ -2,7 +2,6 @@
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from services.client.stack import (
     plan_stack,
     with_http,
 )
-from services.client.supervisor import Supervisor, run_until_signalled
+from services.client.supervisor import ServiceFailedError, Supervisor, run_until_signalled
 from services.extras import require_extras
 from services.processes.standard_error import replace_standard_error
 
@@ -116,11 +115,11 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     """
     require_extras("engine", "frontend")
     if http_port is not None and not http:
-        raise typer.BadParameter("--no-http and --http-port exclude each other")
+        raise ServiceFailedError("--no-http and --http-port exclude each other", exit_code=2)
     try:
         division = divide_arguments(words, ServiceFlags.read(), model=model)
     except ServeFlagError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise ServiceFailedError(str(error), exit_code=2) from None
     engine_words = [*division.engine, *_words(engine_arg)]
     environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
     model_words = engine_flags(division.model)
