@@ -61,9 +61,7 @@ def test_figures_were_measured_on_a_gpu_with_the_pinned_versions(page):
     assert set(re.findall(r"Triton (\d+\.\d+\.\d+)", text)) == {GPU["triton"]}
 
 
-def test_figures_were_measured_on_a_cpu_with_the_pinned_version():
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert re.findall(r"torch (\d[\d.]*), transformers", text) == [CPU["torch"]]
+def test_the_readme_names_the_torch_that_a_machine_without_a_gpu_gets():
     assert f"torch {CPU['torch']} of PyPI" in (ROOT / "README.md").read_text()
 
 
