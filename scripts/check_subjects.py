@@ -19,8 +19,10 @@ FIRST = "4eb8ff7fc620"
 MOST_CHARACTERS = 72
 _FORM = re.compile(r"[a-z0-9_./-]+(, [a-z0-9_./-]+)*: (?P<verb>[\w'-]+)")
 _NO_VERBS = frozenset(
-    "a an the this that these those what which who how all both each every no one two some any"
-    " its there it they when where if of in on by with for from as to new old more most many few".split()
+    (
+        "a an the this that these those what which who how all both each every no one two some any"
+        " its there it they when where if of in on by with for from as to new old more most many"
+    ).split()
 )
 
 
