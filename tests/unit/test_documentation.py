@@ -100,3 +100,11 @@ def test_every_metric_is_documented():
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_the_reading_path_is_short():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("## Reading path")[2].partition("\n## ")[0]
+    files = [ROOT / name for name in re.findall(r"^\| \[`([^`]+)`\]", section, flags=re.MULTILINE)]
+    assert 20 <= len(files) <= 25
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 6000
