@@ -25,7 +25,9 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) ->
         style: as of typer.style.
     """
     stream = sys.stderr if err else sys.stdout
-    shown = terminal_text(text, keeps_lines=True) if stream.isatty() else text
+    # A closed standard stream is None.
+    is_terminal = stream is not None and stream.isatty()
+    shown = terminal_text(text, keeps_lines=True) if is_terminal else text
     typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err)  # noqa: TID251  as above
 
 

@@ -74,7 +74,12 @@ async def test_a_template_without_end_costs_its_own_requests_and_no_other_stream
             time.wind(3600)
             await asyncio.sleep(0)
         codes = {error.code() for error in await ends}
-    assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    # The next conversation in turn starts a process again, which the wound time may give no time.
+    assert codes <= {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+    }
     assert grpc.StatusCode.INVALID_ARGUMENT in codes
 
 

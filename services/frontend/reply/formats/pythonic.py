@@ -13,7 +13,8 @@ from services.frontend.reply.python_values import json_of_python
 from services.frontend.reply.reply_reader import ReplyReader
 
 START, END = "<|python_start|>", "<|python_end|>"
-_KEYWORD = re.compile(r"\s*([\w.-]+)\s*=(?!=)(.*)", re.DOTALL)
+# Grammars write names with characters that Python does not count as those of words.
+_KEYWORD = re.compile(r"""\s*([^\s=,()\[\]{}"']+)\s*=(?!=)(.*)""", re.DOTALL)
 
 
 class PythonicReader(ReplyReader):

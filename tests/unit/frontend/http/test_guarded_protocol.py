@@ -117,7 +117,7 @@ async def test_headers_that_are_too_large_or_too_many_are_answered():
 
 
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ async def test_an_answer_of_known_length_to_http_1_0_is_whole():
     ("head", "status"),
     [
         (HEALTH, b"200"),
-        (b"GET /metrics HTTP/1.1\r\nhost: x\r\n", b"200"),
-        (b"POST /nowhere HTTP/1.1\r\nhost: x\r\n", b"404"),
-        (b"POST /health HTTP/1.1\r\nhost: x\r\n", b"405"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n", b"415"),
-        (b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n", b"404"),
+        (b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n", b"200"),
+        (b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\n", b"404"),
+        (b"POST /health HTTP/1.1\r\nhost: localhost\r\n", b"405"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n", b"415"),
+        (b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\n", b"404"),
     ],
 )
 async def test_an_answer_before_the_body_has_come_ends_the_connection(head, status, monkeypatch):
@@ -213,7 +213,7 @@ async def test_an_answer_before_the_body_has_come_ends_the_connection(head, stat
 async def test_an_answer_reaches_a_client_that_sends_its_whole_body_first():
     async with listening(max_message_bytes=2**20) as connect:
         reader, writer = await connect(
-            b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+            b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
         )
         with LoopTime().stopped():
             writer.write(b" " * 1_000_000)
@@ -253,7 +253,7 @@ async def test_a_head_that_two_readers_may_understand_differently_is_refused(hea
     "head",
     [
         HEALTH + b"transfer-encoding: Chunked\r\n",
-        b"GET /health HTTP/1.1\r\nHOST:\r\n",
+        b"GET /health HTTP/1.1\r\nHOST: localhost\r\n",
         b"GET /health HTTP/1.0\r\n",
     ],
 )

@@ -68,7 +68,7 @@ def test_text_and_token_ids_have_limits_of_their_own():
     check_prompt_size([1] * 999, **LIMITS)
     with pytest.raises(InvalidRequestError, match="has 1048578 bytes; the limit is 1048576"):
         check_prompt_size("é" * (2**19 + 1), **LIMITS)
-    with pytest.raises(InvalidRequestError, match="has 1000 tokens"):
+    with pytest.raises(InvalidRequestError, match="too long: 1000 tokens"):
         check_prompt_size([1] * 1000, **LIMITS)
 
 
