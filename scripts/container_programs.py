@@ -88,6 +88,11 @@ class Containers:
         facts: dict[str, Any] = json.loads(self._run(self.program, "inspect", container))[0]
         return facts
 
+    def images(self) -> list[str]:
+        """Returns the names of the images that the project has built."""
+        words = ("--filter", f"reference={PROJECT}*", "--format", "{{.Repository}}")
+        return sorted(set(self._run(self.program, "images", *words).split()) - {"<none>"})
+
     def image_bytes(self, container: str) -> int:
         """Returns the size of the image of a container."""
         image = self.inspect(container)["Image"]
@@ -119,9 +124,7 @@ class Containers:
         """Removes what the project has, and returns what is still there."""
         self.down(files)
         if not keeps_images:
-            named = f"reference={PROJECT}*"
-            images = self._run(self.program, "images", "-q", "--filter", named).split()
-            for image in dict.fromkeys(images):
+            for image in self.images():
                 self._run(self.program, "image", "rm", "--force", image)
         kinds = (["ps", "--all"], ["volume", "ls"], ["network", "ls"])
         return [
