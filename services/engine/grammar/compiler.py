@@ -36,7 +36,7 @@ MAX_CACHED = 64
 MAX_COMPILING = 256
 """Grammars that may wait to be compiled."""
 MAX_COMPILING_OF_CALLER = 64
-"""The same for one caller."""
+"""Limit for one caller."""
 LIVE = "structured_requests"
 """Name of the count of held or awaited constraints."""
 

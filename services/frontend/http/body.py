@@ -15,7 +15,7 @@ BODY_TIMEOUT_S = 30.0
 MAX_BODIES = 16
 """Largest bodies in memory at a time, before they are parsed."""
 MAX_BODIES_OF_ACCOUNT = 4
-"""The same per account: an API key, or a client address without keys."""
+"""Limit per account: an API key, or a client address without keys."""
 
 
 class Bodies:

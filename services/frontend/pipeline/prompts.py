@@ -41,7 +41,7 @@ _TOKEN_BYTES = 36
 MAX_TEXTS = 256
 """Longest prompts in memory at a time that wait to be tokenized, or are."""
 MAX_TEXTS_OF_ACCOUNT = 64
-"""The same per account: an API key, or a client address without keys."""
+"""Limit per account: an API key, or a client address without keys."""
 
 
 class Prompts:

@@ -36,7 +36,7 @@ from services.telemetry.tracing import read_traceparent
 MAX_COLLECTED_PROMPTS = 64
 """Longest prompts whose parts are in memory at a time."""
 MAX_COLLECTED_PROMPTS_OF_ACCOUNT = 16
-"""The same per account: an API key, or a client address without keys."""
+"""Limit per account: an API key, or a client address without keys."""
 
 
 class FrontendServicer(FrontendServiceServicer):
