@@ -38,15 +38,16 @@ def decode_figures(text: str, model: str) -> dict[str, Pair]:
 
 def start_figures(text: str) -> dict[str, Pair]:
     """Returns seconds from the start of the process to the first token."""
-    [row] = re.findall(r"^\| first token \|(.*)\|$", text, re.M)
-    ours = [_first(cell) for cell in row.split("|")]
-    words = " ".join(text.split())
-    [peer] = re.findall(
-        r"the peer takes ([\d.]+) and ([\d.]+) s \(8B\), ([\d.]+) \(0.6B\) and ([\d.]+) \(30B",
-        words,
-    )
-    names = ("8B, caches empty", "8B, caches kept", "0.6B", "30B-A3B")
-    return dict(zip(names, zip(ours, map(float, peer), strict=True), strict=True))
+    [empty, kept] = re.findall(
+        r"^\| \[start\][^|]*nothing kept \|(.*)\|\n\| everything kept \|(.*)\|$", text, re.M
+    )[0]
+    figures = {"8B, caches empty": empty, "8B, caches kept": kept}
+    return {name: _start_pair(row) for name, row in figures.items()}
+
+
+def _start_pair(row: str) -> Pair:
+    ours, peer, *_ = row.split("|")
+    return _first(ours), _first(peer)
 
 
 def draw_decode(text: str) -> Picture:

@@ -169,14 +169,6 @@ def test_an_example_has_help(run, example: Path):
     assert "octavo serve" in finished.stdout
 
 
-def test_the_readmes_python_runs_unchanged(run, services):
-    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    program = program.replace("127.0.0.1:50050", services.frontend.address)
-    finished = run(sys.executable, "-c", program)
-    assert finished.returncode == 0, finished.stderr
-    assert "12" in finished.stdout
-
-
 class TestServe:
     """`octavo serve` as its user sees it."""
 

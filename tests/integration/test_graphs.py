@@ -158,7 +158,7 @@ def test_an_engine_plans_its_captures_from_what_an_earlier_one_saw(tmp_path):
     assert decodes["planned"]["padding"] < decodes["today"]["padding"]
     flag = ",".join(str(size) for size in decodes["planned"]["sizes"])
     assert f"--cudagraph-capture-sizes {flag} --cudagraph-piece-sizes " in text
-    (kept,) = tmp_path.iterdir()
+    (kept,) = tmp_path.rglob("*.json")
     kept_plan = json.loads(octavo("graphs", "plan", "--histogram", str(kept), "--json"))
     assert kept_plan["decodes"] == decodes
 

@@ -289,7 +289,7 @@ async def test_a_demanded_call_over_grpc(services):
 
 async def test_a_schema_that_is_not_enforced_is_refused(client):
     models = await client.models.list()
-    tool = {"name": "f", "parameters": {"type": "object", "if": {}}}
+    tool = {"name": "f", "parameters": {"type": "object", "if": {}, "then": {}}}
     with pytest.raises(openai.BadRequestError, match="tag 0: json_schema has 'if'"):
         await client.chat.completions.create(
             model=models.data[0].id,
