@@ -1,12 +1,10 @@
-"""Mends conversions and products of floats in Triton's interpreter."""
+"""Mends conversions of floats in Triton's interpreter."""
 
-import numpy as np
 import torch
 from triton.language import bfloat16, float8e4nv, float32
 from triton.runtime import interpreter
 
 _convert = interpreter._convert_float
-_dot = interpreter.InterpreterBuilder.create_dot
 
 
 def round_exactly() -> None:
@@ -15,21 +13,6 @@ def round_exactly() -> None:
     The interpreter loses the carry of a mantissa to float8e4nv, and cuts off to bfloat16.
     """
     interpreter._convert_float = _converted
-
-
-def multiply_alike() -> None:
-    """Adds up the inputs of each element of a product in one order, as a GPU does.
-
-    On some processors numpy's BLAS has another order for some columns.
-    """
-    interpreter.InterpreterBuilder.create_dot = _product
-
-
-def _product(builder, a, b, total, *others):
-    if a.data.itemsize == 1 or b.data.itemsize == 1:
-        return _dot(builder, a, b, total, *others)
-    product = np.einsum("...ik,...kj->...ij", a.data, b.data, dtype=total.data.dtype)
-    return interpreter.TensorHandle(product + total.data, total.dtype.scalar)
 
 
 def _converted(values, input_type, output_type, rounding_mode):

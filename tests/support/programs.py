@@ -14,8 +14,8 @@ _BUILT = Path(__file__).resolve().parents[2] / ".cache" / "kernels"
 """Kernels that earlier runs have built on this machine, by all that their code depends on."""
 _TIMEOUT_S = 850
 _MENDED = """
-from tests.support.interpreted_splats import keep_booleans
-keep_booleans()
+from tests.support.interpreter_mends import mend
+mend()
 """
 _QUICKLY = """
 from tests.support.quick_interpreter import interpret_quickly

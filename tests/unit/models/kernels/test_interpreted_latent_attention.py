@@ -142,11 +142,10 @@ import torch
 torch.set_num_threads(1)
 from models.kernels.attention.invariant import invariant_latents
 from models.kernels.products.head_linear import head_linear
-from tests.support.interpreter_rounding import multiply_alike, round_exactly
+from tests.support.interpreter_rounding import round_exactly
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
 round_exactly()
-multiply_alike()
 
 torch.manual_seed(0)
 for num_tokens, num_inputs, num_outputs in ((1, 8, 24), (70, 100, 72)):

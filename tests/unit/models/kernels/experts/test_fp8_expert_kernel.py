@@ -12,13 +12,12 @@ from models.kernels.launching.launch import _launches
 from models.kernels.experts.expert_forms import OF_8_BITS
 from models.kernels.experts.fp8.fp8_experts import apply_fp8_on_cores
 from tests.support.kernel_launches import absent_gpu
-from tests.support.machine_code import machine_code, product_loops
+from tests.support.machine_code import (
+    IS_COMPILER_OF_GPUS, machine_code, product_loops, spills,
+)
 from tests.support.moe_case import make_quantized_experts
 
 NUM_EXPERTS = 16
-
-def spills(code):
-    return sum("STL" in line or "LDL" in line for line in code)
 
 heights, num_tall = set(), 0
 for kind, num_tokens, dtype, size in (
@@ -41,7 +40,7 @@ for launch in _launches:
     for build in launch._builds.values():
         assert build.metadata.shared <= 232448, build.metadata.shared
         code = machine_code(build.asm["cubin"])
-        assert spills(code) <= 64, spills(code)
+        assert not IS_COMPILER_OF_GPUS or spills(code) <= 64, spills(code)
         if launch._constants["BY_ROW"]:
             num_tall += launch._constants["TOKEN_AXIS"] == 0
             assert not sum(spills(code[start:end]) for start, end in product_loops(code, "QGMMA"))
