@@ -55,9 +55,11 @@ class HostedRanks:
         for relay in self._relays:
             relay.cancel()
         await asyncio.gather(*self._relays, return_exceptions=True)
-        await asyncio.gather(*(each.stop() for each in self._ranks.values()))
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        try:
+            await asyncio.gather(*(each.stop() for each in self._ranks.values()))
+        finally:
+            if self._temporary is not None:
+                self._temporary.cleanup()
         if self._ranks:
             log.info("ranks_stopped", ranks=sorted(self._ranks))
 

@@ -99,8 +99,8 @@ class WorkerExecutor:
             on_progress or _ignore_progress,
         )
         limit_s = self._config.worker.worker_start_timeout_s
-        await starting.connect()
         try:
+            await starting.connect()
             async with asyncio.timeout(limit_s):
                 await starting.spawn()
                 await starting.wait_until_ready()
@@ -192,9 +192,11 @@ class WorkerExecutor:
     async def stop(self) -> None:
         """Ends all ranks, by force if they do not end by themselves. May be called again."""
         self._events.close()
-        await asyncio.gather(*(each.stop() for each in self._ranks))
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        try:
+            await asyncio.gather(*(each.stop() for each in self._ranks))
+        finally:
+            if self._temporary is not None:
+                self._temporary.cleanup()
         self._due.clear()
         self._failures.clear()
 
