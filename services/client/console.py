@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251
 from rich.segment import Segment
 from rich.text import Text
 
-from services.terminal_text import terminal_text
+from services.processes.terminal_text import terminal_text
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:

@@ -27,18 +27,18 @@ from services.engine.rpc.servicer import EngineServicer
 from services.engine.worker.rank_process import WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes
 from services.processes.stop_signals import stop_signals
-from services.telemetry.counts import LocalCounts
-from services.telemetry.grpc_options import ServerLimits
-from services.telemetry.health import Health
 from services.telemetry.loop_lag import LoopLag
-from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
-from services.telemetry.refused_calls import RefusedCalls
-from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
-from services.telemetry.tls import ServerTls, TlsFilesError
 from services.telemetry.tracebacks import log_loop_errors
 from services.telemetry.tracing import open_tracing
+from services.transport.counts import LocalCounts
+from services.transport.grpc_options import ServerLimits
+from services.transport.health import Health
+from services.transport.message_limits import MessageLimits
+from services.transport.refused_calls import RefusedCalls
+from services.transport.server import listen, make_server
+from services.transport.tls import ServerTls, TlsFilesError
 
 log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from services.frontend.config import FrontendConfig
 from services.processes.heartbeats import BEAT_INTERVAL_S, DIED, HUNG, Heartbeats
 from services.processes.parent_death import die_with_parent
 from services.processes.stop_signals import stop_signals
-from services.telemetry.shared_counts import CountTable
 from services.telemetry.shared_figures import SharedFigures
+from services.transport.shared_counts import CountTable
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0

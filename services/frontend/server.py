@@ -31,21 +31,21 @@ from services.frontend.rpc.session import SessionLimits
 from services.frontend.rpc.status import status_of
 from services.processes.allocator import return_free_memory
 from services.processes.stop_signals import stop_signals
-from services.telemetry.callers import by_address
-from services.telemetry.connections import Connections
-from services.telemetry.counts import Counts, LocalCounts
-from services.telemetry.grpc_options import ServerLimits
-from services.telemetry.health import Health
-from services.telemetry.hosts import AllowedHosts
 from services.telemetry.loop_lag import LoopLag
-from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import FiguresOfProcess, Metrics
-from services.telemetry.server import listen, make_server
-from services.telemetry.shared_counts import SharedCounts
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
-from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
 from services.telemetry.tracebacks import log_loop_errors
 from services.telemetry.tracing import open_tracing
+from services.transport.callers import by_address
+from services.transport.connections import Connections
+from services.transport.counts import Counts, LocalCounts
+from services.transport.grpc_options import ServerLimits
+from services.transport.health import Health
+from services.transport.hosts import AllowedHosts
+from services.transport.message_limits import MessageLimits
+from services.transport.server import listen, make_server
+from services.transport.shared_counts import SharedCounts
+from services.transport.tls import ClientTls, ServerTls, TlsFilesError
 
 log = structlog.get_logger()
 

@@ -1,1 +1,1 @@
-"""Processes that services start: they end with their parent and import from no current folder."""
+"""Processes of services and commands: how they start, end, write and share memory."""

@@ -1,1 +1,1 @@
-"""Observability of both services: logs, health, metrics, traces, errors, the server."""
+"""Observability of both services: logs, metrics and traces."""

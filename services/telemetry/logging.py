@@ -10,8 +10,8 @@ from typing import Any, Literal, TextIO
 import structlog
 
 from services.processes.standard_error import LossyStream
+from services.processes.terminal_text import terminal_text
 from services.telemetry.tracebacks import traceback_without_messages, write_without_messages
-from services.terminal_text import terminal_text
 
 LogFormat = Literal["auto", "console", "json"]
 

@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 
 from services.processes.standard_error import num_dropped_lines
 from services.telemetry.histogram import Histogram
-from services.telemetry.hosts import AllowedHosts
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.shared_figures import PUBLISH_INTERVAL_S, SharedFigures
-from services.telemetry.tls import ServerTls
+from services.transport.hosts import AllowedHosts
+from services.transport.tls import ServerTls
 
 COLLECT_TIMEOUT_S = 5.0
 """A service that is held up for longer shows no figures."""

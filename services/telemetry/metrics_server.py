@@ -10,12 +10,12 @@ from http import HTTPStatus
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.telemetry.connections import Connections, Place
-from services.telemetry.counts import LocalCounts
-from services.telemetry.hosts import AllowedHosts
-from services.telemetry.listener import Listener
 from services.telemetry.metrics_page import MetricsPage
-from services.telemetry.tls import ServerTls
+from services.transport.connections import Connections, Place
+from services.transport.counts import LocalCounts
+from services.transport.hosts import AllowedHosts
+from services.transport.listener import Listener
+from services.transport.tls import ServerTls
 
 CALLER_TIMEOUT_S = 10.0
 """Time that a caller has for its handshake, for its request, and for taking the answer, each."""

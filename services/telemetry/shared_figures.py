@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from prometheus_client.core import Metric
 
-from services.telemetry.shared_locks import SharedLocks
+from services.processes.shared_locks import SharedLocks
 
 REGION_BYTES = 2**20
 """Room for the figures of one process."""

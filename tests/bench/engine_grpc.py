@@ -36,7 +36,7 @@ from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult, step_result
 from services.engine.server import EngineServer
-from services.telemetry.grpc_options import channel_options
+from services.transport.grpc_options import channel_options
 from tests.support.engine_harness import engine_config, model_folder
 
 MAX_MODEL_LEN = 1 << 20

@@ -29,8 +29,8 @@ import uvloop
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from services.telemetry.grpc_options import channel_options
-from services.telemetry.tls import ServerTls
+from services.transport.grpc_options import channel_options
+from services.transport.tls import ServerTls
 from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.certificates import LOOPBACK, Authority, Pair, credentials
 from tests.support.fake_engine import FakeEngine

@@ -31,7 +31,7 @@ from services.engine.server import EngineServer
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
 from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.request_log import RequestLog
-from services.telemetry.grpc_options import channel_options
+from services.transport.grpc_options import channel_options
 from tests.bench.engine_grpc import PacedExecutor
 from tests.bench.machine import cpu_s
 from tests.support.byte_tokenizer import tokenizer_files

@@ -15,7 +15,7 @@ from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from services.telemetry.grpc_options import channel_options
+from services.transport.grpc_options import channel_options
 from tests.bench.workload import Job
 
 MAX_MESSAGE_BYTES = 16 * 2**20

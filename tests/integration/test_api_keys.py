@@ -21,7 +21,7 @@ from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.errors import OverloadedError, UnauthenticatedError
 from services.client.requests import Options, Sampling
-from services.telemetry.status import RETRY_PUSHBACK
+from services.transport.status import RETRY_PUSHBACK
 from tests.support.held import worker_of
 from tests.support.pace import frozen, stopped, together, until_live
 from tests.support.processes import ROOT, Stack, free_port, start_engine, start_frontend

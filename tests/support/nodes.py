@@ -17,12 +17,12 @@ from services.engine.config.parallel import ParallelConfig
 from services.engine.edge.status import status_of
 from services.engine.rpc.nodes import NodeServicer
 from services.engine.worker.remote_ranks import JoinedNodes
-from services.telemetry.counts import LocalCounts
-from services.telemetry.grpc_options import ServerLimits
-from services.telemetry.health import Health
-from services.telemetry.refused_calls import RefusedCalls
-from services.telemetry.server import listen, make_server
-from services.telemetry.tls import ServerTls
+from services.transport.counts import LocalCounts
+from services.transport.grpc_options import ServerLimits
+from services.transport.health import Health
+from services.transport.refused_calls import RefusedCalls
+from services.transport.server import listen, make_server
+from services.transport.tls import ServerTls
 from tests.support.forked_program import ForkedProgram
 from tests.support.forks import OF_SERVICES, fork_server
 from tests.support.held import children

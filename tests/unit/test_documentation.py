@@ -19,9 +19,9 @@ from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.processes.heartbeats import Heartbeats
-from services.telemetry.counts import LocalCounts
 from services.telemetry.loop_lag import LoopLag
-from services.telemetry.refused_calls import RefusedCalls
+from services.transport.counts import LocalCounts
+from services.transport.refused_calls import RefusedCalls
 from tests.support.engine_harness import engine_config, step_limits
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from services.client.responses import Completion
 from services.client.stream import Stream
 from services.client.structured_output import Structure
 from services.client.terminal import Answer, AsJson, show, show_json
-from services.terminal_text import terminal_text
+from services.processes.terminal_text import terminal_text
 
 COMMANDS = "/system TEXT sets the system message, /reset forgets the conversation, /quit leaves"
 

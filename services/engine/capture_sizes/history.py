@@ -22,7 +22,7 @@ from services.processes.private_folder import (
     private_path,
     write_private,
 )
-from services.telemetry.regular_file import read_regular_file
+from services.settings.regular_file import read_regular_file
 
 log = structlog.get_logger()
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.telemetry.regular_file import read_regular_file
+from services.settings.regular_file import read_regular_file
 
 
 class ModelFolderError(Exception):

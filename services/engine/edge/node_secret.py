@@ -12,7 +12,7 @@ from typing import Self
 
 import structlog
 
-from services.telemetry.regular_file import describe_exposure, read_regular_file
+from services.settings.regular_file import describe_exposure, read_regular_file
 
 log = structlog.get_logger()
 

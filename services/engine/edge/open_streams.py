@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from services.engine.errors import QueueFullError, SlowReaderError
-from services.telemetry.callers import by_address
-from services.telemetry.counts import Counts
+from services.transport.callers import by_address
+from services.transport.counts import Counts
 
 RETRY_MS = 1000
 

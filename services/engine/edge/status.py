@@ -23,8 +23,8 @@ from services.engine.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from services.telemetry.interceptors import internal_status
-from services.telemetry.status import Status
+from services.transport.interceptors import internal_status
+from services.transport.status import Status
 
 _INTERNAL = grpc.StatusCode.INTERNAL
 

@@ -26,8 +26,8 @@ from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
 from services.engine.grammar.tagged import Tokens
 from services.engine.request import Constraint, StructuredOutput
-from services.telemetry.counts import Counts
-from services.telemetry.fair_turns import FairTurns
+from services.transport.counts import Counts
+from services.transport.fair_turns import FairTurns
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from services.engine.worker.meeting import interface_address
 from services.processes.stop_signals import stop_signals
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
-from services.telemetry.tls import ClientTls, TlsFilesError
+from services.transport.tls import ClientTls, TlsFilesError
 from services.unknown_variables import warn_of_unknown_variables
 from services.validation_reason import reason_of
 

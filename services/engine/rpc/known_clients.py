@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from services.engine.errors import NotPermittedError
-from services.telemetry.call_scope import scoped
-from services.telemetry.refused_calls import RefusedCalls
+from services.transport.call_scope import scoped
+from services.transport.refused_calls import RefusedCalls
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Probes may show any certificate of the authority."""

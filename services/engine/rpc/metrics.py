@@ -14,7 +14,7 @@ from services.engine.edge.status import STATUS_CODES
 from services.engine.request import FinishReason
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
-from services.telemetry.refused_calls import RefusedCalls
+from services.transport.refused_calls import RefusedCalls
 
 FINISHED = (*(reason.value for reason in FinishReason), "failed")
 REJECTED = tuple(code.name for code in STATUS_CODES.values())

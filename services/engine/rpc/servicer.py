@@ -40,7 +40,7 @@ from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
 from services.engine.rpc.stats import stats_to_proto
-from services.telemetry.message_reader import RefusedMessage
+from services.transport.message_reader import RefusedMessage
 
 TOKENIZER_PART_BYTES = 2**18
 """Bytes of a tokenizer file in one message."""

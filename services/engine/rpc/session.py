@@ -33,7 +33,7 @@ from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput, StructuredOutput
 from services.engine.rpc.outbox import Outbox
-from services.telemetry.message_reader import RefusedMessage
+from services.transport.message_reader import RefusedMessage
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from services.frontend.errors import (
     OverloadedError,
     UnauthenticatedError,
 )
-from services.telemetry.counts import Counts, Rate
+from services.transport.counts import Counts, Rate
 
 REFUSED_BYTES_PER_TOKEN = 4
 """Bytes of a refused request that cost one token, about the bytes of a token of English text."""

@@ -20,9 +20,9 @@ from services.frontend.access.key_file import (
     read_key_file,
 )
 from services.frontend.errors import NotPermittedError, UnauthenticatedError
-from services.telemetry.counts import Counts, LocalCounts
-from services.telemetry.refused_calls import RefusedCalls
-from services.telemetry.regular_file import describe_exposure
+from services.settings.regular_file import describe_exposure
+from services.transport.counts import Counts, LocalCounts
+from services.transport.refused_calls import RefusedCalls
 
 POLL_S = 1.0
 """Interval between checks of the file."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.frontend.errors import OverloadedError
-from services.telemetry.counts import Counts
+from services.transport.counts import Counts
 
 RETRY_MS = 1000
 

@@ -23,7 +23,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.telemetry.regular_file import read_regular_file
+from services.settings.regular_file import read_regular_file
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_KEYS = 10_000

@@ -17,9 +17,9 @@ from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.session import EngineSession, open_session
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
-from services.telemetry.grpc_options import channel_options
-from services.telemetry.interceptors import internal_status
-from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
+from services.transport.grpc_options import channel_options
+from services.transport.interceptors import internal_status
+from services.transport.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
 """Limit of each short call before a session."""

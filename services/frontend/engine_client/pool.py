@@ -16,7 +16,7 @@ from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.routing import choose
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import EngineUnavailableError
-from services.telemetry.tls import ClientTls
+from services.transport.tls import ClientTls
 
 log = structlog.get_logger()
 

@@ -34,7 +34,7 @@ from services.frontend.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
-from services.telemetry.server_status import ServerStatus
+from services.transport.server_status import ServerStatus
 
 ReadinessHandler = Callable[[bool], None]
 """Gets whether the engine accepts requests."""

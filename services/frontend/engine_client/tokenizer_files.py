@@ -8,7 +8,7 @@ from typing import Any
 
 from protos.engine.v1.engine_pb2 import GetTokenizerRequest
 from services.frontend.errors import EngineUnavailableError
-from services.telemetry.regular_file import read_regular_file
+from services.settings.regular_file import read_regular_file
 
 TOKENIZER_TIMEOUT_S = 60.0
 

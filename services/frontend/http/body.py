@@ -8,7 +8,7 @@ from starlette.requests import Request
 from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.http.content_encoding import decoder_of
 from services.frontend.http.status import RefusedCallError
-from services.telemetry.counts import Counts
+from services.transport.counts import Counts
 
 BODY_TIMEOUT_S = 30.0
 """Time limit to receive a body."""

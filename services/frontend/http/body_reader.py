@@ -18,8 +18,8 @@ from services.processes.errors import (
     HelperError,
 )
 from services.processes.helper_pool import HelperPool
-from services.telemetry.counts import Counts
-from services.telemetry.fair_turns import FairTurns
+from services.transport.counts import Counts
+from services.transport.fair_turns import FairTurns
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""

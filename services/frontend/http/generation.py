@@ -27,8 +27,8 @@ from services.frontend.pipeline.pipeline import Outlet, Pipeline
 from services.frontend.pipeline.request import Conversation, Output, Prompt, prompts_of
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
-from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
+from services.transport.connections import address_of
 
 
 class Response(Outlet, Protocol):

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from services.frontend.http.body import BODY_TIMEOUT_S
 from services.frontend.http.guarded_transport import GuardedTransport
-from services.telemetry.connections import Place
+from services.transport.connections import Place
 
 MAX_HEADER_BYTES = 64 * 2**10
 """Limit of a request's bytes outside its body: request line, headers, framing, trailers."""

@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.http.error_forms import error_response
 from services.frontend.http.status import RefusedCallError, http_error_of
-from services.telemetry.hosts import AllowedHosts
+from services.transport.hosts import AllowedHosts
 
 
 class RequireHost:

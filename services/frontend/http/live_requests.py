@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from services.frontend.errors import EngineUnavailableError, OverloadedError
-from services.telemetry.counts import Counts
+from services.transport.counts import Counts
 
 _PLACES = "http/requests"
 

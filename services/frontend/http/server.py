@@ -22,12 +22,12 @@ from services.frontend.http.request_id import ReturnRequestId
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
 from services.frontend.pipeline.pipeline import Pipeline
 from services.processes.heartbeats import Heartbeats
-from services.telemetry.connections import Connections, Place
-from services.telemetry.counts import Counts
-from services.telemetry.hosts import AllowedHosts
-from services.telemetry.listener import Listener
 from services.telemetry.metrics import Metrics
-from services.telemetry.tls import ServerTls
+from services.transport.connections import Connections, Place
+from services.transport.counts import Counts
+from services.transport.hosts import AllowedHosts
+from services.transport.listener import Listener
+from services.transport.tls import ServerTls
 
 GOODBYE_S = 1.0
 """Time for clients to read the end of their responses."""

@@ -17,8 +17,8 @@ from services.frontend.errors import (
     UnknownModelError,
     UnknownResponseError,
 )
-from services.telemetry.interceptors import internal_status
-from services.telemetry.status import shortened
+from services.transport.interceptors import internal_status
+from services.transport.status import shortened
 
 DEFAULT_RETRY_AFTER_S = 1
 

@@ -10,7 +10,7 @@ from services.frontend.pipeline.request_log import CANCELLED
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
-from services.telemetry.refused_calls import RefusedCalls
+from services.transport.refused_calls import RefusedCalls
 
 FINISHED = ("stop", "length", "aborted")
 FAILED = (

@@ -26,7 +26,7 @@ from services.frontend.text.encoder import Encoding
 from services.frontend.text.library_errors import EncodingError, TooManyTokensError
 from services.frontend.text.prompt_end import PromptEnd
 from services.frontend.text.tokenizer_threads import TokenizerThreads
-from services.telemetry.counts import Counts
+from services.transport.counts import Counts
 
 INLINE_CHARACTERS = 2048
 """Longer texts are encoded in a thread; this length takes 0.3 to 1.3 ms with the embedded model."""

@@ -8,7 +8,7 @@ import grpc
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
-from services.telemetry.call_scope import scoped
+from services.transport.call_scope import scoped
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Probes need no key."""

@@ -28,10 +28,10 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession, SessionLimits
 from services.frontend.rpc.writer import Writer
-from services.telemetry.callers import address_of
-from services.telemetry.counts import Counts
-from services.telemetry.message_reader import RefusedMessage
 from services.telemetry.tracing import read_traceparent
+from services.transport.callers import address_of
+from services.transport.counts import Counts
+from services.transport.message_reader import RefusedMessage
 
 MAX_COLLECTED_PROMPTS = 64
 """Longest prompts whose parts are in memory at a time."""

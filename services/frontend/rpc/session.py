@@ -29,8 +29,8 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.status import failure_of
 from services.frontend.rpc.writer import Writer
-from services.telemetry.message_limits import first_number
-from services.telemetry.message_reader import RefusedMessage
+from services.transport.message_limits import first_number
+from services.transport.message_reader import RefusedMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from services.frontend.errors import (
     UnknownModelError,
     UnknownResponseError,
 )
-from services.telemetry.interceptors import internal_status
-from services.telemetry.status import Status
+from services.transport.interceptors import internal_status
+from services.transport.status import Status
 
 STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,

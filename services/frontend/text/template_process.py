@@ -29,7 +29,7 @@ from services.processes.errors import (
     HelperUnavailableError,
 )
 from services.processes.helper_pool import HelperPool
-from services.telemetry.fair_turns import FairTurns
+from services.transport.fair_turns import FairTurns
 
 START_TIMEOUT_S = 10.0
 """Time limit for a new process to compile its template, generous for busy machines."""

@@ -27,7 +27,7 @@ from services.processes.errors import (
     HelperRefusalError,
 )
 from services.processes.helper_pool import HelperPool
-from services.telemetry.fair_turns import FairTurns
+from services.transport.fair_turns import FairTurns
 
 START_TIMEOUT_S = 60.0
 """Time limit for a new process to read the tokenizer, generous for busy machines."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from services.telemetry.fair_turns import FairTurns
+from services.transport.fair_turns import FairTurns
 
 _Result = TypeVar("_Result")
 

@@ -13,7 +13,7 @@ import pytest
 from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from services.telemetry.status import RETRY_PUSHBACK
+from services.transport.status import RETRY_PUSHBACK
 from tests.support.held import worker_of
 from tests.support.pace import frozen, stopped, until_live
 from tests.support.processes import Stack, stack

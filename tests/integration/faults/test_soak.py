@@ -18,7 +18,7 @@ import pytest
 
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.telemetry.status import RETRY_PUSHBACK
+from services.transport.status import RETRY_PUSHBACK
 from tests.support.engine_client import engine_stub, get_stats
 from tests.support.held import SETTLE_S, assert_all_is_given_back, children, held_by
 from tests.support.memory_slope import MemorySlopes

@@ -6,7 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.engine.server import SERVICE_NAME, EngineServer
-from services.telemetry.health import LIVENESS
+from services.transport.health import LIVENESS
 from tests.support.engine_harness import engine_config, model_folder, running_service
 from tests.support.fake_executor import FakeExecutor
 

@@ -7,7 +7,7 @@ from protos.common.v1.failure_pb2 import Failure
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.errors import FrontendError
 from services.frontend.rpc.status import STATUS_CODES
-from services.telemetry.status import RETRY_PUSHBACK
+from services.transport.status import RETRY_PUSHBACK
 from tests.support.byte_tokenizer import tokenizer_files
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack

@@ -5,8 +5,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.frontend.v1 import frontend_pb2 as pb
-from services.telemetry.health import MAX_WATCHES_PER_ADDRESS
-from services.telemetry.requests import OPEN_SLOTS
+from services.transport.health import MAX_WATCHES_PER_ADDRESS
+from services.transport.requests import OPEN_SLOTS
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 from tests.support.passing_time import pass_time

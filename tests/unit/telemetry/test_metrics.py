@@ -15,7 +15,7 @@ from services.telemetry import metrics_server
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics import Families, Metrics
 from services.telemetry.metrics_server import MAX_CONNECTIONS_PER_ADDRESS
-from services.telemetry.tls import ServerTls
+from services.transport.tls import ServerTls
 from tests.support.certificates import LOOPBACK, Authority
 
 

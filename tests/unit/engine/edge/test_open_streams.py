@@ -17,7 +17,7 @@ from services.engine.edge.open_streams import (
     write_in_time,
 )
 from services.engine.errors import QueueFullError, SlowReaderError
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 from tests.support.engine_harness import engine_config, running_service
 from tests.support.waiting import until
 

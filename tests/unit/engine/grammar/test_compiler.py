@@ -14,7 +14,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.compiler import LIVE, MAX_COMPILING_OF_CALLER, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 

@@ -8,7 +8,7 @@ import pytest
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
 from services.engine.request import UNBOUNDED, GrammarKind, StructuredOutput
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig

@@ -17,7 +17,7 @@ from services.engine.node.node import LostHeadError, Node, RefusedNodeError
 from services.engine.rpc import nodes as nodes_module
 from services.engine.worker.rank_process import NodeLostError
 from services.engine.worker.remote_ranks import JoinedNodes, RemoteRank
-from services.telemetry.tls import ClientTls, ServerTls
+from services.transport.tls import ClientTls, ServerTls
 from tests.support.certificates import LOOPBACK, Authority
 from tests.support.nodes import head_server
 from tests.support.passing_time import pass_time

@@ -7,9 +7,9 @@ import pytest
 
 from services.engine.edge.status import status_of
 from services.engine.rpc.known_clients import KnownClients
-from services.telemetry.counts import LocalCounts
-from services.telemetry.interceptors import ErrorInterceptor
-from services.telemetry.refused_calls import RefusedCalls
+from services.transport.counts import LocalCounts
+from services.transport.interceptors import ErrorInterceptor
+from services.transport.refused_calls import RefusedCalls
 from tests.support.certificates import LOOPBACK, Authority, Pair, credentials
 
 FRONTEND = "frontend.internal"

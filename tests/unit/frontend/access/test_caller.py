@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from services.frontend.access.caller import Caller
 from services.frontend.access.key_file import Limits
 from services.frontend.errors import OverloadedError, UnauthenticatedError
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 
 
 class Clock:

@@ -8,7 +8,7 @@ from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
 from services.frontend.http.access import RequireKey
 from services.frontend.rpc.access import AccessInterceptor
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 
 NUM_CALLS = 100
 

@@ -13,7 +13,7 @@ from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import DeadlineExpiredError, EngineUnavailableError
-from services.telemetry.tls import ClientTls
+from services.transport.tls import ClientTls
 from tests.support.certificates import Authority
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import FrontendStack, frontend_stack

@@ -8,7 +8,7 @@ import pytest
 
 from services.frontend.errors import OverloadedError
 from services.frontend.http.body import MAX_BODIES, MAX_BODIES_OF_ACCOUNT, Bodies, Body
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 

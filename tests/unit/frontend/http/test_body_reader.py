@@ -22,7 +22,7 @@ from services.frontend.http.body_reader import (
 )
 from services.frontend.http.body_worker import MAX_CONTAINERS, MAX_KEYS, check_structure
 from services.frontend.http.calls import Call, read_chat, read_completion
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 from tests.support.loop_time import LoopTime
 from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until

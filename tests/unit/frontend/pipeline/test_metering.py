@@ -12,7 +12,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
-from services.telemetry.counts import LocalCounts
+from services.transport.counts import LocalCounts
 
 
 class Script:

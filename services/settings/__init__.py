@@ -1,0 +1,1 @@
+"""Settings of all programs: flags, variables, addresses, files and extras."""
