@@ -28,10 +28,9 @@ from services.client.console import echo
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
-from services.extras import MissingExtraError
 from services.hub.names import HubError
 from services.processes.standard_output import checked_output
-from services.version import own_version
+from services.settings.installation import MissingExtraError, own_version
 
 app = typer.Typer(
     name="octavo",

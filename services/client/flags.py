@@ -10,7 +10,7 @@ import typer
 
 from services.client.requests import Options
 from services.client.structured_output import Structure
-from services.dial_address import checked_address
+from services.settings.addresses import checked_address
 
 DEFAULT_FRONTEND = "127.0.0.1:50050"
 DEFAULT_ENGINE = "127.0.0.1:50051"

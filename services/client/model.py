@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from services.client.console import TerminalConsole
-from services.extras import require_extras
 from services.hub.names import HubName, hub_name
+from services.settings.installation import require_extras
 
 LINE_INTERVAL_S = 5.0
 """Time between two lines of progress where standard error is no terminal."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
-from services.listen_address import bracketed
 from services.processes.child import python_command
+from services.settings.addresses import bracketed
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535

@@ -12,10 +12,10 @@ if __name__ == "__main__":
 
 import sys
 
-from services.extras import MissingExtraError, require_extras
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
 from services.processes.standard_error import replace_standard_error
+from services.settings.installation import MissingExtraError, require_extras
 
 USAGE_ERROR = 2
 

@@ -29,8 +29,8 @@ from services.processes.grpc_variables import set_grpc_variables
 from services.processes.private_folder import ExposedFolderError, temporary_folder
 from services.processes.standard_output import checked_output
 from services.processes.terminal_text import terminal_text
+from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
-from services.unknown_variables import warn_of_unknown_variables
 
 DIFFERENT = 1
 USAGE_ERROR = 2

@@ -13,16 +13,16 @@ import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from services.extras import MissingExtraError, require_extras
 from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
 from services.processes.grpc_variables import set_grpc_variables
 from services.processes.standard_error import replace_standard_error
+from services.settings.flags import reason_of
+from services.settings.installation import MissingExtraError, require_extras
+from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
-from services.unknown_variables import warn_of_unknown_variables
-from services.validation_reason import reason_of
 
 USAGE_ERROR = 2
 

@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.dial_address import checked_address
-from services.flag_bounds import MAX_INT32, MAX_WAIT_S
-from services.listen_address import bracketed, check_ports
+from services.settings.addresses import bracketed, check_ports, checked_address
+from services.settings.flags import MAX_INT32, MAX_WAIT_S
 from services.telemetry.tracing import OtlpEndpoint
 
 VARIABLE_PREFIX = "OCTAVO_FRONTEND_"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from services.extras import require_extras
+from services.settings.installation import require_extras
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing

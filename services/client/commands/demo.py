@@ -15,7 +15,7 @@ from services.client.requests import Message, Options, Sampling
 from services.client.stack import Stack, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.client.terminal import show
-from services.extras import require_extras
+from services.settings.installation import require_extras
 
 DEFAULT_PROMPT = "Tell me a story about Mia and Tom."
 MAX_TOKENS = 200

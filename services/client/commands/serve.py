@@ -24,8 +24,8 @@ from services.client.stack import (
     with_http,
 )
 from services.client.supervisor import ServiceFailedError, Supervisor, run_until_signalled
-from services.extras import require_extras
 from services.processes.standard_error import replace_standard_error
+from services.settings.installation import require_extras
 
 DEFAULT_PORT = 50050
 Port = Annotated[

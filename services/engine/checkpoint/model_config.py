@@ -15,8 +15,8 @@ from models.config import (
     runs_own_modules,
 )
 from services.engine.config.checkpoint import REPOSITORY
-from services.extras import MissingExtraError, require_extras
 from services.processes.child import python_command
+from services.settings.installation import MissingExtraError, require_extras
 
 _PROGRAM = "models.transformers_backend.describe"
 _TIME_LIMIT_S = 120.0

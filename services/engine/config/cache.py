@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.engine.config.section import ConfigSection
-from services.flag_bounds import MAX_INT32
+from services.settings.flags import MAX_INT32
 
 
 class CacheConfig(ConfigSection):

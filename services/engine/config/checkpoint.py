@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from services.engine.config.section import ConfigSection
-from services.flag_bounds import MAX_INT32
+from services.settings.flags import MAX_INT32
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"

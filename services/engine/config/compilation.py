@@ -11,8 +11,8 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
 from services.engine.config.passes import PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
-from services.flag_bounds import MAX_INT32
 from services.processes.private_folder import private_path
+from services.settings.flags import MAX_INT32
 
 AUTO = "auto"
 MAX_NUM_STREAMS = 64

@@ -16,7 +16,7 @@ from services.engine.config.section import ConfigSection
 from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.config.speculation import SpeculationConfig
 from services.engine.config.worker import WorkerConfig
-from services.listen_address import check_ports
+from services.settings.addresses import check_ports
 
 
 class EngineConfig(BaseModel):

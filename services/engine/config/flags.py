@@ -18,7 +18,7 @@ from pydantic_settings import (
 )
 
 from services.engine.config.engine_config import EngineConfig
-from services.validation_reason import reason_of
+from services.settings.flags import reason_of
 
 VARIABLE_PREFIX = "OCTAVO_ENGINE_"
 """Of environment variables that are settings."""

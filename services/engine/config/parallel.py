@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.engine.config.section import ConfigSection
-from services.flag_bounds import MAX_INT32, MAX_WAIT_S
+from services.settings.flags import MAX_INT32, MAX_WAIT_S
 
 MAX_RANKS = 64
 LOOPBACK_INTERFACE = "lo"

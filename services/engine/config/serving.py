@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from services.engine.config.section import ConfigSection
-from services.extras import require_extras
-from services.flag_bounds import MAX_INT32, MAX_WAIT_S
-from services.listen_address import bracketed
+from services.settings.addresses import bracketed
+from services.settings.flags import MAX_INT32, MAX_WAIT_S
+from services.settings.installation import require_extras
 
 
 def _with_stubs(is_wanted: bool) -> bool:

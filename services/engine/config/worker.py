@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.engine.config.section import ConfigSection
-from services.flag_bounds import MAX_WAIT_S
+from services.settings.flags import MAX_WAIT_S
 
 MAX_THREADS = 1024
 """Of OpenMP, which crashes when the system has none left."""

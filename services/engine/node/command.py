@@ -14,11 +14,11 @@ from services.engine.node.config import VARIABLE_PREFIX, NodeConfig
 from services.engine.node.node import Node, RefusedNodeError
 from services.engine.worker.meeting import interface_address
 from services.processes.stop_signals import stop_signals
+from services.settings.flags import reason_of
+from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 from services.transport.tls import ClientTls, TlsFilesError
-from services.unknown_variables import warn_of_unknown_variables
-from services.validation_reason import reason_of
 
 USAGE_ERROR = 2
 

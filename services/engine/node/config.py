@@ -7,10 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.dial_address import checked_address
 from services.engine.config.parallel import LOOPBACK_INTERFACE
 from services.engine.config.serving import is_loopback
-from services.listen_address import bracketed
+from services.settings.addresses import bracketed, checked_address
 
 VARIABLE_PREFIX = "OCTAVO_NODE_"
 """Of environment variables that are settings."""

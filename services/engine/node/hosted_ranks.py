@@ -14,8 +14,8 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.environment import worker_environment
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.rank_process import RankProcess, WorkerDiedError, WorkerKilledError
-from services.extras import MissingExtraError
 from services.processes.private_folder import ExposedFolderError, temporary_folder
+from services.settings.installation import MissingExtraError
 
 log = structlog.get_logger()
 

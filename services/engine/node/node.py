@@ -24,10 +24,10 @@ from services.engine.node.config import NodeConfig
 from services.engine.node.hosted_ranks import HostedRanks
 from services.engine.rpc.nodes import BEATS_PER_TIMEOUT, HELLO_TIMEOUT_S
 from services.engine.worker.wire import MAX_MESSAGE_BYTES
+from services.settings.installation import own_version
 from services.transport.grpc_options import Options
 from services.transport.server_status import ServerStatus
 from services.transport.tls import ClientTls, open_channel
-from services.version import own_version
 
 log = structlog.get_logger()
 

@@ -21,11 +21,11 @@ from services.engine.edge.node_secret import NONCE_BYTES, NodeSecret, make_nonce
 from services.engine.edge.request_reader import check_known
 from services.engine.errors import EngineError, InvalidRequestError, NotPermittedError
 from services.engine.worker.remote_ranks import JoinedNodes, NodeLink
+from services.settings.installation import own_version
 from services.transport.callers import address_of
 from services.transport.message_limits import MalformedMessageError
 from services.transport.message_reader import RefusedMessage
 from services.transport.refused_calls import RefusedCalls
-from services.version import own_version
 
 log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ from services.engine.errors import DuplicateRequestError, InvalidRequestError, U
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.vllm.call import VllmCall
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
-from services.version import own_version
+from services.settings.installation import own_version
 
 MAX_ABORTED = 4096
 """Limit of requests in one Abort."""

@@ -39,8 +39,8 @@ from services.frontend.http.tokenization import (
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.processes.heartbeats import Heartbeats
+from services.settings.installation import own_version
 from services.telemetry.metrics import Metrics
-from services.version import own_version
 
 _UNSERVED = {
     "/v1/embeddings": "embeddings are not served: Octavo generates text",

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.frontend.errors import InvalidRequestError
-from services.validation_reason import reason_of
+from services.settings.flags import reason_of
 
 UNKNOWN_FIELD = "octavo_unknown_field"
 """The type of pydantic's error for a field that is not known."""

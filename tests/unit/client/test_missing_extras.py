@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from services.client.cli import app
-from services.extras import MODULES
+from services.settings.installation import MODULES
 from tests.support.processes import ROOT
 
 NEEDED = {

@@ -5,7 +5,7 @@ from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import read_flags
-from services.flag_bounds import MAX_INT32
+from services.settings.flags import MAX_INT32
 
 
 @pytest.mark.parametrize(

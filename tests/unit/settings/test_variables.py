@@ -3,7 +3,7 @@
 from structlog.testing import capture_logs
 
 from services.engine.config.engine_config import EngineConfig
-from services.unknown_variables import warn_of_unknown_variables
+from services.settings.variables import warn_of_unknown_variables
 
 
 def warnings(monkeypatch, **variables):

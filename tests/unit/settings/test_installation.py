@@ -1,16 +1,16 @@
-"""The table of extras is that of pyproject.toml, and what is missing is named."""
+"""The table of extras is that of pyproject.toml, and what is missing is named; the version."""
 
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from services.extras import MODULES, MissingExtraError, require_extras
+from services.settings.installation import MODULES, MissingExtraError, own_version, require_extras
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())
 
 
 @pytest.mark.parametrize("extra", MODULES)
@@ -20,7 +20,7 @@ def test_an_extra_has_a_module_of_each_of_its_packages(extra):
     if extra == "tracing":  # a package of namespaces
         assert len(MODULES[extra]) == len(packages)
         return
-    owners = packages_distributions()
+    owners = metadata.packages_distributions()
     found = {
         owner.lower().replace("-", "_") for module in MODULES[extra] for owner in owners[module]
     }
@@ -42,3 +42,15 @@ def test_packages_of_several_extras_are_named_at_once(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"torch, jinja2 are not.*extras `engine,frontend`"):
         require_extras("engine", "tracing", "frontend")
+
+
+def test_an_installed_version_is_that_of_the_distribution():
+    assert own_version() == metadata.version("octavo")
+
+
+def test_a_checkout_that_is_not_installed_has_no_number(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("services.settings.installation.version", absent)
+    assert own_version() == "source"

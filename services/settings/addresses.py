@@ -1,7 +1,8 @@
-"""Addresses to connect to over gRPC."""
+"""Addresses to listen on, and to connect to over gRPC."""
 
 import ipaddress
 import re
+from collections.abc import Mapping
 
 MAX_PORT = 65535
 _URL = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
@@ -9,6 +10,26 @@ _SCHEME = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock|xds):(?!\d+$)\S")
 """Begins a target of gRPC's (grpc/doc/naming.md), whose rest is for gRPC to read."""
 _NAME = re.compile(r"[\w.-]+")
 _NUMBERS = re.compile(r"[\d.]+")
+
+
+def bracketed(host: str) -> str:
+    """Returns an IPv6 address in brackets, as host:port has it; any other host as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def check_ports(ports: Mapping[str, int | None]) -> None:
+    """Refuses one port for two listeners of a service.
+
+    Args:
+        ports: flag -> port; None opens none, and 0 a free one.
+
+    Raises:
+        ValueError: it names both flags and the port.
+    """
+    flags: dict[int, str] = {}
+    for flag, port in ports.items():
+        if port and (other := flags.setdefault(port, flag)) != flag:
+            raise ValueError(f"{flag} is {port}: it must differ from {other}")
 
 
 def checked_address(address: str) -> str:

@@ -1,6 +1,7 @@
-"""The optional extras of the installation: which packages each brings, and which are missing."""
+"""The installation: its version, and which optional extras it has."""
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 MODULES = {
@@ -15,6 +16,14 @@ MODULES = {
 
 class MissingExtraError(ValueError):
     """Packages of extras are not installed; the message names both."""
+
+
+def own_version() -> str:
+    """Returns Octavo's version, or "source" of a checkout that was not installed."""
+    try:
+        return version("octavo")
+    except PackageNotFoundError:
+        return "source"
 
 
 def require_extras(*extras: str) -> None:
