@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.telemetry.tracing import TRACEPARENT
+from services.telemetry.trace_context import TRACEPARENT
 
 EXPORT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 3.0

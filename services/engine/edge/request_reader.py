@@ -25,7 +25,7 @@ from services.engine.request import (
     SamplingParams,
     StructuredOutput,
 )
-from services.telemetry.tracing import checked_traceparent
+from services.telemetry.trace_context import checked_traceparent
 
 MAX_NAME_LENGTH = 128
 """Characters in a cache salt or a frontend id."""

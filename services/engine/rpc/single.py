@@ -19,7 +19,7 @@ from services.engine.edge.status import count_rejection
 from services.engine.errors import EngineError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import RequestOutput
-from services.telemetry.tracing import read_traceparent
+from services.telemetry.trace_context import read_traceparent
 
 
 class SingleCall:

@@ -21,7 +21,7 @@ from services.engine.vllm.requests import (
     to_samples,
 )
 from services.engine.vllm.stop_strings import StopStrings
-from services.telemetry.tracing import read_traceparent
+from services.telemetry.trace_context import read_traceparent
 
 
 class VllmCall:

@@ -27,7 +27,7 @@ from services.frontend.pipeline.pipeline import Outlet, Pipeline
 from services.frontend.pipeline.request import Conversation, Output, Prompt, prompts_of
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
-from services.telemetry.tracing import TRACEPARENT, checked_traceparent
+from services.telemetry.trace_context import TRACEPARENT, checked_traceparent
 from services.transport.connections import address_of
 
 

@@ -16,7 +16,7 @@ from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 from services.frontend.text.prompt_end import PromptEnd
-from services.telemetry.tracing import checked_traceparent
+from services.telemetry.trace_context import checked_traceparent
 
 _PROMPT_ENDS = {
     frontend_pb2.PROMPT_END_UNSPECIFIED: PromptEnd.ANSWER,

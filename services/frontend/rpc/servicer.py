@@ -28,7 +28,7 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession, SessionLimits
 from services.frontend.rpc.writer import Writer
-from services.telemetry.tracing import read_traceparent
+from services.telemetry.trace_context import read_traceparent
 from services.transport.callers import address_of
 from services.transport.counts import Counts
 from services.transport.message_reader import RefusedMessage

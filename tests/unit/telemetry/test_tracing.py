@@ -7,7 +7,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from services.telemetry.spans import Tracing
-from services.telemetry.tracing import OtlpEndpoint, checked_traceparent, read_traceparent
+from services.telemetry.trace_context import checked_traceparent, read_traceparent
+from services.telemetry.tracing import OtlpEndpoint
 from tests.support.otlp_collector import OtlpCollector
 from tests.support.processes import free_port
 
