@@ -98,8 +98,8 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
     config = with_local_model(config, has_weights=False)
     model = _open_model(config)
-    from services.engine.compilation.cache_key import compute_factors, trace_factors
-    from services.engine.compilation.explain import explain
+    from services.engine.compilation.cache.cache_key import compute_factors, trace_factors
+    from services.engine.compilation.cache.explain import explain
     from services.engine.worker.start.device import choose_device
     from services.engine.worker.start.model_trace import traced_config
 

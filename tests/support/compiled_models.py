@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from models.compile_support import support_torch_compile
-from services.engine.compilation.backend import trace_model
 from services.engine.compilation.compile_model import compile_model
-from services.engine.compilation.compiler_interface import EagerAdaptor, LoadError
-from services.engine.compilation.linked_program import LinkedProgram
-from services.engine.compilation.piece_compiler import PieceCompiler
-from services.engine.compilation.program import read_program
+from services.engine.compilation.pieces.compiler_interface import EagerAdaptor, LoadError
+from services.engine.compilation.pieces.linked_program import LinkedProgram
+from services.engine.compilation.pieces.piece_compiler import PieceCompiler
+from services.engine.compilation.program.program import read_program
+from services.engine.compilation.trace.backend import trace_model
 from tests.support.compilation import compilation_config
 
 MAX_TOKENS = 64

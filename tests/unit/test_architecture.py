@@ -70,7 +70,7 @@ BROAD_EXCEPTS = {
     "services/engine/core/worker_supervisor.py": "a fault costs the worker, and another one starts",
     "services/engine/worker/process.py": "a fault ends the worker, which reports it first",
     "services/engine/worker/start/loaded_model.py": "a model that cannot be traced is served",
-    "services/engine/compilation/transformed_code.py": "a decompiler's fault costs one file",
+    "services/engine/compilation/trace/transformed_code.py": "a decompiler's fault costs one file",
     "services/engine/grammar/constraint.py": "the Rust library panics with a BaseException",
 }
 """File -> why one handler in it catches every error and goes on."""

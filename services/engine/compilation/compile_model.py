@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from models.compile_support import dynamic_arg_dims_of
-from services.engine.compilation.artifact_cache import ArtifactCache
-from services.engine.compilation.backend import mark_num_tokens
-from services.engine.compilation.cache_key import Factors
-from services.engine.compilation.compiler_interface import CompilerInterface, EagerAdaptor
-from services.engine.compilation.compiler_manager import CompilerManager, CompileStats
-from services.engine.compilation.debug_dump import DebugDump
-from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
-from services.engine.compilation.linking import Forward, link
-from services.engine.compilation.piece_compiler import PieceCompiler
-from services.engine.compilation.piece_info import PieceWrapper
-from services.engine.compilation.traced_model import TracedModel
-from services.engine.compilation.tracing import trace_programs
+from services.engine.compilation.cache.artifact_cache import ArtifactCache
+from services.engine.compilation.cache.cache_key import Factors
+from services.engine.compilation.pieces.compiler_interface import CompilerInterface, EagerAdaptor
+from services.engine.compilation.pieces.compiler_manager import CompilerManager, CompileStats
+from services.engine.compilation.pieces.inductor_adaptor import InductorStandaloneAdaptor
+from services.engine.compilation.pieces.linking import Forward, link
+from services.engine.compilation.pieces.piece_compiler import PieceCompiler
+from services.engine.compilation.program.debug_dump import DebugDump
+from services.engine.compilation.program.piece_info import PieceWrapper
+from services.engine.compilation.program.traced_model import TracedModel
+from services.engine.compilation.trace.backend import mark_num_tokens
+from services.engine.compilation.trace.tracing import trace_programs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 

@@ -15,7 +15,7 @@ from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.latent_transform import transform_latents
 from models.ops.products.activation_rounding import leaves_rounded
 from models.ops.products.fp8_linear import round_in_place
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
 """Arguments that are None where a model has no indexer."""

@@ -21,7 +21,7 @@ from models.ops.experts.moe import fused_moe
 from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
 from models.ops.ranks.all_reduce import all_reduce
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.verdict import Comparison, compare
 
 _ROUNDS = list(signature(unified_attention_with_output).parameters).index("rounds")

@@ -19,7 +19,7 @@ from services.engine.compilation.graphs.recorder import (
     GraphRecorder,
     Recording,
 )
-from services.engine.compilation.piece_info import PieceInfo
+from services.engine.compilation.program.piece_info import PieceInfo
 
 Piece = Callable[..., Any]
 

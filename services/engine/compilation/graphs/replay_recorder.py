@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from models.forward_context import ForwardContext, forward_context, get_forward_context
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.recorder import GraphFaultError, Program
 
 

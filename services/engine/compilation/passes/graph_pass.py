@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch.fx import Graph
 
-from services.engine.compilation.compile_range import CompileRange
+from services.engine.compilation.program.compile_range import CompileRange
 
 
 class GraphPass(ABC):

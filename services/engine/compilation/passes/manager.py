@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 from torch.fx import GraphModule
 
-from services.engine.compilation.compile_range import ANY_TOKENS, CompileRange
-from services.engine.compilation.debug_dump import DebugDump
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
+from services.engine.compilation.program.compile_range import ANY_TOKENS, CompileRange
+from services.engine.compilation.program.debug_dump import DebugDump
 
 log = structlog.get_logger()
 

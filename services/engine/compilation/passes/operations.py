@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.nn import functional
 
-from services.engine.compilation.split_graph import operator_name
+from services.engine.compilation.program.split_graph import operator_name
 
 CASTS = frozenset({"to", "float", "type_as", "bfloat16", "half", "double"})
 """Methods that change a tensor's dtype."""

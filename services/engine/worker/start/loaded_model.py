@@ -47,7 +47,7 @@ from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
-    from services.engine.compilation.traced_model import TracedModel
+    from services.engine.compilation.program.traced_model import TracedModel
 
 log = structlog.get_logger()
 
@@ -214,7 +214,7 @@ class LoadedModel:
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
         from services.engine.compilation.compile_model import CompiledModel, TracedForward
-        from services.engine.compilation.piece_compiler import MissingPieceError
+        from services.engine.compilation.pieces.piece_compiler import MissingPieceError
 
         if is_traced_only:
             compiled = CompiledModel(forward=TracedForward(self.model))
@@ -229,7 +229,7 @@ class LoadedModel:
     def _compile_traced(
         self, traced: "TracedModel", settings: CompilationConfig, pieces: PieceGraphs
     ) -> "CompiledModel":
-        from services.engine.compilation.cache_key import compute_factors
+        from services.engine.compilation.cache.cache_key import compute_factors
         from services.engine.compilation.compile_model import compile_traced
 
         return compile_traced(
@@ -298,8 +298,8 @@ class LoadedModel:
         """
         if not self.lacks_trace:
             return self
-        from services.engine.compilation.linking import run_as_traced
         from services.engine.compilation.passes.unmatched import UnmatchedPassError
+        from services.engine.compilation.pieces.linking import run_as_traced
 
         started_s = time.monotonic()
         try:

@@ -23,9 +23,9 @@ from services.engine.limits import StepLimits
 from services.engine.worker.start.build_processes import BACKGROUND_NICENESS, BuildProcesses
 
 if TYPE_CHECKING:
-    from services.engine.compilation.artifact_cache import ArtifactCache
-    from services.engine.compilation.cache_key import Factors
-    from services.engine.compilation.traced_model import TracedModel
+    from services.engine.compilation.cache.artifact_cache import ArtifactCache
+    from services.engine.compilation.cache.cache_key import Factors
+    from services.engine.compilation.program.traced_model import TracedModel
 
 log = structlog.get_logger()
 
@@ -100,8 +100,8 @@ class ModelTrace:
         *,
         traces_again: bool = False,
     ) -> "TracedModel":
-        from services.engine.compilation.compile_range import compile_ranges
-        from services.engine.compilation.program_store import load_program, store_program
+        from services.engine.compilation.cache.program_store import load_program, store_program
+        from services.engine.compilation.program.compile_range import compile_ranges
 
         settings = self.config.compilation
         ranges = compile_ranges(settings.compile_ranges, self.max_num_tokens)
@@ -110,7 +110,7 @@ class ModelTrace:
             if kept is not None:
                 return kept
         from services.engine.compilation.compile_model import debug_dump
-        from services.engine.compilation.tracing import trace_programs
+        from services.engine.compilation.trace.tracing import trace_programs
 
         traced = trace_programs(
             module,
@@ -234,8 +234,8 @@ def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank
 
     model: the configuration of the model's folder.
     """
-    from services.engine.compilation.compile_range import compile_ranges
-    from services.engine.compilation.program_store import holds_program
+    from services.engine.compilation.cache.program_store import holds_program
+    from services.engine.compilation.program.compile_range import compile_ranges
 
     if _needs_graphs(config):
         return False
@@ -264,8 +264,8 @@ def _kept_traces(
     config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
 ) -> "tuple[ArtifactCache, Factors]":
     """Returns a rank's traces of this configuration on disk, and what they depend on."""
-    from services.engine.compilation.artifact_cache import TRACES, ArtifactCache
-    from services.engine.compilation.cache_key import trace_factors
+    from services.engine.compilation.cache.artifact_cache import TRACES, ArtifactCache
+    from services.engine.compilation.cache.cache_key import trace_factors
 
     facts = trace_factors(config, model, device, rank=rank)
     return ArtifactCache.open(config.compilation.code_dir / TRACES, facts), facts

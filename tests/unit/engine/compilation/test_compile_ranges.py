@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import SymInt, Tensor
 
-from services.engine.compilation.artifact_cache import ArtifactCache
-from services.engine.compilation.cache_key import Factors
-from services.engine.compilation.compile_range import CompileRange, compile_ranges
-from services.engine.compilation.compiler_manager import CompilerManager
-from services.engine.compilation.linking import link
-from services.engine.compilation.piece_compiler import PieceCompiler
-from services.engine.compilation.program_store import load_program, store_program
-from services.engine.compilation.tracing import trace_programs
+from services.engine.compilation.cache.artifact_cache import ArtifactCache
+from services.engine.compilation.cache.cache_key import Factors
+from services.engine.compilation.cache.program_store import load_program, store_program
+from services.engine.compilation.pieces.compiler_manager import CompilerManager
+from services.engine.compilation.pieces.linking import link
+from services.engine.compilation.pieces.piece_compiler import PieceCompiler
+from services.engine.compilation.program.compile_range import CompileRange, compile_ranges
+from services.engine.compilation.trace.tracing import trace_programs
 from tests.support.compilation import compilation_config
 from tests.support.compiled_models import CountingCompiler, compile_at
 from tests.support.paged_runner import PagedRunner

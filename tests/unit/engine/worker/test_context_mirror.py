@@ -17,8 +17,8 @@ from models.forward_context import (
     get_forward_context,
 )
 from services.engine.batch import read_int32, runtime_mode
-from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.capture_plan import read_key
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from services.engine.spec_decode.verification import NO_DRAFT
 from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint

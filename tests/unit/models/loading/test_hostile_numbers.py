@@ -13,7 +13,7 @@ from models.config import ConfigError, ModelConfig
 from models.config_sections.fields import LARGEST, MAX_FILE_BYTES
 from models.loading.checkpoint import SINGLE_FILE, CheckpointError
 from models.loading.loader import MAX_FULL_TABLE, load_model
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from tests.support.damaged_checkpoints import copy_checkpoint, edit_config
 
 VARIANTS = ("llama", "gpt_oss", "deepseek_v32")

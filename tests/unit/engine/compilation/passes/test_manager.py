@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from services.engine.compilation import cache_key
-from services.engine.compilation.compile_range import CompileRange
+from services.engine.compilation.cache import cache_key
 from services.engine.compilation.passes import linear_gate, selection
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.manager import PostGradPassManager
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
+from services.engine.compilation.program.compile_range import CompileRange
 from services.engine.config.checkpoint import REPOSITORY
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.passes import PASS_NAMES

@@ -2,7 +2,7 @@
 
 import re
 
-from services.engine.compilation import compiler_manager
+from services.engine.compilation.pieces import compiler_manager
 from tests.support.compiled_models import compile_at
 from tests.support.plain_model import PlainModel
 

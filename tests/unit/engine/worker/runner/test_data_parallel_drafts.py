@@ -14,7 +14,7 @@ from services.engine.batch import (
     pack_int32,
     read_int32,
 )
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.kv_memory import allocate_kv_cache
 from tests.support.data_parallel_rig import BLOCK_SIZE, DataParallelRig

@@ -6,7 +6,7 @@ import torch
 from models.forward_context import get_forward_context
 from models.parallel.collectives import without_other_ranks
 from services.engine.batch import BatchDescriptor, ordered_mode, pack_int32, read_int32
-from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver
 

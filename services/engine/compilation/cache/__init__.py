@@ -1,0 +1,1 @@
+"""Keeps traces and compiled pieces on disk, under keys of what they depend on."""

@@ -1,0 +1,1 @@
+"""A traced program: its parts, their graphs and code."""

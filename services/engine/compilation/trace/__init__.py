@@ -1,0 +1,1 @@
+"""Traces a model once and runs the passes over it."""
