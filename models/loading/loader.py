@@ -1,6 +1,7 @@
 """Loads a model that is ready to run from a checkpoint folder."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,25 +10,30 @@ import torch
 from torch import nn
 
 from models.config import ConfigError, ModelConfig, ModelImpl
-from models.deepseek_mtp import append_draft_layers
-from models.layers.decoder import CausalLM
-from models.loading.checkpoint import open_checkpoint
-from models.loading.draft_layers import share_with_draft_layers
+from models.deepseek_mtp import DraftLayer, append_draft_layers
+from models.layers.decoder import CausalLM, WeightFormat
+from models.layers.experts import Experts
+from models.layers.quantization import QuantizableLinear
+from models.layers.weight import described_weight
+from models.loading.checkpoint import CheckpointTensor, open_checkpoint
 from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
 from models.loading.model_config import read_model_config
 from models.loading.packed_weights import find_packed
-from models.loading.plan import by_model_name, plan_loads
+from models.loading.plan import Load, by_model_name, plan_loads
 from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
-from models.loading.weight_formats import weight_formats
 from models.loading.weights import load_weights
 from models.loading.without_storage import WithoutStorage
+from models.number_formats import FP8, MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig
 from models.registry import model_class
 
 MAX_FULL_TABLE = 2**20
 """Most positions whose rotations are all kept, even for short sequences."""
+
+RANDOM = "random"
+"""Stored format of weights that no checkpoint has."""
 
 
 def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
@@ -184,3 +190,73 @@ def tensor_defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def _ignore_progress(line: str) -> None:
     """Does nothing with a line of progress."""
+
+
+def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTensor] | None) -> None:
+    """Gives draft layers the model's embedding and head, unless the checkpoint has others.
+
+    Released checkpoints repeat both in each draft layer. They are compared, because a second copy
+    would double their memory. The model has no weights yet; stored is None without a checkpoint.
+    """
+    stored = stored or {}
+    embedding = "model.embed_tokens.weight"
+    head = embedding if model.config.tie_word_embeddings else "lm_head.weight"
+    for index, layer in enumerate(model.model.layers):
+        if not isinstance(layer, DraftLayer):
+            continue
+        prefix = f"model.layers.{index}"
+        if _repeats(stored, f"{prefix}.embed_tokens.weight", embedding):
+            layer.embed_tokens = None
+        if _repeats(stored, f"{prefix}.shared_head.head.weight", head):
+            layer.shared_head.head = None
+
+
+def _repeats(stored: Mapping[str, CheckpointTensor], name: str, original: str) -> bool:
+    """Returns whether a tensor is not stored, or equals another one."""
+    if name not in stored:
+        return True
+    if original not in stored:
+        return False  # the loader reports it as missing
+    return torch.equal(stored[name].values, stored[original].values)
+
+
+def weight_formats(loads: Sequence[Load], model: CausalLM) -> tuple[WeightFormat, ...]:
+    """Returns one entry for each pair of a stored and a kept format, largest first.
+
+    Embedding, head, routers, norms and biases count too. Scales count with their weights.
+    """
+    stored: dict[nn.Parameter, set[str]] = defaultdict(set)
+    for load in loads:
+        stored[load.destination.param].add(load.stored_as)
+    totals: dict[tuple[str, str, bool], list[int]] = defaultdict(lambda: [0, 0])
+    seen: set[nn.Parameter] = set()
+    for layer in model.modules():
+        for name, param in layer.named_parameters(recurse=False):
+            if param in seen:
+                continue
+            seen.add(param)
+            weight = layer.get_parameter(described_weight(layer, name))
+            kept, rounds = _kept_format(layer, weight)
+            entry = totals[" and ".join(sorted(stored[weight])) or RANDOM, kept, rounds]
+            entry[0] += param is weight
+            entry[1] += param.nbytes
+    formats = [
+        WeightFormat(stored=key[0], kept=key[1], rounds_activations=key[2], count=count, bytes=size)
+        for key, (count, size) in totals.items()
+    ]
+    return tuple(sorted(formats, key=lambda each: -each.bytes))
+
+
+def _kept_format(layer: nn.Module, weight: nn.Parameter) -> tuple[str, bool]:
+    """Returns the format of a weight on its device, and whether its product rounds activations."""
+    if isinstance(layer, QuantizableLinear) and weight is layer.weight:
+        kept_as = layer.method.kept_as
+        if kept_as is not None:
+            return kept_as, weight.dtype == FP8
+    if isinstance(layer, Experts) and weight.dtype in (FP8, MXFP4):
+        if weight.dtype == MXFP4:
+            return ("mxfp4" if layer.packing is None else layer.packing.describe()), False
+        scale = layer.down_proj_scale
+        is_by_row = scale is not None and scale.shape[1:] == (layer.down_proj.shape[1], 1)
+        return ("fp8 rows" if is_by_row else "fp8 blocks of 128 x 128"), True
+    return str(weight.dtype).removeprefix("torch."), False

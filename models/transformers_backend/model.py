@@ -1,7 +1,7 @@
 """A decoder of transformers, as the engine runs its own families."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,7 +9,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+)
 
 from models.config import ModelConfig
 from models.config_sections.multipliers import Multipliers
@@ -19,10 +24,11 @@ from models.layers.decoder import CausalLM
 from models.layers.weight import ExpertTensor
 from models.parallel.group import ParallelGroup
 from models.transformers_backend.attention_calls import AttentionCall
-from models.transformers_backend.experts import stacked_experts
 from models.transformers_backend.head import LanguageModelHead
 from models.transformers_backend.network import NetworkSource, undecorated_forward
 from models.transformers_backend.own_layers import use_own_layers
+
+_NUMBER = "*"
 
 
 class TransformersForCausalLM(CausalLM):
@@ -213,3 +219,35 @@ def build_transformers_model(
     network = source.build(calls, dtype)
     use_own_layers(network)
     return TransformersForCausalLM(config, network, list(calls.values()))
+
+
+def stacked_experts(network: PreTrainedModel) -> Iterator[ExpertTensor]:
+    """Yields where the tensors of single experts go, for parameters [E, N, K] of all experts.
+
+    Conversions of another kind are left out: loading then names the first tensor that fits nowhere.
+    """
+    parameters = dict(network.named_parameters())
+    for converter in get_model_conversion_mapping(network):
+        if not isinstance(converter, WeightConverter) or not _stacks(converter):
+            continue
+        # Some patterns begin with a dot.
+        (target,) = (each.strip(".") for each in converter.target_patterns)
+        sizes = {len(each) for name, each in parameters.items() if name.endswith(f".{target}")}
+        for expert in range(max(sizes, default=0)):
+            for part, source in enumerate(converter.source_patterns):
+                name = source.strip(".").replace(_NUMBER, str(expert))
+                yield ExpertTensor(target, name, expert, part)
+
+
+def _stacks(converter: WeightConverter) -> bool:
+    """Returns whether a conversion stacks experts whose parts follow each other in rows."""
+    kinds = [type(each) for each in converter.operations]
+    dims = [getattr(each, "dim", None) for each in converter.operations]
+    has_several = len(converter.source_patterns) > 1
+    expected = [MergeModulelist, Concatenate] if has_several else [MergeModulelist]
+    return (
+        kinds == expected
+        and dims == list(range(len(dims)))
+        and len(converter.target_patterns) == 1
+        and all(source.count(_NUMBER) == 1 for source in converter.source_patterns)
+    )

@@ -18,7 +18,7 @@ import structlog
 
 from services.engine import __main__ as engine
 from services.engine.core.engine_core import EngineCore
-from services.engine.scheduler import finish_rate
+from services.engine.scheduler import holdings
 from services.engine.worker import executor, rank_process
 
 MODULE = "tests.support.steered_engine"
@@ -52,7 +52,7 @@ def main() -> int:
     os.environ[_STOP_FILE] = arguments.stop_file
     rank_process.WORKER_MODULE = MODULE
     executor.STACKS_GRACE_S = 6.0  # a busy machine may not let it show them sooner
-    finish_rate._MIN_RETRY_MS = LEAST_PUSHBACK_MS
+    holdings._MIN_RETRY_MS = LEAST_PUSHBACK_MS
     _announce_watchers()
     return engine.main()
 

@@ -2,17 +2,34 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
-from services.engine.config.passes import PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
 from services.processes.private_folder import private_path
 from services.settings.flags import MAX_INT32
+
+PassName = Literal[
+    "canonical",
+    "linear_gate",
+    "multi_stream",
+    "linear_residual",
+    "all_reduce_norm",
+    "residual_norm",
+    "norm_linear",
+    "norm_quant",
+    "packed_residual",
+    "activation_quant",
+    "attention_quant",
+    "qk_norm_rope_cache",
+    "clean_up",
+]
+PASS_NAMES: tuple[PassName, ...] = get_args(PassName)
+
 
 AUTO = "auto"
 MAX_NUM_STREAMS = 64

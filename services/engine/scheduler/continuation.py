@@ -1,8 +1,10 @@
 """Gives running requests their next tokens: decodes, drafts and chunks of prompts."""
 
+from collections.abc import Sequence
+
 from services.engine.limits import StepLimits
+from services.engine.request import Request
 from services.engine.scheduler.holdings import Holdings
-from services.engine.scheduler.pipeline_share import PipelineShare
 from services.engine.scheduler.planned_step import PlannedStep
 from services.engine.spec_decode.draft_plan import DraftPlan
 
@@ -78,3 +80,34 @@ def _compute_next(
     step.compute(request, row, q_len, num_tokens)
     if q_len > 1:  # share prompts at once
         holdings.cache.cache_full_blocks(request)
+
+
+class PipelineShare:
+    """Chooses the running requests of one step, so that each pipeline stage has decodes to run.
+
+    Each stage runs one of the steps in flight. A request is scheduled again only after its result
+    is back: only the last stage has the token.
+    """
+
+    def __init__(self, running: Sequence[Request], num_stages: int) -> None:
+        """Gives the step an equal share of the decodes.
+
+        Args:
+            running: the running requests.
+            num_stages: pipeline stages, hence steps in flight.
+        """
+        num_decodes = sum(
+            request.num_computed_tokens >= request.num_prompt_tokens for request in running
+        )
+        self._num_decodes_left = -(-num_decodes // num_stages)
+
+    def take(self, request: Request) -> bool:
+        """Returns whether a running request is for this step; a decode then uses up its place."""
+        if request.num_pending_tokens:
+            return False  # its next position, or its next token, is unknown
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            return True
+        if request.awaits_mask or not self._num_decodes_left:
+            return False
+        self._num_decodes_left -= 1
+        return True

@@ -1,6 +1,7 @@
 """Rows and blocks of running requests, and the waiting requests."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 
 from services.engine.errors import InvalidRequestError
@@ -8,13 +9,17 @@ from services.engine.kv_cache.cache import KVCache
 from services.engine.kv_cache.prefix_journal import PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
-from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.planned_step import sampling_needs
 from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 
 MAX_OVERTAKINGS = 3
 """Admissions of later arrivals before the waiting request that arrived first is next."""
+
+_NUM_RECENT = 64
+_MIN_RETRY_MS = 50
+_MAX_RETRY_MS = 5000
+_UNKNOWN_RETRY_MS = 1000
 
 
 class Holdings:
@@ -190,3 +195,21 @@ class Holdings:
         self.cache.free(request)
         self._free_rows.append(request.row)
         request.row = None
+
+
+class FinishRate:
+    """Records when recent requests ended; each end makes room for a waiting request."""
+
+    def __init__(self) -> None:
+        self._finish_times_s: deque[float] = deque(maxlen=_NUM_RECENT)
+
+    def record(self, now_s: float) -> None:
+        """Records the end of a request."""
+        self._finish_times_s.append(now_s)
+
+    def retry_after_ms(self, now_s: float) -> int:
+        """Returns the mean time between recent ends, in milliseconds from 50 to 5000."""
+        if not self._finish_times_s:
+            return _UNKNOWN_RETRY_MS
+        mean_s = (now_s - self._finish_times_s[0]) / len(self._finish_times_s)
+        return int(min(max(1000 * mean_s, _MIN_RETRY_MS), _MAX_RETRY_MS))

@@ -10,7 +10,9 @@ from services.engine.errors import InvalidRequestError, MemoryExhaustedError
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.planned_step import ScheduledStep
-from services.engine.scheduler.step_budget import StepBudget
+
+NUM_GOOD_STEPS = 500
+"""Steps without a failure before the budget doubles."""
 
 
 def lose_worker(request: Request, *, was_killed: bool) -> None:
@@ -94,3 +96,26 @@ class Recovery:
         if request.is_suspect:
             return not running and not is_in_flight
         return not (running and running[0].is_suspect)
+
+
+class StepBudget:
+    """A limit halved by every step that runs out of memory and doubled after good ones."""
+
+    def __init__(self, limit: int) -> None:
+        self.tokens = limit
+        self._limit = limit
+        self._num_good_steps = 0
+
+    def halve(self, num_tokens: int) -> None:
+        """Sets a budget below a failed step of `num_tokens`."""
+        self.tokens = max(1, min(self.tokens, num_tokens) // 2)
+        self._num_good_steps = 0
+
+    def count_good_step(self) -> None:
+        """Counts a step that did not run out of memory."""
+        if self.tokens == self._limit:
+            return
+        self._num_good_steps += 1
+        if self._num_good_steps == NUM_GOOD_STEPS:
+            self.tokens = min(2 * self.tokens, self._limit)
+            self._num_good_steps = 0

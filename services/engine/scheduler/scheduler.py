@@ -10,7 +10,7 @@ drafts, the next step is scheduled before that number is known, for the most tok
 the request is carried. If a request cannot be, no step is scheduled until the result is back, so
 that requests stay together; see docs/decisions/0006-drafts-and-two-steps-in-flight.md.
 
-With several pipeline stages the steps in flight share the requests; see pipeline_share.
+With several pipeline stages the steps in flight share the requests; see continuation.PipelineShare.
 """
 
 import time

@@ -5,10 +5,11 @@ end with the error that explains it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from protos.engine.v1.worker_pb2 import WorkerEvent
-from services.engine.worker.joined_results import JoinedResults
+from services.engine.batch import StepResult
 from services.engine.worker.loss_cause import CAUSE_GRACE_S, cause_among
 from services.engine.worker.rank_process import LostPeerError, WorkerDiedError
 from services.engine.worker.remote_ranks import Rank
@@ -74,7 +75,7 @@ class RankEvents:
             )
             raise cause_among([*(task.result() for task in done), error]) from error
 
-    async def _join_results(self, joined: JoinedResults) -> None:
+    async def _join_results(self, joined: "JoinedResults") -> None:
         """Listens to the reporter where its results need those of other data-parallel ranks."""
         number = self._reporters[0]
         try:
@@ -105,3 +106,35 @@ class RankEvents:
         except WorkerDiedError as error:
             self._reporter.interrupt(error)
             return error
+
+
+class JoinedResults:
+    """The events of the first rank; its results come once all ranks have sent theirs."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Starts without events.
+
+        Args:
+            ranks: numbers of the ranks that send results, in order.
+        """
+        self._results: dict[int, deque[StepResult]] = {rank: deque() for rank in ranks}
+        self._events: asyncio.Queue[WorkerEvent | Exception] = asyncio.Queue()
+
+    def put(self, rank: int, result: StepResult) -> None:
+        """Takes a rank's next result; each rank sends one for every step, in order."""
+        self._results[rank].append(result)
+        if all(self._results.values()):
+            first, *others = (results.popleft() for results in self._results.values())
+            first.across_dp.extend(others)
+            self._events.put_nowait(WorkerEvent(result=first))
+
+    def pass_on(self, event: WorkerEvent | Exception) -> None:
+        """Takes another event of the first rank, or what ends `next_event`."""
+        self._events.put_nowait(event)
+
+    async def next_event(self) -> WorkerEvent:
+        """Returns the next event, or raises the error that was passed on."""
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        return event

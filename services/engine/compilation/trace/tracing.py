@@ -1,12 +1,15 @@
 """Traces a model and runs the passes."""
 
 import copy
+import operator
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
 import structlog
+import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from models.compile_support import expected_passes_of
 from models.layers.decoder import CausalLM
@@ -24,12 +27,17 @@ from services.engine.compilation.program.split_graph import num_calls
 from services.engine.compilation.program.traced_model import Programs, TracedModel
 from services.engine.compilation.trace.backend import trace_model
 from services.engine.compilation.trace.layer_kinds import kind_of, layers_to_trace
-from services.engine.compilation.trace.size_checks import drop_size_checks
 from services.engine.compilation.trace.transformed_code import dumping_transformed_code
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 
 log = structlog.get_logger()
+
+_CHECK = torch.ops.aten._assert_scalar.default
+_OF_SIZES = frozenset({
+    operator.eq, operator.ge, operator.le, operator.gt, operator.lt, torch.sym_not,
+    torch.ops.aten.sym_size.int,
+})  # fmt: skip
 
 
 def trace_programs(
@@ -151,3 +159,16 @@ def _require_splits(trace: Trace, splitting_ops: Sequence[str]) -> None:
     for name in splitting_ops:
         if name not in DEFAULT_SPLITTING_OPS and not num_calls(trace.graph, (name,)):
             raise ValueError(f"splitting operator {name} does not occur in the model")
+
+
+def drop_size_checks(graph: Graph) -> None:
+    """Removes the checks that inputs are as long as each other, and what only they use.
+
+    The runner makes all inputs of a step of one length. One of the checks imports sympy when it
+    runs, which takes a second of a start.
+    """
+    for node in graph.find_nodes(op="call_function", target=_CHECK):
+        graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.target in _OF_SIZES and not node.users:
+            graph.erase_node(node)

@@ -8,7 +8,7 @@ from torch import nn
 
 from models.forward_context import Context, ForwardContext, forward_context
 from models.ops.attention.attention_metadata import build_attention_metadata
-from services.engine.compilation.trace.purity import ImpureForwardError
+from services.engine.compilation.trace.backend import ImpureForwardError
 from services.engine.config.compilation import CompilationConfig
 from tests.support.compiled_models import Toy, compile_at, compile_toy
 from tests.support.random_checkpoints import write_checkpoint

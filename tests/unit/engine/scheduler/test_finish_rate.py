@@ -1,6 +1,6 @@
 """How soon a refused caller should try again."""
 
-from services.engine.scheduler.finish_rate import FinishRate
+from services.engine.scheduler.holdings import FinishRate
 
 
 def test_retry_after_is_the_mean_time_between_recent_endings():

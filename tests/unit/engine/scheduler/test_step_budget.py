@@ -1,4 +1,4 @@
-from services.engine.scheduler.step_budget import NUM_GOOD_STEPS, StepBudget
+from services.engine.scheduler.recovery import NUM_GOOD_STEPS, StepBudget
 
 
 def test_a_failed_step_halves_what_it_had():

@@ -15,7 +15,7 @@ from models.compile_support import support_torch_compile
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.linear import linear
-from services.engine.config.passes import PASS_NAMES
+from services.engine.config.compilation import PASS_NAMES
 from tests.support.compiled_models import compile_toy
 
 EPS = 1e-5

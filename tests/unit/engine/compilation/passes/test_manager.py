@@ -18,8 +18,8 @@ from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.compilation.program.compile_range import CompileRange
 from services.engine.config.checkpoint import REPOSITORY
+from services.engine.config.compilation import PASS_NAMES
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.passes import PASS_NAMES
 from tests.support.compilation import compilation_config
 from tests.support.compiled_models import Toy, compile_at, compile_toy
 from tests.support.plain_model import PlainModel

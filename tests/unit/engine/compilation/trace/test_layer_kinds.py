@@ -18,8 +18,7 @@ from services.engine.compilation.program.program import (
 )
 from services.engine.compilation.trace.backend import trace_model
 from services.engine.compilation.trace.layer_kinds import layers_to_trace
-from services.engine.compilation.trace.size_checks import drop_size_checks
-from services.engine.compilation.trace.tracing import trace_programs
+from services.engine.compilation.trace.tracing import drop_size_checks, trace_programs
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS
 from tests.support.compilation import compilation_config
 from tests.support.random_checkpoints import SHAPE, VARIANTS, write_checkpoint
