@@ -1,15 +1,14 @@
 """The one place where an exception becomes a gRPC status."""
 
-import inspect
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import structlog
 
-from services.transport.call_scope import handler_kind
+from services.transport.call_scope import scoped
 from services.transport.message_limits import MalformedMessageError
 from services.transport.status import RefusedCallError, Status, StatusMapper
 
@@ -38,25 +37,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method; grpc answers UNIMPLEMENTED
             return None
-        kind = handler_kind(handler)
-        inner, method = getattr(handler, kind), handler_call_details.method
-        wrap = self._wrap_generator if inspect.isasyncgenfunction(inner) else self._wrap_coroutine
-        return handler._replace(**{kind: wrap(inner, method)})
-
-    def _wrap_coroutine(self, inner: Any, method: str) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            with self._answering(context, method):
-                return await inner(request, context)
-
-        return call
-
-    def _wrap_generator(self, inner: Any, method: str) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            with self._answering(context, method):
-                async for response in inner(request, context):
-                    yield response
-
-        return call
+        method = handler_call_details.method
+        return scoped(handler, lambda context: self._answering(context, method))
 
     @contextmanager
     def _answering(self, context: grpc.aio.ServicerContext, method: str) -> Iterator[None]:

@@ -4,15 +4,41 @@ import torch
 from torch import nn
 
 from models.compile_support import support_torch_compile
-from services.engine.compilation.compile_model import compile_model
+from services.engine.compilation.compile_model import (
+    CompiledModel,
+    TracedForward,
+    compile_traced,
+    debug_dump,
+)
 from services.engine.compilation.pieces.compiler_interface import EagerAdaptor, LoadError
 from services.engine.compilation.pieces.linked_program import LinkedProgram
 from services.engine.compilation.pieces.piece_compiler import PieceCompiler
 from services.engine.compilation.program.program import read_program
 from services.engine.compilation.trace.backend import trace_model
+from services.engine.compilation.trace.tracing import trace_programs
+from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
 
 MAX_TOKENS = 64
+
+
+def compile_model(model, config, *, example_inputs, max_num_tokens, max_num_seqs, **others):
+    """Compiles a model at the configured level, as a worker does; the model is unchanged.
+
+    others: arguments of `compile_traced`.
+    """
+    if config.level == CompilationLevel.NO_COMPILATION:
+        return CompiledModel(forward=model.forward)
+    if config.level == CompilationLevel.DYNAMO_AS_IS:
+        return CompiledModel(forward=TracedForward(model))
+    traced = trace_programs(
+        model,
+        config,
+        example_inputs=example_inputs,
+        max_num_tokens=max_num_tokens,
+        dump=debug_dump(config, 0),
+    )
+    return compile_traced(traced, config, max_num_seqs=max_num_seqs, **others)
 
 
 def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **settings):

@@ -12,7 +12,6 @@ from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
-from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
@@ -28,6 +27,7 @@ from services.engine.worker.start.graph_setup import (
     prepare_graphs,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache
+from tests.support.compiled_models import compile_model
 from tests.support.engine_harness import RecordingSink
 
 

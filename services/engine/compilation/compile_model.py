@@ -2,7 +2,6 @@
 
 import inspect
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ from services.engine.compilation.program.debug_dump import DebugDump
 from services.engine.compilation.program.piece_info import PieceWrapper
 from services.engine.compilation.program.traced_model import TracedModel
 from services.engine.compilation.trace.backend import mark_num_tokens
-from services.engine.compilation.trace.tracing import trace_programs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 
@@ -58,57 +56,6 @@ class CompiledModel:
     stats: CompileStats = field(default_factory=CompileStats)
 
 
-def compile_model(
-    model: nn.Module,
-    config: CompilationConfig,
-    *,
-    example_inputs: Sequence[Tensor],
-    max_num_tokens: int,
-    max_num_seqs: int,
-    factors: Factors | None = None,
-    piece_wrapper: PieceWrapper | None = None,
-    rank: int = 0,
-) -> CompiledModel:
-    """Compiles a model at the configured level; the model is unchanged and may run meanwhile.
-
-    Levels 2 and 3 trace and compile everything here, without running the model.
-
-    Args:
-        model: loaded; its class must declare @support_torch_compile.
-        config: level and options.
-        example_inputs: arguments of forward with the kinds of a step's, any content.
-        max_num_tokens: most tokens in one step.
-        max_num_seqs: most requests in one step.
-        factors: what compiled pieces depend on; None keeps nothing on disk.
-        piece_wrapper: wraps each piece at level 3.
-        rank: names the folder of this worker's debug dump.
-
-    Raises:
-        ValueError: the model declares nothing, does not return one tensor, or lacks a splitting
-            operator.
-        ImpureForwardError: its forward changes buffers, attributes or globals.
-    """
-    if config.level == CompilationLevel.NO_COMPILATION:
-        return CompiledModel(forward=model.forward)
-    if config.level == CompilationLevel.DYNAMO_AS_IS:
-        return CompiledModel(forward=TracedForward(model))
-    traced = trace_programs(
-        model,
-        config,
-        example_inputs=example_inputs,
-        max_num_tokens=max_num_tokens,
-        dump=debug_dump(config, rank),
-    )
-    return compile_traced(
-        traced,
-        config,
-        max_num_seqs=max_num_seqs,
-        factors=factors,
-        piece_wrapper=piece_wrapper,
-        rank=rank,
-    )
-
-
 def compile_traced(
     traced: TracedModel,
     config: CompilationConfig,
@@ -118,7 +65,16 @@ def compile_traced(
     piece_wrapper: PieceWrapper | None = None,
     rank: int = 0,
 ) -> CompiledModel:
-    """Compiles a traced model at level 2 or 3; arguments as for `compile_model`."""
+    """Compiles a traced model at level 2 or 3.
+
+    Args:
+        traced: the model's programs.
+        config: level and options.
+        max_num_seqs: most requests in one step.
+        factors: what compiled pieces depend on; None keeps nothing on disk.
+        piece_wrapper: wraps each piece at level 3.
+        rank: names the folder of this worker's debug dump.
+    """
     started_s = time.monotonic()
     dump = debug_dump(config, rank)
     max_num_tokens = traced.programs[-1][0].end
