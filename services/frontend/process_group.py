@@ -16,8 +16,8 @@ from typing import NoReturn
 import structlog
 
 from services.frontend.config import FrontendConfig
+from services.processes.child import die_with_parent
 from services.processes.heartbeats import BEAT_INTERVAL_S, DIED, HUNG, Heartbeats
-from services.processes.parent_death import die_with_parent
 from services.processes.stop_signals import stop_signals
 from services.telemetry.shared_figures import SharedFigures
 from services.transport.shared_counts import CountTable

@@ -24,7 +24,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from services.processes.parent_death import die_with_parent
+from services.processes.child import die_with_parent
 from tests.support.forked_workers import workers_forked
 
 _MAX_BYTES, _MAX_FDS = 2**17, 32

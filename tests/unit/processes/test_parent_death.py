@@ -14,7 +14,7 @@ def test_a_process_whose_parent_is_dead_already_ends_at_once():
     # The output ends when the last process has ended.
     program = """
         import os, time
-        from services.processes.parent_death import die_with_parent
+        from services.processes.child import die_with_parent
 
         parent = os.getpid()
         if os.fork() == 0:
@@ -30,7 +30,7 @@ def test_a_process_whose_parent_is_dead_already_ends_at_once():
 def test_a_process_whose_parent_lives_goes_on():
     program = """
         import os
-        from services.processes.parent_death import die_with_parent
+        from services.processes.child import die_with_parent
 
         parent = os.getpid()
         child = os.fork()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from services.processes.parent_death import die_with_parent
+from services.processes.child import die_with_parent
 
 MAX_PROCESSES = 16
 BACKGROUND_NICENESS = 10
