@@ -1,6 +1,5 @@
 """Copies the inputs and outputs of attention, with and without graphs."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,14 +48,8 @@ class AttentionTaps(DispatchMode):
         self._context: ForwardContext | None = None
         self._pass = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation, and copies tensors of attention."""
         inputs = INPUTS.get(func)
         if inputs is None:
             return func(*args, **kwargs)

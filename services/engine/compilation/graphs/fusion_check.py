@@ -1,6 +1,6 @@
 """Compares operators that passes insert with the operators they stand for, as a program runs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -43,18 +43,11 @@ class FusionCheck(DispatchMode):
         """One for each result of each operator and size."""
         self._seen: set[tuple[Any, ...]] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation and compares its results if it is a fused operator."""
-        del types
         unfused = _UNFUSED.get(func._schema.name)
         if unfused is None or kwargs:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         size = (func, *(_size(arg) for arg in args))
         at_cos = _COS.get(unfused)
         is_plain = (at_cos is not None and not _is_comparable(args, at_cos)) or (

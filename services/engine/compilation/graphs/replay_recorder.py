@@ -5,7 +5,7 @@ tensors and writes each result over the first one. As with a CUDA graph, Python 
 again: its decisions and the numbers it computed are fixed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -97,14 +97,8 @@ class _Tape(DispatchMode):
         super().__init__()
         self.calls: list[_Call] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs and tapes an operation."""
         if _reads_content(func, args):
             raise GraphFaultError(f"the program reads a tensor's content, by {func}")
         result = func(*args, **kwargs)
