@@ -26,11 +26,11 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
-from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace, reporting_ranks
+from services.engine.worker.recompilations import Recompilations
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
