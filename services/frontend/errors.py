@@ -12,8 +12,8 @@ FrontendError
 ├── EngineUnavailableError    no engine takes the request, or the one that had it is lost
 └── DeadlineExpiredError      its time ran out
 
-`services.frontend.rpc.status` maps each to a gRPC status, `services.frontend.http.status` to one of
-HTTP; tests check that none is missing.
+`services.frontend.rpc.status` maps each to a gRPC status, `services.frontend.http.wire.status` to
+one of HTTP; tests check that none is missing.
 """
 
 

@@ -16,10 +16,10 @@ from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
-from services.frontend.http.body_reader import BodyReader
-from services.frontend.http.guarded_protocol import ConnectionLimits
+from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
+from services.frontend.http.wire.guarded_protocol import ConnectionLimits
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request_log import RequestLog

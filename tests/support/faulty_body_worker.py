@@ -6,7 +6,7 @@ A body that holds "die" makes it crash, one that holds "hang" is never answered.
 import os
 import signal
 
-from services.frontend.http import body_worker
+from services.frontend.http.bodies import worker as body_worker
 from services.processes.helper_program import run_helper
 
 

@@ -11,11 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.frontend.errors import FrontendError
-from services.frontend.http.body import Bodies
-from services.frontend.http.body_reader import BodyReader
-from services.frontend.http.error_forms import error_response
-from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
-from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.bodies.reader import BodyReader
+from services.frontend.http.endpoint import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.messages.endpoint import (
     MESSAGE,
     MESSAGE_COUNT,
@@ -23,19 +20,22 @@ from services.frontend.http.messages.endpoint import (
     MessageEndpoint,
     RequireVersion,
 )
-from services.frontend.http.nearest_path import nearest_path
-from services.frontend.http.openapi import openapi_json
 from services.frontend.http.responses.endpoint import InputTokensEndpoint, ResponsesEndpoint
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
-from services.frontend.http.start_page import start_page
-from services.frontend.http.status import RefusedCallError, http_error_of
-from services.frontend.http.tokenization import (
+from services.frontend.http.service.nearest_path import nearest_path
+from services.frontend.http.service.openapi import openapi_json
+from services.frontend.http.service.start_page import start_page
+from services.frontend.http.tokenization.endpoint import (
     DETOKENIZE,
     TOKENIZE,
     DetokenizeEndpoint,
     TokenizeEndpoint,
 )
+from services.frontend.http.wire.body import Bodies
+from services.frontend.http.wire.error_forms import error_response
+from services.frontend.http.wire.live_requests import LiveRequests
+from services.frontend.http.wire.status import RefusedCallError, http_error_of
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.processes.heartbeats import Heartbeats

@@ -10,16 +10,16 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
-from services.frontend.http.body import Bodies
-from services.frontend.http.body_reader import BodyReader
-from services.frontend.http.cors import with_cors
-from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
-from services.frontend.http.host_check import RequireHost
-from services.frontend.http.live_requests import LiveRequests
-from services.frontend.http.request_id import ReturnRequestId
+from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
+from services.frontend.http.wire.access import RequireKey
+from services.frontend.http.wire.body import Bodies
+from services.frontend.http.wire.cors import with_cors
+from services.frontend.http.wire.guarded_protocol import ConnectionLimits, GuardedProtocol
+from services.frontend.http.wire.host_check import RequireHost
+from services.frontend.http.wire.live_requests import LiveRequests
+from services.frontend.http.wire.request_id import ReturnRequestId
 from services.frontend.pipeline.pipeline import Pipeline
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.metrics import Metrics

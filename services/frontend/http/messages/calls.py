@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.calls import Call, form_field
+from services.frontend.http.bodies.calls import Call, form_field
+from services.frontend.http.fields.generation import parse_body
 from services.frontend.http.messages.convert import (
     conversation_of,
     edits_of,
@@ -16,7 +17,6 @@ from services.frontend.http.messages.convert import (
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
 from services.frontend.http.messages.errors import THREAD_UNSUPPORTED
 from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
-from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Options
 
 _UNKNOWN = ": Extra inputs are not permitted"

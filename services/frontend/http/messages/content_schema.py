@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from services.frontend.http.inert_fields import CachedBody
-from services.frontend.http.request_body import TAKEN, Body, OpenBody
+from services.frontend.http.fields.body import TAKEN, Body, OpenBody
+from services.frontend.http.fields.inert import CachedBody
 from services.frontend.pipeline.request import MAX_MESSAGES
 
 _Item = TypeVar("_Item")

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams, StructuredOutput
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.hosted_tools import check_hosted, hosted_kind
+from services.frontend.http.fields.hosted_tools import check_hosted, hosted_kind
 from services.frontend.http.messages import content_schema, schema
 from services.frontend.http.messages.client_tools import function_of
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses

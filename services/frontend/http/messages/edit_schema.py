@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.frontend.http.request_body import Body
-from services.frontend.http.schema import Count
+from services.frontend.http.fields.body import Body
+from services.frontend.http.fields.generation import Count
 
 _MAX_EDITS = 8
 

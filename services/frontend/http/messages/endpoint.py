@@ -12,16 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError
-from services.frontend.http.body import Body
-from services.frontend.http.calls import Call
-from services.frontend.http.error_forms import error_response
-from services.frontend.http.generation import GenerationEndpoint, Kind
+from services.frontend.http.bodies.calls import Call
+from services.frontend.http.endpoint import GenerationEndpoint, Kind
 from services.frontend.http.messages.answer import MessageAnswer
 from services.frontend.http.messages.calls import MessageCall
 from services.frontend.http.messages.edits import edited
 from services.frontend.http.messages.writer import MessageWriter
-from services.frontend.http.status import RefusedCallError, http_error_of
-from services.frontend.http.writer import ResponseWriter
+from services.frontend.http.wire.body import Body
+from services.frontend.http.wire.error_forms import error_response
+from services.frontend.http.wire.status import RefusedCallError, http_error_of
+from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Output

@@ -1,6 +1,6 @@
 """Errors in the form of the Messages API."""
 
-from services.frontend.http.status import HttpError
+from services.frontend.http.wire.status import HttpError
 
 PATH = "/v1/messages"
 """Requests to it, and below it, get errors in this form."""

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from services.frontend.http.inert_fields import CachedBody
+from services.frontend.http.fields.body import TAKEN, Body, OpenBody
+from services.frontend.http.fields.generation import Count, Model, StopString
+from services.frontend.http.fields.inert import CachedBody
 from services.frontend.http.messages.content_schema import Message, TextBlocks
 from services.frontend.http.messages.edit_schema import ContextManagement
-from services.frontend.http.request_body import TAKEN, Body, OpenBody
-from services.frontend.http.schema import Count, Model, StopString
 from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
 from services.frontend.pipeline.tools import MAX_TOOLS
 

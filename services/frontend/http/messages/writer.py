@@ -6,8 +6,8 @@ from typing import Any
 from starlette.types import Send
 
 from services.frontend.http.messages.errors import message_error
-from services.frontend.http.status import HttpError
-from services.frontend.http.writer import ResponseWriter
+from services.frontend.http.wire.status import HttpError
+from services.frontend.http.wire.writer import ResponseWriter
 
 
 class MessageWriter(ResponseWriter):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.calls import Call, form_field
-from services.frontend.http.convert import options_of, template_variables_of
+from services.frontend.http.bodies.calls import Call, form_field
+from services.frontend.http.fields.generation import JsonSchema, ResponseFormat, parse_body
+from services.frontend.http.fields.options import options_of, template_variables_of
 from services.frontend.http.responses.items import listed_items, messages_of
 from services.frontend.http.responses.offered_tools import CallName, OfferedTools, offered_tools
 from services.frontend.http.responses.schema import (
@@ -24,7 +25,6 @@ from services.frontend.http.responses.tool_schema import (
     HostedTool,
     NamespaceTool,
 )
-from services.frontend.http.schema import JsonSchema, ResponseFormat, parse_body
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.text.chat_template import Message
 

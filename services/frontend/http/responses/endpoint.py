@@ -12,13 +12,11 @@ from starlette.requests import Request
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, STOP, FinishReason, Usage
 from services.frontend.errors import EngineUnavailableError
-from services.frontend.http.body import Bodies, Body
-from services.frontend.http.body_reader import BodyReader
-from services.frontend.http.calls import Call
-from services.frontend.http.generation import GenerationEndpoint, Kind
-from services.frontend.http.live_requests import LiveRequests
-from services.frontend.http.logprobs import ChatLogprobs
-from services.frontend.http.readers import Reader
+from services.frontend.http.answers.logprobs import ChatLogprobs
+from services.frontend.http.bodies.calls import Call
+from services.frontend.http.bodies.reader import BodyReader
+from services.frontend.http.bodies.readers import Reader
+from services.frontend.http.endpoint import GenerationEndpoint, Kind
 from services.frontend.http.responses.calls import ResponsesCall
 from services.frontend.http.responses.items import messages_of_output, with_instructions
 from services.frontend.http.responses.output import OutputItems
@@ -26,7 +24,9 @@ from services.frontend.http.responses.resource import CUT_OFF, ResponseObject, u
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.truncation import truncated
 from services.frontend.http.responses.writer import ResponsesWriter
-from services.frontend.http.writer import ResponseWriter
+from services.frontend.http.wire.body import Bodies, Body
+from services.frontend.http.wire.live_requests import LiveRequests
+from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prompt_size import output_room

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.request_body import TAKEN, Body
+from services.frontend.http.fields.body import TAKEN, Body
 from services.frontend.http.responses.tool_schema import type_of
 from services.frontend.pipeline.request import MAX_MESSAGES
 

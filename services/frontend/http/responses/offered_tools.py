@@ -11,7 +11,7 @@ from typing import Any
 
 from services.frontend.engine_client.messages import StructuredOutput
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.hosted_tools import check_hosted
+from services.frontend.http.fields.hosted_tools import check_hosted
 from services.frontend.http.responses.schema import ResponsesRequest
 from services.frontend.http.responses.tool_schema import (
     AllowedTools,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.engine_client.messages import STOP
-from services.frontend.http.logprobs import ChatLogprobs
+from services.frontend.http.answers.logprobs import ChatLogprobs
 from services.frontend.http.responses.offered_tools import CallName, custom_input
 from services.frontend.pipeline.request import Output
 from services.frontend.reply.deltas import CallPiece

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.request_body import TAKEN, Body
+from services.frontend.http.fields.body import TAKEN, Body
+from services.frontend.http.fields.generation import Count, GenerationFields, JsonSchema, Model
 from services.frontend.http.responses.item_schema import ITEM_TAGS, MESSAGE, Items, as_list
 from services.frontend.http.responses.tool_schema import TOOL_TAGS, ToolChoice, Tools
-from services.frontend.http.schema import Count, GenerationFields, JsonSchema, Model
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"

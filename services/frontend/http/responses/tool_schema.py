@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.hosted_tools import hosted_kind
-from services.frontend.http.request_body import TAKEN, Body
+from services.frontend.http.fields.body import TAKEN, Body
+from services.frontend.http.fields.hosted_tools import hosted_kind
 from services.frontend.pipeline.request_counts import HOSTED_KINDS
 from services.frontend.pipeline.tools import MAX_TOOLS
 

@@ -7,8 +7,8 @@ from typing import Any
 from starlette.types import Send
 
 from services.frontend.http.responses.output import Event
-from services.frontend.http.status import HttpError
-from services.frontend.http.writer import ResponseWriter
+from services.frontend.http.wire.status import HttpError
+from services.frontend.http.wire.writer import ResponseWriter
 
 Body = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
-from services.frontend.http.access import RequireKey
+from services.frontend.http.wire.access import RequireKey
 from services.frontend.rpc.access import AccessInterceptor
 from services.transport.counts import LocalCounts
 

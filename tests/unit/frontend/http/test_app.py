@@ -10,7 +10,7 @@ import structlog
 
 from protos.common.v1.failure_pb2 import Failure
 from services.frontend.config import FrontendConfig
-from services.frontend.http import body_reader
+from services.frontend.http.bodies import reader as body_reader
 from services.frontend.server import FrontendServer
 from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.fake_engine import FakeEngine, says

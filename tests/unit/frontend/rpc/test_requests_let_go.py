@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
-from services.frontend.http.writer import ResponseWriter
+from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.rpc import session as session_module

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.request_body import Body
+from services.frontend.http.fields.body import Body
 from services.frontend.http.responses import schema
 from services.frontend.http.responses.calls import read_response
 

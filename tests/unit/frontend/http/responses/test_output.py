@@ -3,10 +3,10 @@
 import json
 
 from services.frontend.engine_client.messages import STOP, FinishReason
+from services.frontend.http.fields.generation import parse_body
 from services.frontend.http.responses.items import messages_of, messages_of_output
 from services.frontend.http.responses.output import OutputItems
 from services.frontend.http.responses.schema import ResponsesRequest
-from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Output
 from services.frontend.reply.deltas import CallPiece
 

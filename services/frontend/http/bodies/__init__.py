@@ -1,0 +1,1 @@
+"""Parses bodies into calls, here or in a process of its own."""

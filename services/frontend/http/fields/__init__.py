@@ -1,0 +1,1 @@
+"""Fields that several APIs share, and what they mean for the pipeline."""

@@ -1,0 +1,1 @@
+"""Endpoints about the service: its state, its models, its description."""

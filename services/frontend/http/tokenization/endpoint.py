@@ -1,0 +1,85 @@
+"""The endpoints that convert between text and token ids, in the form of vLLM's server."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from services.frontend.access.caller import Lease
+from services.frontend.http.answers.choices import CompletionAnswer
+from services.frontend.http.bodies.calls import DetokenizeCall, TokenizeCall
+from services.frontend.http.endpoint import AnswerResponse, GenerationEndpoint, Kind
+from services.frontend.http.wire.body import Body
+from services.frontend.http.wire.writer import ResponseWriter
+from services.frontend.pipeline.parts import in_parts
+from services.frontend.pipeline.request import Conversation
+
+_RESPOND = partial(AnswerResponse, CompletionAnswer)  # never called: no model runs
+TOKENIZE = Kind("HttpTokenize", "tok-", "tokenize", _RESPOND)
+DETOKENIZE = Kind("HttpDetokenize", "detok-", "detokenize", _RESPOND)
+
+
+class TokenizeEndpoint(GenerationEndpoint):
+    """Answers with the token ids of a prompt as the engine gets them."""
+
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves one request."""
+        del request
+        call = await self.read(body, request_id, lease)
+        assert isinstance(call, TokenizeCall), "bodies of this kind are read as such"
+        assert isinstance(call.prompt, str | Conversation), "a text or a conversation"
+        with call.naming_fields():
+            token_ids = await self.pipeline.tokenize(
+                call.options.model,
+                call.prompt,
+                lease,
+                parse_special_tokens=call.options.parse_special_tokens,
+                add_special_tokens=call.add_special_tokens,
+            )
+        model = self.pipeline.model_named(call.options.model)
+        fields = {
+            "count": json.dumps(len(token_ids)),
+            "max_model_len": json.dumps(model.info.max_model_len),
+            "tokens": await _list_in_json(token_ids),
+            "token_strs": "null",
+        }
+        if call.returns_texts:
+            texts = [
+                text
+                async for part in in_parts(token_ids)
+                for text in model.tokenizer.token_texts(part)
+            ]
+            fields["token_strs"] = await _list_in_json(texts)
+        await writer.write_json(
+            "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+        )
+
+
+class DetokenizeEndpoint(GenerationEndpoint):
+    """Answers with the text of token ids, special tokens included."""
+
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves one request."""
+        del request
+        call = await self.read(body, request_id, lease)
+        assert isinstance(call, DetokenizeCall), "bodies of this kind are read as such"
+        with call.naming_fields():
+            text = await self.pipeline.detokenize(
+                call.options.model, call.token_ids, lease.account, show_special_tokens=True
+            )
+        await writer.write({"prompt": text})
+
+
+async def _list_in_json(items: Sequence[Any]) -> str:
+    """Encodes a long list; other tasks run meanwhile."""
+    parts = [
+        json.dumps(part, ensure_ascii=False, separators=(",", ":"))[1:-1]
+        async for part in in_parts(items)
+    ]
+    return f"[{','.join(parts)}]"

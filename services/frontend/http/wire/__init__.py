@@ -1,0 +1,1 @@
+"""The wire under every API: sockets, bodies as bytes, headers, ids, statuses."""
