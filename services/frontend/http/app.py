@@ -1,48 +1,39 @@
-"""The routes of the HTTP API."""
+"""The HTTP API as one application: its routes, and what each endpoint reads and answers with."""
 
-import asyncio
-import time
-from typing import Any
+import difflib
+from collections.abc import Iterable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp
 
 from services.frontend.errors import FrontendError
-from services.frontend.http.bodies.reader import BodyReader
-from services.frontend.http.endpoint import CHAT, COMPLETION, GenerationEndpoint
-from services.frontend.http.messages.endpoint import (
-    MESSAGE,
-    MESSAGE_COUNT,
-    CountEndpoint,
-    MessageEndpoint,
-    RequireVersion,
-)
+from services.frontend.http.answers.choices import ChoicesEndpoint
+from services.frontend.http.chat.answer import ChatAnswer
+from services.frontend.http.chat.calls import read_chat
+from services.frontend.http.completions.answer import CompletionAnswer
+from services.frontend.http.completions.calls import read_completion
+from services.frontend.http.endpoint import Kind, Serving
+from services.frontend.http.messages.calls import read_count, read_message
+from services.frontend.http.messages.endpoint import CountEndpoint, MessageEndpoint, RequireVersion
+from services.frontend.http.messages.writer import MessageWriter, message_error
+from services.frontend.http.responses.calls import read_input_tokens, read_response
 from services.frontend.http.responses.endpoint import InputTokensEndpoint, ResponsesEndpoint
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
-from services.frontend.http.service.nearest_path import nearest_path
-from services.frontend.http.service.openapi import openapi_json
-from services.frontend.http.service.start_page import start_page
-from services.frontend.http.tokenization.endpoint import (
-    DETOKENIZE,
-    TOKENIZE,
-    DetokenizeEndpoint,
-    TokenizeEndpoint,
-)
-from services.frontend.http.wire.body import Bodies
-from services.frontend.http.wire.error_forms import error_response
-from services.frontend.http.wire.live_requests import LiveRequests
-from services.frontend.http.wire.status import RefusedCallError, http_error_of
-from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.served_model import ServedModel
-from services.processes.heartbeats import Heartbeats
-from services.settings.installation import own_version
-from services.telemetry.metrics import Metrics
+from services.frontend.http.responses.writer import ResponsesWriter
+from services.frontend.http.service.endpoints import ServiceEndpoints
+from services.frontend.http.tokenization.calls import read_detokenize, read_tokenize
+from services.frontend.http.tokenization.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from services.frontend.http.wire.access import RequireHost, RequireKey, with_cors
+from services.frontend.http.wire.request_id import ReturnRequestId
+from services.frontend.http.wire.status import ErrorForms, RefusedCallError
+from services.transport.hosts import AllowedHosts
 
-_UNSERVED = {
+UNSERVED = {
     "/v1/embeddings": "embeddings are not served: Octavo generates text",
     "/v1/responses/compact": (
         "compaction is not served: send a shorter conversation, or truncation of auto, which drops"
@@ -50,134 +41,63 @@ _UNSERVED = {
     ),
 }
 """Paths of the vendors' APIs that are not served, with the reason."""
-
-
-class ServiceEndpoints:
-    """Endpoints about the service."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        live: LiveRequests,
-        metrics: Metrics,
-        beats: Heartbeats | None,
-    ) -> None:
-        self._pipeline = pipeline
-        self._live = live
-        self._metrics = metrics
-        self._beats = beats
-        self._created_s = int(time.time())
-        self._version = own_version()
-
-    async def health(self, request: Request) -> Response:
-        """Answers 200 while requests are accepted, else 503.
-
-        One of several processes also says how many of them serve.
-        """
-        del request
-        is_ready = self._pipeline.engine.is_ready and not self._live.is_draining
-        answer: dict[str, Any] = {"status": "ok" if is_ready else "unavailable"}
-        if self._beats is not None:
-            serving, total = self._beats.num_serving, self._beats.num_processes
-            answer["processes"] = {"serving": serving, "total": total}
-        return JSONResponse(answer, status_code=200 if is_ready else 503)
-
-    async def show_version(self, request: Request) -> Response:
-        """Returns Octavo's version."""
-        del request
-        return JSONResponse({"version": self._version})
-
-    async def list_models(self, request: Request) -> Response:
-        """Lists the served model; nothing before the first connection to an engine."""
-        del request
-        model = self._pipeline.served_model
-        return JSONResponse(
-            {"object": "list", "data": [] if model is None else [self._card(model)]}
-        )
-
-    async def show_model(self, request: Request) -> Response:
-        """Describes one model."""
-        return JSONResponse(self._card(self._pipeline.model_named(request.path_params["name"])))
-
-    async def show_start(self, request: Request) -> Response:
-        """Returns the start page, which needs no key and shows the model only without keys."""
-        del request
-        if self._pipeline.gate.requires_keys:
-            return start_page(model=None, version=None)
-        model = self._pipeline.served_model
-        return start_page(model=None if model is None else model.info.model, version=self._version)
-
-    async def describe(self, request: Request) -> Response:
-        """Describes the API."""
-        del request
-        body = await asyncio.to_thread(openapi_json)
-        return Response(body, media_type="application/json")
-
-    async def show_metrics(self, request: Request) -> Response:
-        """Returns the metrics in Prometheus's format."""
-        accept = request.headers.get("accept", "")
-        body, content_type = await self._metrics.page.render(accept)
-        return Response(body, headers={"content-type": content_type})
-
-    def _card(self, model: ServedModel) -> dict[str, str | int]:
-        card: dict[str, str | int] = {
-            "id": model.info.model,
-            "object": "model",
-            "created": self._created_s,
-            "owned_by": "octavo",
-            "max_model_len": model.info.max_model_len,
-        }
-        if model.template_error:
-            card["chat_template_error"] = model.template_error
-        return card
+CHAT = Kind("HttpChat", "chatcmpl-", read_chat)
+COMPLETION = Kind("HttpCompletion", "cmpl-", read_completion)
+MESSAGE = Kind("HttpMessage", "msg_", read_message, MessageWriter)
+MESSAGE_COUNT = Kind("HttpMessageCount", "msgcount_", read_count, MessageWriter)
+RESPONSE = Kind("HttpResponse", "req_", read_response, ResponsesWriter)
+INPUT_TOKENS = Kind("HttpInputTokens", "req_", read_input_tokens, ResponsesWriter)
+TOKENIZE = Kind("HttpTokenize", "tok-", read_tokenize)
+DETOKENIZE = Kind("HttpDetokenize", "detok-", read_detokenize)
+ERRORS = ErrorForms({"/v1/messages": message_error})
+"""The forms of errors by path."""
+MAX_COMPARED_CHARACTERS = 256
+"""Limit of a path that is compared."""
+MAX_PARTS = 8
+"""Last parts of a path of which endings are looked for."""
+LIKENESS = 0.8
 
 
 def make_app(
-    pipeline: Pipeline,
-    live: LiveRequests,
-    bodies: Bodies,
-    body_reader: BodyReader,
-    metrics: Metrics,
-    *,
+    serving: Serving,
+    service: ServiceEndpoints,
     store: ResponseStore,
-    slow_reader_timeout_s: float,
-    beats: Heartbeats | None,
-) -> Starlette:
-    """Returns the API as an ASGI application."""
-    service = ServiceEndpoints(pipeline, live, metrics, beats)
-    chat, completion, message, message_count, tokenize, detokenize = (
-        endpoint(
-            kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
-        )
-        for endpoint, kind in (
-            (GenerationEndpoint, CHAT),
-            (GenerationEndpoint, COMPLETION),
-            (MessageEndpoint, MESSAGE),
-            (CountEndpoint, MESSAGE_COUNT),
-            (TokenizeEndpoint, TOKENIZE),
-            (DetokenizeEndpoint, DETOKENIZE),
-        )
-    )
-    responses, input_tokens = (
-        endpoint(
-            store,
-            pipeline,
-            live,
-            bodies,
-            body_reader,
-            slow_reader_timeout_s=slow_reader_timeout_s,
-        )
-        for endpoint in (ResponsesEndpoint, InputTokensEndpoint)
-    )
-    stored = StoredResponses(store, pipeline.gate)
+    *,
+    cors_origins: Sequence[str],
+    hosts: AllowedHosts | None,
+) -> ASGIApp:
+    """Returns the API as an ASGI application; without `hosts`, it answers under all names."""
+    app: ASGIApp = _routed(serving, service, store)
+    gate = serving.pipeline.gate
+    if gate.requires_keys:
+        app = RequireKey(app, gate, ERRORS)
+    app = ReturnRequestId(app, ERRORS)
+    if cors_origins:
+        app = with_cors(app, cors_origins)
+    if hosts is not None and not hosts.are_all:
+        app = RequireHost(app, hosts, ERRORS)
+    return app
+
+
+def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -> Starlette:
+    """Returns the endpoints at their paths."""
+    chat = ChoicesEndpoint(CHAT, serving, ChatAnswer)
+    completion = ChoicesEndpoint(COMPLETION, serving, CompletionAnswer)
+    message = RequireVersion(MessageEndpoint(MESSAGE, serving), ERRORS)
+    message_count = RequireVersion(CountEndpoint(MESSAGE_COUNT, serving), ERRORS)
+    response = ResponsesEndpoint(RESPONSE, serving, store)
+    input_tokens = InputTokensEndpoint(INPUT_TOKENS, serving, store)
+    tokenize = TokenizeEndpoint(TOKENIZE, serving)
+    detokenize = DetokenizeEndpoint(DETOKENIZE, serving)
+    stored = StoredResponses(store, serving.pipeline.gate)
     return Starlette(
         routes=[
             Route("/", service.show_start),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
-            Route("/v1/messages", RequireVersion(message), methods=["POST"]),
-            Route("/v1/messages/count_tokens", RequireVersion(message_count), methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/messages", message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", message_count, methods=["POST"]),
+            Route("/v1/responses", response, methods=["POST"]),
             Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
             Route("/v1/responses/{response_id}", stored.show),
             Route("/v1/responses/{response_id}/input_items", stored.list_input_items),
@@ -203,15 +123,15 @@ def make_app(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(request.url.path, http_error_of(error))
+    return ERRORS.response(request.url.path, error)
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
     path = request.url.path
     is_missing = error.status_code == 404 or (error.status_code == 405 and request.path_params)
-    if is_missing and path in _UNSERVED:
-        refusal = RefusedCallError(404, _UNSERVED[path], code="unsupported_endpoint")
+    if is_missing and path in UNSERVED:
+        refusal = RefusedCallError(404, UNSERVED[path], code="unsupported_endpoint")
     elif is_missing:
         nearest = nearest_path(path, request.app.routes)
         advice = "GET / lists what is" if nearest is None else f"{nearest} is"
@@ -219,6 +139,26 @@ async def _answer_routing_error(request: Request, error: Exception) -> Response:
     else:
         message = f"{request.method} {path}: {error.detail}"
         refusal = RefusedCallError(error.status_code, message)
-    response = await _answer_error(request, refusal)
+    response = ERRORS.response(path, refusal)
     response.headers.update(error.headers or {} if not is_missing else {})
     return response
+
+
+def nearest_path(path: str, routes: Iterable[BaseRoute]) -> str | None:
+    """Returns the served path that is most like one that is not served; None if none is like it."""
+    if len(path) > MAX_COMPARED_CHARACTERS:
+        return None
+    served = [route for route in routes if isinstance(route, Route)]
+    parts = [part for part in path.split("/") if part][-MAX_PARTS:]
+    for index in range(len(parts)):
+        ending = "/" + "/".join(parts[index:])
+        for candidate in (f"/v1{ending}", ending):
+            if candidate != path and any(_is_served(candidate, route) for route in served):
+                return candidate
+    literal = [route.path for route in served if not route.param_convertors]
+    return next(iter(difflib.get_close_matches(path, literal, n=1, cutoff=LIKENESS)), None)
+
+
+def _is_served(path: str, route: Route) -> bool:
+    scope = {"type": "http", "path": path, "method": "GET"}
+    return route.matches(scope)[0] is not Match.NONE

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from services.frontend.http.app import make_app
 from services.frontend.http.bodies.reader import BodyReader
+from services.frontend.http.endpoint import Serving
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
-from services.frontend.http.wire.access import RequireKey
+from services.frontend.http.service.endpoints import ServiceEndpoints
 from services.frontend.http.wire.body import Bodies
-from services.frontend.http.wire.cors import with_cors
 from services.frontend.http.wire.guarded_protocol import ConnectionLimits, GuardedProtocol
-from services.frontend.http.wire.host_check import RequireHost
 from services.frontend.http.wire.live_requests import LiveRequests
-from services.frontend.http.wire.request_id import ReturnRequestId
 from services.frontend.pipeline.pipeline import Pipeline
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.metrics import Metrics
@@ -59,23 +56,15 @@ class HttpServer:
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
         self._store = ResponseStore(store_limits)
-        app: ASGIApp = make_app(
-            pipeline,
-            self._live,
-            Bodies(counts, max_bytes=limits.max_body_bytes),
-            body_reader,
-            metrics,
-            store=self._store,
+        serving = Serving(
+            pipeline=pipeline,
+            live=self._live,
+            bodies=Bodies(counts, max_bytes=limits.max_body_bytes),
+            body_reader=body_reader,
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
-            beats=beats,
         )
-        if pipeline.gate.requires_keys:
-            app = RequireKey(app, pipeline.gate)
-        app = ReturnRequestId(app)
-        if cors_origins:
-            app = with_cors(app, cors_origins)
-        if hosts is not None and not hosts.are_all:
-            app = RequireHost(app, hosts)
+        service = ServiceEndpoints(pipeline, self._live, metrics, beats)
+        app = make_app(serving, service, self._store, cors_origins=cors_origins, hosts=hosts)
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )

@@ -12,7 +12,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from protos.frontend.v1 import frontend_pb2
-from services.frontend.http.fields.generation import ChatCompletionRequest, CompletionRequest
+from services.frontend.http.chat.schema import ChatCompletionRequest
+from services.frontend.http.completions.schema import CompletionRequest
 from services.frontend.http.fields.inert import InertFields
 from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says

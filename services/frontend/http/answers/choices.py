@@ -1,19 +1,24 @@
-"""Response bodies of completions and chat completions, whole or in chunks."""
+"""Answers with choices, which completions and chat completions share: whole or in chunks."""
 
+import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-from services.frontend.engine_client.messages import STOP, Usage
-from services.frontend.http.answers.echo import text_offsets
-from services.frontend.http.answers.logprobs import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    PromptLogprobs,
-)
-from services.frontend.pipeline.request import Output
+from services.frontend.engine_client.messages import ABORTED, STOP, Usage
+from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.bodies.call import Call
+from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
+from services.frontend.http.wire.writer import ResponseWriter
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Conversation, Output, Prompt, prompts_of
+from services.frontend.pipeline.samples import Samples
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.reply.deltas import joined_calls
+from services.frontend.text.detokenizer import Detokenizer
+from services.frontend.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
 
@@ -37,201 +42,111 @@ class Answer(Protocol):
         """Returns all outputs, in the order of their indices, as one body."""
 
 
-class CompletionAnswer:
-    """Answers POST /v1/completions."""
+class ChoicesEndpoint(GenerationEndpoint):
+    """An endpoint that answers with choices."""
+
+    def __init__(self, kind: Kind, serving: Serving, answer_class: Callable[..., Answer]) -> None:
+        super().__init__(kind, serving)
+        self._answer_class = answer_class
+
+    def respond(self, call: Call, writer: ResponseWriter) -> Response:
+        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+        return ChoicesResponse(self._answer_class, self.pipeline, call, writer)
+
+
+class ChoicesResponse:
+    """Writes a request's output, as events or as one body at its end."""
 
     def __init__(
         self,
-        answer_id: str,
-        model: ServedModel,
-        *,
-        has_logprobs: bool,
-        tells_prompt: bool,
-        streams_usage: bool,
-        num_samples: int,
-        show_special_tokens: bool,
-        stop_token_ids: Collection[int],
+        answer_class: Callable[..., Answer],
+        pipeline: Pipeline,
+        call: Call,
+        writer: ResponseWriter,
     ) -> None:
-        """Starts a response; `streams_usage` adds a usage field to each chunk."""
-        self._envelope = _envelope(answer_id, "text_completion", model)
-        self._has_logprobs = has_logprobs
-        self._logprobs = defaultdict[int, CompletionLogprobs](
-            lambda: CompletionLogprobs(model.tokenizer, show_special_tokens=show_special_tokens)
+        """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        self._answer_class = answer_class
+        self._pipeline = pipeline
+        self._model = pipeline.model_named(call.options.model)
+        self._call = call
+        self._writer = writer
+        self._answer: Answer
+        self._usage = Usage()
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Starts the response, if it is a stream of events."""
+        call, sampling = self._call, self._call.options.sampling
+        # Only now: it allocates per sample, and n has just been checked.
+        self._answer = answer = self._answer_class(
+            call.options.request_id,
+            self._model,
+            has_logprobs=sampling is not None and sampling.HasField("logprobs"),
+            tells_prompt=call.tells_prompt,
+            streams_usage=call.includes_usage,
+            num_samples=call.options.num_samples,
+            show_special_tokens=call.options.show_special_tokens,
+            stop_token_ids=frozenset(() if sampling is None else sampling.stop_token_ids),
         )
-        self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
-        self._tokenizer = model.tokenizer
-        self._num_samples = num_samples
-        self._stop_token_ids = stop_token_ids
-        self._echoes: list[str] = []
-        self._begun: set[int] = set()
-        self._usage_field: Body = {"usage": None} if streams_usage else {}
+        self._num_prompt_tokens = sum(map(len, generation.prompts))
+        if call.has_echo:
+            for prompt, token_ids in zip(prompts_of(call.prompt), generation.prompts, strict=True):
+                answer.echo(await self._prompt_text(prompt, token_ids), token_ids)
+        if call.is_stream:
+            await self._writer.start_events()
+            for body in answer.opening():
+                await self._write_chunk(body)
 
-    def echo(self, text: str, token_ids: Sequence[int]) -> None:
-        """Prepends the next prompt to each of its outputs."""
-        first = len(self._echoes)
-        self._echoes += [text] * self._num_samples
-        if self._has_logprobs:
-            offsets = text_offsets(self._tokenizer, token_ids, text)
-            for index in range(first, len(self._echoes)):
-                self._logprobs[index].echo(token_ids, offsets, len(text))
+    async def write(self, output: Output) -> None:
+        """Writes an event, or keeps the output for the end."""
+        if output.finish_reason == ABORTED:  # no caller aborted it
+            raise EngineUnavailableError("the engine ended the request")
+        self._usage = output.usage or self._usage
+        self._num_output_tokens += len(output.token_ids)
+        if not self._call.is_stream:
+            self._pieces[output.index].append(output)
+        elif (
+            output.text
+            or output.reasoning
+            or output.calls
+            or output.logprobs
+            or output.prompt_logprobs
+            or output.finish_reason is not None
+        ):
+            await self._write_chunk(self._answer.chunk(output))
 
-    def opening(self) -> list[Body]:
-        """Returns nothing: the first chunk is the first output."""
-        return []
+    async def end(self) -> None:
+        """Ends the stream of events, or writes the body."""
+        if self._call.is_stream:
+            if self._call.includes_usage:
+                await self._writer.write_event(self._answer.usage_chunk(self._usage))
+            await self._writer.end_events()
+            return
+        outputs = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
+        await self._writer.write(self._answer.whole(outputs, self._usage))
 
-    def chunk(self, output: Output) -> Body:
-        """Returns new output as a chunk."""
-        return {**self._envelope, "choices": [self._choice(output)], **self._usage_field}
+    async def _write_chunk(self, body: dict[str, Any]) -> None:
+        if self._call.counts_usage:
+            body["usage"] = usage_so_far(
+                prompt_tokens=self._num_prompt_tokens, output_tokens=self._num_output_tokens
+            )
+        await self._writer.write_event(body)
 
-    def usage_chunk(self, usage: Usage) -> Body:
-        """Returns the chunk with the usage."""
-        return {**self._envelope, "choices": [], "usage": usage_body(usage)}
+    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """Returns a prompt as given, the text of its token ids, or a conversation's open text.
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
-        """Returns all outputs, in the order of their indices, as one body."""
-        choices = [self._choice(output) for output in outputs]
-        if self._prompt_logprobs is not None:
-            for index, choice in enumerate(choices):
-                first = outputs[index - index % self._num_samples]
-                choice["prompt_logprobs"] = self._prompt_logprobs.of(first)
-        return {**self._envelope, "choices": choices, "usage": usage_body(usage)}
-
-    def _choice(self, output: Output) -> Body:
-        is_first = output.index not in self._begun
-        self._begun.add(output.index)
-        return {
-            "index": output.index,
-            "text": self._echoes[output.index] + output.text
-            if is_first and self._echoes
-            else output.text,
-            "logprobs": self._logprobs[output.index].push(output) if self._has_logprobs else None,
-            "finish_reason": _finish_reason(output),
-            **_stop_reason(output, self._stop_token_ids),
-        }
-
-
-class ChatAnswer:
-    """Answers POST /v1/chat/completions."""
-
-    def __init__(
-        self,
-        answer_id: str,
-        model: ServedModel,
-        *,
-        has_logprobs: bool,
-        tells_prompt: bool,
-        streams_usage: bool,
-        num_samples: int,
-        show_special_tokens: bool,
-        stop_token_ids: Collection[int],
-    ) -> None:
-        """Starts a response; `streams_usage` adds a usage field to each chunk."""
-        del show_special_tokens  # tokens have no offsets into the text
-        self._envelope = _envelope(answer_id, "chat.completion", model)
-        self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
-        self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
-        self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
-        self._num_samples = num_samples
-        self._stop_token_ids = stop_token_ids
-        self._echo = ""
-        self._calling: set[int] = set()
-        """Samples with tool calls."""
-        self._usage_field: Body = {"usage": None} if streams_usage else {}
-
-    def echo(self, text: str, token_ids: Sequence[int]) -> None:
-        """Prepends the text that the answer continues to the content of each output."""
-        del token_ids  # log-probabilities are those of the output
-        self._echo = text
-
-    def opening(self) -> list[Body]:
-        """Returns one chunk with the role for each output."""
-        opening = {
-            "delta": {"role": "assistant", "content": self._echo},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        return [
-            {**self._chunk_envelope, "choices": [{"index": i, **opening}], **self._usage_field}
-            for i in range(self._num_samples)
-        ]
-
-    def chunk(self, output: Output) -> Body:
-        """Returns new output as a chunk."""
-        choice = {
-            "index": output.index,
-            "delta": _delta(output),
-            **self._ending(output),
-        }
-        return {**self._chunk_envelope, "choices": [choice], **self._usage_field}
-
-    def usage_chunk(self, usage: Usage) -> Body:
-        """Returns the chunk with the usage."""
-        return {**self._chunk_envelope, "choices": [], "usage": usage_body(usage)}
-
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
-        """Returns all outputs, in the order of their indices, as one body."""
-        choices = [
-            {
-                "index": output.index,
-                "message": {"role": "assistant", **_message(output, self._echo), "refusal": None},
-                **self._ending(output),
-            }
-            for output in outputs
-        ]
-        body = {**self._envelope, "choices": choices, "usage": usage_body(usage)}
-        if self._prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._prompt_logprobs.of(outputs[0])
-        return body
-
-    def _ending(self, output: Output) -> Body:
-        return {
-            "logprobs": None if self._logprobs is None else self._logprobs.push(output),
-            "finish_reason": self._finish_reason(output),
-            **_stop_reason(output, self._stop_token_ids),
-        }
-
-    def _finish_reason(self, output: Output) -> str | None:
-        if output.calls:
-            self._calling.add(output.index)
-        reason = _finish_reason(output)
-        return "tool_calls" if reason == "stop" and output.index in self._calling else reason
-
-
-def _delta(output: Output) -> Body:
-    """Returns new output as the part of a message."""
-    delta: Body = {"content": output.text} if output.text else {}
-    if output.reasoning:
-        delta["reasoning_content"] = output.reasoning
-    if output.calls:
-        delta["tool_calls"] = [
-            {
-                "index": call.index,
-                **({"id": call.call_id, "type": "function"} if call.call_id else {}),
-                "function": {
-                    **({"name": call.name} if call.name else {}),
-                    "arguments": call.arguments,
-                },
-            }
-            for call in output.calls
-        ]
-    return delta
-
-
-def _message(output: Output, echo: str) -> Body:
-    """Returns a whole output as a message, after an echoed text."""
-    message: Body = {"content": (echo + output.text) or (None if output.calls else "")}
-    if output.reasoning:
-        message["reasoning_content"] = output.reasoning
-    if output.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in output.calls
-        ]
-    return message
+        A text that may have been cut is that of its token ids, too.
+        """
+        if isinstance(prompt, str) and self._call.options.truncate_prompt_tokens is None:
+            return prompt
+        if isinstance(prompt, Conversation):
+            return prompt.open_text
+        decoded = await self._pipeline.detokenize(
+            "", token_ids, self._pipeline.gate.acting_account, show_special_tokens=False
+        )
+        return prompt_text(self._model.tokenizer, token_ids, decoded)
 
 
 def usage_so_far(*, prompt_tokens: int, output_tokens: int) -> Body:
@@ -254,7 +169,8 @@ def usage_body(usage: Usage) -> Body:
     }
 
 
-def _envelope(answer_id: str, kind: str, model: ServedModel) -> Body:
+def envelope(answer_id: str, kind: str, model: ServedModel) -> Body:
+    """Returns the fields of an answer beside its choices and usage."""
     return {
         "id": answer_id,
         "object": kind,
@@ -263,15 +179,39 @@ def _envelope(answer_id: str, kind: str, model: ServedModel) -> Body:
     }
 
 
-def _finish_reason(output: Output) -> str | None:
+def finish_reason(output: Output) -> str | None:
+    """Returns why an output ended; None until it does."""
     if output.finish_reason is None:
         return None
     return "stop" if output.finish_reason == STOP else "length"
 
 
-def _stop_reason(output: Output, stop_token_ids: Collection[int]) -> Body:
+def stop_reason(output: Output, stop_token_ids: Collection[int]) -> Body:
     """Returns the field of an ended output with the stop string or the request's own stop token."""
     if output.finish_reason is None:
         return {}
     is_own = output.stop_token_id in stop_token_ids
     return {"stop_reason": output.stop_token_id if is_own else output.stop_string}
+
+
+def _joined(pieces: list[Output]) -> Output:
+    """Merges the pieces of one output."""
+    return dataclasses.replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        reasoning="".join(piece.reasoning for piece in pieces),
+        calls=joined_calls(call for piece in pieces for call in piece.calls),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=[position for piece in pieces for position in piece.logprobs],
+        prompt_logprobs=[position for piece in pieces for position in piece.prompt_logprobs],
+    )
+
+
+def prompt_text(tokenizer: Tokenizer, token_ids: Sequence[int], decoded: str) -> str:
+    """Returns the text of a prompt of token ids, without special tokens.
+
+    The output completes an unfinished last character. `decoded` is the library's decoding:
+    sentencepiece drops the first space.
+    """
+    text = Detokenizer(tokenizer.token_bytes(show_special_tokens=False)).push(token_ids)
+    return text[1:] if text.startswith(" ") and not decoded.startswith(" ") else text

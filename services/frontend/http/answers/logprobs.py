@@ -1,11 +1,9 @@
 """Log-probabilities: of outputs in OpenAI's two forms, of prompts in vLLM's."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.engine_client.messages import PositionLogprobs
 from services.frontend.pipeline.request import Output
-from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -46,85 +44,6 @@ class ChatLogprobs:
             "logprob": max(token.logprob, LOWEST_LOGPROB),
             "bytes": list(content),
         }
-
-
-class CompletionLogprobs:
-    """Log-probabilities of a completion, with offsets into its text."""
-
-    def __init__(self, tokenizer: Tokenizer, *, show_special_tokens: bool) -> None:
-        """Uses the model's tokenizer, and counts special tokens if the output's text has them."""
-        self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
-        self._visible_bytes = tokenizer.token_bytes(show_special_tokens=show_special_tokens)
-        self._decoder = Detokenizer(self._visible_bytes)
-        self._num_characters = 0
-        self._echoed: Sequence[int] = ()
-        self._echoed_offsets: Sequence[int] = ()
-        self._has_echo = False
-
-    def echo(self, token_ids: Sequence[int], offsets: Sequence[int], num_characters: int) -> None:
-        """Prepends the prompt's tokens, which have some whole characters.
-
-        From then on a stop token has an entry, too, even if the text does not show it: evaluations
-        ask for one token after the prompt, and leave the last entry out.
-        """
-        self._has_echo = True
-        self._echoed, self._echoed_offsets = token_ids, offsets
-        self._decoder = Detokenizer(self._visible_bytes, token_ids)
-        self._num_characters = num_characters
-
-    def push(self, output: Output) -> dict[str, Any]:
-        """Returns those of new output."""
-        told: dict[str, Any] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
-        if self._echoed:
-            positions = [None, *output.prompt_logprobs]  # the first token has no predecessor
-            for token_id, offset, position in zip(
-                self._echoed, self._echoed_offsets, positions, strict=False
-            ):
-                self._add(told, token_id, position, offset)
-            self._echoed = ()
-        for position in output.logprobs if self._has_echo else shown_positions(output):
-            token_id = position.chosen.token_id
-            # A character that the tokens before have begun counts.
-            offset = self._num_characters + self._decoder.is_inside_character
-            self._add(told, token_id, position, offset)
-            self._num_characters += len(self._decoder.push([token_id]))
-        return told
-
-    def _add(
-        self,
-        told: dict[str, Any],
-        token_id: int,
-        position: PositionLogprobs | None,
-        offset: int,
-    ) -> None:
-        """Appends one token."""
-        told["tokens"].append(self._text(token_id))
-        if position is None:
-            told["token_logprobs"].append(None)
-            told["top_logprobs"].append(None)
-        else:
-            told["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
-            # As in OpenAI's API the token itself is there, even if it is not among the top.
-            told["top_logprobs"].append(
-                {
-                    self._text(token.token_id): max(token.logprob, LOWEST_LOGPROB)
-                    for token in (*position.top, position.chosen)
-                }
-            )
-        told["text_offset"].append(offset)
-
-    def _text(self, token_id: int) -> str:
-        """Returns a token's text, or its bytes in hexadecimal if they are not whole characters."""
-        content = self._token_bytes[token_id]
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 class PromptLogprobs:

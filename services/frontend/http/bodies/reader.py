@@ -9,8 +9,7 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from services.frontend.http.bodies.calls import Call
-from services.frontend.http.bodies.readers import READERS, Reader
+from services.frontend.http.bodies.call import Call, ReadCall
 from services.frontend.http.bodies.worker import Refusal, question_of
 from services.processes.errors import (
     HelperBrokenError,
@@ -82,9 +81,9 @@ class BodyReader:
         )
 
     async def read(
-        self, reader: Reader, body: bytes, request_id: str, account: str, *, max_prompt_tokens: int
+        self, read: ReadCall, body: bytes, request_id: str, account: str, *, max_prompt_tokens: int
     ) -> Call:
-        """Returns the call in a body of an account.
+        """Returns the call that `read`, a function of a module, finds in a body of an account.
 
         Raises:
             InvalidRequestError: it is invalid, or takes too much to parse.
@@ -92,7 +91,7 @@ class BodyReader:
             EngineUnavailableError: the process cannot be used now.
         """
         if is_small(body):
-            return READERS[reader](body, request_id, is_strict=self._strict_fields)
+            return read(body, request_id, is_strict=self._strict_fields)
         if not self._counts.take(_WAITING, len(body), limit=MAX_WAITING_BYTES):
             raise OverloadedError(
                 f"{self._counts.held(_WAITING)} bytes of large bodies wait to be read;"
@@ -100,7 +99,7 @@ class BodyReader:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         # The body of a caller that left stays in the process, if it is being read.
-        ask = partial(self._ask, reader, request_id, max_prompt_tokens, body)
+        ask = partial(self._ask, read, request_id, max_prompt_tokens, body)
         try:
             answer = await self._turns.run(account, ask, wait_s=WAIT_S)
         except TimeoutError:
@@ -118,9 +117,9 @@ class BodyReader:
         await self._pool.close()
 
     async def _ask(
-        self, reader: Reader, request_id: str, max_prompt_tokens: int, body: bytes
+        self, read: ReadCall, request_id: str, max_prompt_tokens: int, body: bytes
     ) -> Call | Refusal:
-        question = question_of(reader, request_id, max_prompt_tokens, body)
+        question = question_of(read, request_id, max_prompt_tokens, body)
         try:
             answer: Call | Refusal = pickle.loads(
                 await self._pool.ask(

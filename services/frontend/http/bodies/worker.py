@@ -1,7 +1,7 @@
 """The process that parses large bodies, started by `reader`.
 
 The opening message holds the limits in JSON; a question is the length of its head (four bytes,
-big-endian), the head in JSON, and the body. Only this code's answers are unpickled.
+big-endian), the head, and the body. Heads and answers are pickled: only this code writes them.
 """
 
 import json
@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.bodies.calls import Call
-from services.frontend.http.bodies.readers import READERS, Reader
+from services.frontend.http.bodies.call import Call, ReadCall
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_prompt_size
 from services.frontend.pipeline.request import check_options, prompts_of
 from services.processes.helper_program import limit_resources, run_helper
@@ -41,9 +40,9 @@ class Refusal:
     code: str | None = None
 
 
-def question_of(reader: Reader, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
-    """Returns the question about a body; `reader` is a key of READERS."""
-    head = json.dumps([reader, request_id, max_prompt_tokens]).encode()
+def question_of(read: ReadCall, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
+    """Returns the question about a body; `read` is named by its module."""
+    head = pickle.dumps((read, request_id, max_prompt_tokens), pickle.HIGHEST_PROTOCOL)
     return b"".join((_LENGTH.pack(len(head)), head, body))
 
 
@@ -53,22 +52,23 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
     limits: dict[str, int] = json.loads(opening)
 
-    def read(question: bytes) -> bytes:
+    def answer(question: bytes) -> bytes:
         [length] = _LENGTH.unpack_from(question)
         start = _LENGTH.size + length
-        head: tuple[Reader, str, int] = json.loads(question[_LENGTH.size : start])
-        answer = _answer(question[start:], *head, limits=limits)
-        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        head: tuple[ReadCall, str, int] = pickle.loads(question[_LENGTH.size : start])
+        return pickle.dumps(
+            _answer(question[start:], *head, limits=limits), pickle.HIGHEST_PROTOCOL
+        )
 
-    return read
+    return answer
 
 
 def _answer(
-    body: bytes, reader: Reader, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
+    body: bytes, read: ReadCall, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
 ) -> Call | Refusal:
     try:
         check_structure(body)
-        call = READERS[reader](body, request_id, is_strict=bool(limits["strict_fields"]))
+        call = read(body, request_id, is_strict=bool(limits["strict_fields"]))
         is_cut = call.options.truncate_prompt_tokens is not None
         with call.naming_fields():
             check_prompt_size(

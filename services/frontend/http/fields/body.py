@@ -11,7 +11,8 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.fields.refusals import UNKNOWN_FIELD
+UNKNOWN_FIELD = "octavo_unknown_field"
+"""The type of pydantic's error for a field that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

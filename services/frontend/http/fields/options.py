@@ -1,31 +1,24 @@
-"""Converts parsed bodies to the pipeline's types."""
+"""Converts fields of parsed bodies to the options of a request."""
 
-from collections.abc import Sequence
+import json
 from typing import Any
 
-from services.frontend.engine_client.messages import SamplingParams
+from services.frontend.engine_client.messages import (
+    SamplingParams,
+    StructuredOutput,
+    Tag,
+    TaggedText,
+    TextChoice,
+)
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.fields.generation import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
     GenerationFields,
-    NamedTool,
-    PromptEndFields,
     ResponseFormat,
-    TokenizeRequest,
-    Tool,
+    StructuredOutputs,
 )
-from services.frontend.http.fields.structured_output import structured_output_of
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
-from services.frontend.pipeline.request import Conversation, Options, Prompt, PromptBatch
-from services.frontend.pipeline.tools import tool_call_of, tool_of
-from services.frontend.reply.call_rules import CallRules
-from services.frontend.text.chat_template import Message
-from services.frontend.text.prompt_end import PromptEnd
+from services.frontend.pipeline.request import Options
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""Default max_tokens of a completion, as in OpenAI's API."""
 NO_SEED = -1
 """The same as no seed, as at other servers."""
 ALL_THAT_FIT = -1
@@ -50,139 +43,6 @@ _PASSED_ON = (
     "num_speculative_tokens",
 )
 """Fields with the same name and meaning in SamplingParams."""
-
-
-def completion_prompt(request: CompletionRequest) -> Prompt:
-    """Returns the prompt or prompts: text, or token ids used as they are."""
-    match request.prompt:
-        case [str() | list(), *_] as prompts:
-            return PromptBatch(prompts) if len(prompts) > 1 else prompts[0]  # type: ignore[return-value,arg-type]  # texts or lists
-        case prompt:
-            return prompt  # type: ignore[return-value]  # one text or list of ids
-
-
-def conversation_of(request: ChatCompletionRequest) -> Conversation:
-    """Returns the conversation, without tools if the tool choice is "none".
-
-    Raises:
-        InvalidRequestError: a tool call has no name, or a tool choice has no tools.
-    """
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto") and not request.tools:
-        raise InvalidRequestError(
-            "tool_choice demands a call and there are no tools", field="tool_choice"
-        )
-    wanted = () if request.tool_choice == "none" else request.tools or ()
-    tools = [_tool_of(each) for each in wanted]
-    named = choice.function.name if isinstance(choice, NamedTool) else ""
-    rules = CallRules(
-        is_required=bool(named) or choice == "required",
-        name=named,
-        is_single=bool(wanted) and (bool(named) or request.parallel_tool_calls is False),
-        strict=frozenset(each.function.name for each in wanted if each.function.strict),
-    )
-    messages = [_message_of(each) for each in request.messages]
-    end = _prompt_end(request, request.messages)
-    if request.echo and end is not PromptEnd.LAST_MESSAGE:
-        raise InvalidRequestError(
-            "echo repeats the message that the answer continues; it needs continue_final_message",
-            field="echo",
-        )
-    variables = template_variables_of(
-        request.chat_template_kwargs,
-        request.reasoning_effort,
-        request.verbosity,
-        field="reasoning_effort",
-    )
-    return Conversation(
-        messages,
-        tools,
-        rules,
-        variables,
-        max_reasoning_tokens=request.max_reasoning_tokens,
-        end=end,
-    )
-
-
-def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:
-    """Returns the text or conversation to be tokenized.
-
-    Raises:
-        InvalidRequestError: a tool call has no name, or a text has fields of chats.
-    """
-    if request.messages is None:
-        for field in ("tools", "chat_template_kwargs"):
-            if getattr(request, field) is not None:
-                raise InvalidRequestError(f"{field} needs messages", field=field)
-        _prompt_end(request, ())
-        return request.prompt or ""
-    return Conversation(
-        [_message_of(each) for each in request.messages],
-        [_tool_of(each) for each in request.tools or ()],
-        template_variables=_given(request.chat_template_kwargs),
-        end=_prompt_end(request, request.messages),
-    )
-
-
-def completion_options(request: CompletionRequest, request_id: str) -> Options:
-    """Returns the options of a completion.
-
-    Raises:
-        InvalidRequestError: two fields contradict each other.
-    """
-    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    if max_tokens == 0 and not request.echo:
-        raise InvalidRequestError("max_tokens of 0 is for echo only", field="max_tokens")
-    if request.best_of not in (None, request.n or 1):
-        raise InvalidRequestError(
-            f"best_of is {request.best_of} with n of {request.n or 1}; choosing among outputs is"
-            " not supported",
-            field="best_of",
-        )
-    tells_prompt = bool(request.echo) and request.logprobs is not None
-    if tells_prompt and request.n not in (None, 1):
-        raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
-    if tells_prompt and request.prompt_logprobs is not None:
-        raise InvalidRequestError(
-            "echo with logprobs already returns the prompt's; leave prompt_logprobs out",
-            field="prompt_logprobs",
-        )
-    return options_of(
-        request,
-        request_id,
-        num_samples=request.n,
-        max_tokens=max_tokens,
-        logprobs=request.logprobs,
-        prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        response_format=request.response_format,
-    )
-
-
-def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
-    """Returns the options of a chat completion.
-
-    Raises:
-        InvalidRequestError: two fields contradict each other.
-    """
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise InvalidRequestError(
-            f"max_tokens is {old} and max_completion_tokens is {new}; give one of them",
-            field="max_tokens",
-        )
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return options_of(
-        request,
-        request_id,
-        num_samples=request.n,
-        max_tokens=old if new is None else new,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        prompt_logprobs=request.prompt_logprobs,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        response_format=request.response_format,
-    )
 
 
 def options_of(
@@ -244,7 +104,7 @@ def template_variables_of(
     Raises:
         InvalidRequestError: the variables have another effort.
     """
-    variables = _given(given)
+    variables = given_variables(given)
     if effort is not None:
         if variables.get("reasoning_effort", effort) != effort:
             raise InvalidRequestError(
@@ -256,53 +116,51 @@ def template_variables_of(
     return variables
 
 
-def _given(variables: dict[str, Any] | None) -> dict[str, Any]:
+def given_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the variables that are not null."""
     return {name: value for name, value in (variables or {}).items() if value is not None}
 
 
-def _tool_of(tool: Tool) -> Message:
-    function = tool.function
-    return tool_of(function.name, function.description, function.parameters)
-
-
-def _prompt_end(request: PromptEndFields, messages: Sequence[ChatMessage]) -> PromptEnd:
-    """Returns where the prompt of a conversation ends; without messages, it is a text.
+def structured_output_of(
+    wanted: StructuredOutputs | None, response_format: ResponseFormat | None
+) -> StructuredOutput | None:
+    """Returns the form for the engine; None allows any output.
 
     Raises:
-        InvalidRequestError: the fields contradict each other, or are for a conversation.
+        InvalidRequestError: there is more than one form, or an empty one.
     """
-    if any(each.prefix for each in messages[:-1]):
-        raise InvalidRequestError("messages: prefix is for the last message", field="messages")
-    continues = bool(request.continue_final_message or (messages and messages[-1].prefix))
-    if continues and request.add_generation_prompt:
+    by_format = None if response_format is None else _of_format(response_format)
+    if wanted is None:
+        return by_format
+    if by_format is not None:
         raise InvalidRequestError(
-            "add_generation_prompt begins a new message and continue_final_message continues the"
-            " last one; they exclude each other",
-            field="add_generation_prompt",
+            "response_format and structured_outputs exclude each other", field="structured_outputs"
         )
-    if not messages and (continues or request.add_generation_prompt is False):
-        field = "continue_final_message" if continues else "add_generation_prompt"
-        raise InvalidRequestError(f"{field} needs messages", field=field)
-    if continues:
-        return PromptEnd.LAST_MESSAGE
-    return PromptEnd.MESSAGES if request.add_generation_prompt is False else PromptEnd.ANSWER
+    given = [name for name in type(wanted).model_fields if getattr(wanted, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"structured_outputs has {len(given)} forms of output; it must have 1",
+            field="structured_outputs",
+        )
+    if wanted.json_schema is not None:
+        return StructuredOutput(json_schema=_schema_text(wanted.json_schema))
+    if wanted.choice is not None:
+        return StructuredOutput(choice=TextChoice(texts=wanted.choice))
+    return StructuredOutput(json_object=wanted.json_object, regex=wanted.regex, lark=wanted.grammar)
 
 
-def _message_of(message: ChatMessage) -> Message:
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
-    read: dict[str, Any] = {"role": message.role, "content": content}
-    if message.name is not None:
-        read["name"] = message.name
-    for reasoning in (message.reasoning_content, message.reasoning):
-        if reasoning is not None:
-            read["reasoning_content"] = reasoning
-    if message.tool_calls:
-        read["tool_calls"] = [
-            tool_call_of(call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls
+def _of_format(wanted: ResponseFormat) -> StructuredOutput | None:
+    if wanted.json_schema is not None:
+        return StructuredOutput(json_schema=_schema_text(wanted.json_schema.schema_))
+    if wanted.structures is not None:
+        tags = [
+            Tag(begin=each.begin, json_schema=_schema_text(each.schema_), end=each.end)
+            for each in wanted.structures
         ]
-    if message.tool_call_id is not None:
-        read["tool_call_id"] = message.tool_call_id
-    return read
+        tagged = TaggedText(tags=tags, triggers=wanted.triggers, has_text_between=True)
+        return StructuredOutput(tagged=tagged)
+    return StructuredOutput(json_object=True) if wanted.type == "json_object" else None
+
+
+def _schema_text(schema: str | dict[str, Any]) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)

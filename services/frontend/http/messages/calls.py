@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.bodies.calls import Call, form_field
-from services.frontend.http.fields.generation import parse_body
+from services.frontend.http.bodies.call import Call, form_field
+from services.frontend.http.fields.parse import parse_body
 from services.frontend.http.messages.convert import (
     conversation_of,
     edits_of,
@@ -15,10 +15,11 @@ from services.frontend.http.messages.convert import (
     shows_thinking,
 )
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
-from services.frontend.http.messages.errors import THREAD_UNSUPPORTED
 from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
 from services.frontend.pipeline.request import Options
 
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""The vendor's code by which clients know to send a conversation without `thread`."""
 _UNKNOWN = ": Extra inputs are not permitted"
 """The vendor's words for an unknown field, by which clients know to leave it out."""
 _Request = TypeVar("_Request", bound=CountTokensRequest)

@@ -12,15 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError
-from services.frontend.http.bodies.calls import Call
-from services.frontend.http.endpoint import GenerationEndpoint, Kind
+from services.frontend.http.bodies.call import Call
+from services.frontend.http.endpoint import GenerationEndpoint, Response
 from services.frontend.http.messages.answer import MessageAnswer
 from services.frontend.http.messages.calls import MessageCall
 from services.frontend.http.messages.edits import edited
-from services.frontend.http.messages.writer import MessageWriter
 from services.frontend.http.wire.body import Body
-from services.frontend.http.wire.error_forms import error_response
-from services.frontend.http.wire.status import RefusedCallError, http_error_of
+from services.frontend.http.wire.status import ErrorForms, RefusedCallError
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
@@ -35,8 +33,9 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 class RequireVersion:
     """An ASGI application that refuses requests for a version of the API without these events."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, errors: ErrorForms) -> None:
         self._app = app
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; the version may be absent."""
@@ -46,8 +45,7 @@ class RequireVersion:
                 400,
                 f"anthropic-version is {version[:64]!r}; it must be {FIRST_VERSION} or later",
             )
-            response = error_response(scope["path"], http_error_of(refusal))
-            await response(scope, receive, send)
+            await self._errors.response(scope["path"], refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -118,6 +116,10 @@ class MessageEndpoint(GenerationEndpoint):
             )
         return dataclasses.replace(call, prompt=prompt, applied_edits=applied)
 
+    def respond(self, call: Call, writer: ResponseWriter) -> Response:
+        """Begins a reply; raises UnknownModelError or EngineUnavailableError."""
+        return MessageResponse(self.pipeline, call, writer)
+
     async def _count(self, call: Call, lease: Lease, prompt: Conversation) -> int:
         return len(await self.pipeline.tokenize(call.options.model, prompt, lease))
 
@@ -140,9 +142,3 @@ class CountEndpoint(MessageEndpoint):
             num_cleared = sum(edit["cleared_input_tokens"] for edit in call.applied_edits)
             answer["context_management"] = {"original_input_tokens": num_tokens + num_cleared}
         await writer.write(answer)
-
-
-MESSAGE = Kind("HttpMessage", "msg_", "message", MessageResponse, MessageWriter)
-MESSAGE_COUNT = Kind(
-    "HttpMessageCount", "msgcount_", "message_count", MessageResponse, MessageWriter
-)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.bodies.calls import Call, form_field
-from services.frontend.http.fields.generation import JsonSchema, ResponseFormat, parse_body
+from services.frontend.http.bodies.call import Call, form_field
+from services.frontend.http.fields.generation import JsonSchema, ResponseFormat
 from services.frontend.http.fields.options import options_of, template_variables_of
+from services.frontend.http.fields.parse import parse_body
 from services.frontend.http.responses.items import listed_items, messages_of
 from services.frontend.http.responses.offered_tools import CallName, OfferedTools, offered_tools
 from services.frontend.http.responses.schema import (

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import structlog
 from starlette.requests import Request
@@ -13,19 +13,19 @@ from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, STOP, FinishReason, Usage
 from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers.logprobs import ChatLogprobs
-from services.frontend.http.bodies.calls import Call
-from services.frontend.http.bodies.reader import BodyReader
-from services.frontend.http.bodies.readers import Reader
-from services.frontend.http.endpoint import GenerationEndpoint, Kind
+from services.frontend.http.bodies.call import Call
+from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
 from services.frontend.http.responses.calls import ResponsesCall
-from services.frontend.http.responses.items import messages_of_output, with_instructions
+from services.frontend.http.responses.items import (
+    SYSTEM_ROLES,
+    messages_of_output,
+    with_instructions,
+)
 from services.frontend.http.responses.output import OutputItems
 from services.frontend.http.responses.resource import CUT_OFF, ResponseObject, usage_body
 from services.frontend.http.responses.store import ResponseStore
-from services.frontend.http.responses.truncation import truncated
 from services.frontend.http.responses.writer import ResponsesWriter
-from services.frontend.http.wire.body import Bodies, Body
-from services.frontend.http.wire.live_requests import LiveRequests
+from services.frontend.http.wire.body import Body
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
@@ -38,28 +38,8 @@ from services.frontend.text.chat_template import Message
 class ResponsesEndpoint(GenerationEndpoint):
     """An ASGI application that creates responses."""
 
-    _method: ClassVar[str] = "HttpResponse"
-    _reader: ClassVar[Reader] = "response"
-
-    def __init__(
-        self,
-        store: ResponseStore,
-        pipeline: Pipeline,
-        live: LiveRequests,
-        bodies: Bodies,
-        body_reader: BodyReader,
-        *,
-        slow_reader_timeout_s: float,
-    ) -> None:
-        respond = partial(ResponsesResponse, store)
-        super().__init__(
-            Kind(self._method, "req_", self._reader, respond, ResponsesWriter),
-            pipeline,
-            live,
-            bodies,
-            body_reader,
-            slow_reader_timeout_s=slow_reader_timeout_s,
-        )
+    def __init__(self, kind: Kind, serving: Serving, store: ResponseStore) -> None:
+        super().__init__(kind, serving)
         self._store = store
 
     async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
@@ -85,6 +65,10 @@ class ResponsesEndpoint(GenerationEndpoint):
         prompt = _prompt_of(call, messages)
         return dataclasses.replace(call, prompt=prompt, new_messages=new, previous=previous)
 
+    def respond(self, call: Call, writer: ResponseWriter) -> Response:
+        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+        return ResponsesResponse(self._store, self.pipeline, call, writer)
+
     async def _fits(self, call: ResponsesCall, lease: Lease, messages: Sequence[Message]) -> bool:
         """Whether messages leave room for the output, which is at most half of the context."""
         options = call.options
@@ -101,9 +85,6 @@ class ResponsesEndpoint(GenerationEndpoint):
 
 class InputTokensEndpoint(ResponsesEndpoint):
     """Answers how many tokens the input of a response has."""
-
-    _method = "HttpInputTokens"
-    _reader = "input_tokens"
 
     async def serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
@@ -209,3 +190,31 @@ def _prompt_of(call: ResponsesCall, messages: Sequence[Message]) -> Conversation
     assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
     complete = with_instructions(call.instructions, messages)
     return dataclasses.replace(call.prompt, messages=complete)
+
+
+async def truncated(
+    messages: Sequence[Message], fits: Callable[[Sequence[Message]], Awaitable[bool]]
+) -> Sequence[Message]:
+    """Returns the messages without as many of the oldest turns as make them fit.
+
+    A turn begins with a user's message. System messages at the beginning stay, and so does the last
+    turn, even if it does not fit.
+    """
+    shorter = _shorter(messages)
+    low, high = 0, len(shorter) - 1
+    while low < high:
+        middle = (low + high) // 2 if low else 0  # most conversations fit as they are
+        if await fits(shorter[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return shorter[low]
+
+
+def _shorter(messages: Sequence[Message]) -> list[Sequence[Message]]:
+    """Returns the conversation, then the same without its first turn, its first two, and so on."""
+    num_system = next(
+        (i for i, each in enumerate(messages) if each["role"] not in SYSTEM_ROLES), len(messages)
+    )
+    starts = [i for i in range(num_system + 1, len(messages)) if messages[i]["role"] == "user"]
+    return [messages, *([*messages[:num_system], *messages[start:]] for start in starts)]

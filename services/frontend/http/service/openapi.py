@@ -7,18 +7,15 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.frontend.http.fields.generation import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from services.frontend.http.chat.schema import ChatCompletionRequest
+from services.frontend.http.completions.schema import CompletionRequest
 from services.frontend.http.messages.answer_schema import MessageError, MessageEvent, ReplyMessage
 from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest
 from services.frontend.http.responses.answer_schema import Response
 from services.frontend.http.responses.event_schema import ResponseEvent
 from services.frontend.http.responses.schema import InputTokensRequest, ResponsesRequest
 from services.frontend.http.service import answer_schema
+from services.frontend.http.tokenization.calls import DetokenizeRequest, TokenizeRequest
 from services.frontend.http.wire.request_id import HEADER, PATTERN
 
 _REFERENCE = "#/components/schemas/{model}"

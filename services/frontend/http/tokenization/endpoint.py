@@ -2,26 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
 from services.frontend.access.caller import Lease
-from services.frontend.http.answers.choices import CompletionAnswer
-from services.frontend.http.bodies.calls import DetokenizeCall, TokenizeCall
-from services.frontend.http.endpoint import AnswerResponse, GenerationEndpoint, Kind
+from services.frontend.http.endpoint import Endpoint
+from services.frontend.http.tokenization.calls import DetokenizeCall, TokenizeCall
 from services.frontend.http.wire.body import Body
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.request import Conversation
 
-_RESPOND = partial(AnswerResponse, CompletionAnswer)  # never called: no model runs
-TOKENIZE = Kind("HttpTokenize", "tok-", "tokenize", _RESPOND)
-DETOKENIZE = Kind("HttpDetokenize", "detok-", "detokenize", _RESPOND)
 
-
-class TokenizeEndpoint(GenerationEndpoint):
+class TokenizeEndpoint(Endpoint):
     """Answers with the token ids of a prompt as the engine gets them."""
 
     async def serve(
@@ -59,7 +53,7 @@ class TokenizeEndpoint(GenerationEndpoint):
         )
 
 
-class DetokenizeEndpoint(GenerationEndpoint):
+class DetokenizeEndpoint(Endpoint):
     """Answers with the text of token ids, special tokens included."""
 
     async def serve(

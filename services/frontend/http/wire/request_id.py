@@ -6,8 +6,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.http.wire.error_forms import error_response
-from services.frontend.http.wire.status import RefusedCallError, http_error_of
+from services.frontend.http.wire.status import ErrorForms, RefusedCallError
 
 HEADER = "x-request-id"
 MAX_CHARACTERS = 64
@@ -21,8 +20,9 @@ _NUM_DIGITS = 8
 class ReturnRequestId:
     """An ASGI application that returns the caller's X-Request-Id with each response of another."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, errors: ErrorForms) -> None:
         self._app = app
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a wrong id is refused."""
@@ -31,14 +31,12 @@ class ReturnRequestId:
             await self._app(scope, receive, send)
             return
         if not _VALID.fullmatch(given):
-            told = http_error_of(
-                RefusedCallError(
-                    400,
-                    f"{HEADER} must have 1 to {MAX_CHARACTERS} characters, each a letter, a digit"
-                    " or one of ._:~=+@-",
-                )
+            refusal = RefusedCallError(
+                400,
+                f"{HEADER} must have 1 to {MAX_CHARACTERS} characters, each a letter, a digit"
+                " or one of ._:~=+@-",
             )
-            await error_response(scope["path"], told)(scope, receive, send)
+            await self._errors.response(scope["path"], refusal)(scope, receive, send)
             return
 
         async def send_with_id(message: Message) -> None:

@@ -1,8 +1,11 @@
 """The HTTP status and body of each error."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -97,6 +100,23 @@ def http_error_of(error: BaseException) -> HttpError:
     return HttpError(
         status, kind, shortened(str(error)), code, param, _retry_after_s(error, status)
     )
+
+
+class ErrorForms:
+    """Answers with errors in the form of the API that a path belongs to."""
+
+    def __init__(self, forms: Mapping[str, Callable[[HttpError], Mapping[str, Any]]]) -> None:
+        """Takes the forms of paths, and of all below them; the others have OpenAI's form."""
+        self._forms = forms
+
+    def response(self, path: str, error: BaseException) -> JSONResponse:
+        """Returns the response to a request that did not reach its endpoint."""
+        told = http_error_of(error)
+        body: Mapping[str, Any] = told.body
+        for start, form in self._forms.items():
+            if path == start or path.startswith(f"{start}/"):
+                body = form(told)
+        return JSONResponse(body, status_code=told.status, headers=told.headers)
 
 
 def _retry_after_s(error: FrontendError, status: int) -> int | None:

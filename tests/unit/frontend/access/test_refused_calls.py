@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
+from services.frontend.http.app import ERRORS
 from services.frontend.http.wire.access import RequireKey
 from services.frontend.rpc.access import AccessInterceptor
 from services.transport.counts import LocalCounts
@@ -48,7 +49,7 @@ async def refuse_over_http(gate: Gate) -> None:
 
     statuses: set[int] = set()
     scope = {"type": "http", "path": "/v1/models", "method": "GET", "headers": [], "client": None}
-    await RequireKey(app, gate)(scope, None, send)
+    await RequireKey(app, gate, ERRORS)(scope, None, send)
     assert statuses == {401}
 
 

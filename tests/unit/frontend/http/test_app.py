@@ -11,6 +11,7 @@ import structlog
 from protos.common.v1.failure_pb2 import Failure
 from services.frontend.config import FrontendConfig
 from services.frontend.http.bodies import reader as body_reader
+from services.frontend.http.chat import calls as chat_calls
 from services.frontend.server import FrontendServer
 from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.fake_engine import FakeEngine, says
@@ -414,15 +415,12 @@ async def test_a_huge_n_is_refused_before_memory_is_allocated_for_each_sample(pa
 async def test_a_large_body_is_not_read_on_the_event_loop(monkeypatch):
     sizes = []
 
-    def recording(read):
-        def record(body, request_id):
-            sizes.append(len(body))
-            return read(body, request_id)
+    def record(request_class, body, **settings):
+        sizes.append(len(body))
+        return parse(request_class, body, **settings)
 
-        return record
-
-    readers = {name: recording(read) for name, read in body_reader.READERS.items()}
-    monkeypatch.setattr(body_reader, "READERS", readers)
+    parse = chat_calls.parse
+    monkeypatch.setattr(chat_calls, "parse", record)
     monkeypatch.setattr(body_reader, "START_TIMEOUT_S", 60.0)
     monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", 60.0)
     objects = b'{"x":[' + b"{}," * 4_500_000 + b"{}]}"
@@ -433,7 +431,9 @@ async def test_a_large_body_is_not_read_on_the_event_loop(monkeypatch):
         headers = {"content-type": "application/json"}
         refused = await client.post("/v1/chat/completions", content=body, headers=headers)
         served = await client.post("/v1/chat/completions", content=long, headers=headers)
+        assert sizes == []
+        await client.post("/v1/chat/completions", json=CHAT)
+    assert len(sizes) == 1
     assert refused.status_code == 400
     assert "over 65536 objects and lists" in refused.json()["error"]["message"]
     assert served.json()["choices"][0]["message"]["content"] == "hello world"
-    assert sizes == []

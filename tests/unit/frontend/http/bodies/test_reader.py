@@ -13,7 +13,7 @@ from services.frontend.errors import (
     OverloadedError,
 )
 from services.frontend.http.bodies import reader as body_reader
-from services.frontend.http.bodies.calls import Call, read_chat, read_completion
+from services.frontend.http.bodies.call import Call
 from services.frontend.http.bodies.reader import (
     INLINE_BODY_BYTES,
     INLINE_MARKS,
@@ -22,6 +22,8 @@ from services.frontend.http.bodies.reader import (
     is_small,
 )
 from services.frontend.http.bodies.worker import MAX_CONTAINERS, MAX_KEYS, check_structure
+from services.frontend.http.chat.calls import read_chat
+from services.frontend.http.completions.calls import read_completion
 from services.transport.counts import LocalCounts
 from tests.support.loop_time import LoopTime
 from tests.support.started_processes import note_started_processes
@@ -63,8 +65,8 @@ def chat(parameters: bytes) -> bytes:
     )
 
 
-async def read(reader: BodyReader, body: bytes, kind="completion", account="") -> Call:
-    return await reader.read(kind, body, "id", account, max_prompt_tokens=MAX_PROMPT_TOKENS)
+async def read(reader: BodyReader, body: bytes, parse=read_completion, account="") -> Call:
+    return await reader.read(parse, body, "id", account, max_prompt_tokens=MAX_PROMPT_TOKENS)
 
 
 def test_what_is_read_on_the_event_loop_is_bounded_in_bytes_and_in_marks():
@@ -79,7 +81,7 @@ async def test_the_process_reads_what_would_be_read_here(reader):
     body = large("text", logit_bias={"3": 1.0}, seed=4, n=2, echo=True)
     assert await read(reader, body) == read_completion(body, "id")
     body = chat(b'{"x":[' + b"1.5," * INLINE_MARKS + b"{}]}")
-    assert await read(reader, body, "chat") == read_chat(body, "id")
+    assert await read(reader, body, read_chat) == read_chat(body, "id")
     tokens = [1] * 9_999
     assert (await read(reader, completion(tokens))).prompt == tokens
 
@@ -111,9 +113,9 @@ async def test_a_small_body_starts_no_process(reader, started):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_what_holds_too_much_is_refused(reader, body, message):
-    kind = "chat" if b'"messages"' in body else "completion"
+    parse = read_chat if b'"messages"' in body else read_completion
     with pytest.raises(InvalidRequestError, match=message):
-        await read(reader, body, kind)
+        await read(reader, body, parse)
 
 
 async def test_a_refusal_names_the_field(reader):

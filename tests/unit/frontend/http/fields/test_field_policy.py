@@ -7,8 +7,8 @@ import pytest
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.fields.body import TAKEN, Body
-from services.frontend.http.fields.generation import parse_body
 from services.frontend.http.fields.hosted_tools import check_hosted, hosted_kind
+from services.frontend.http.fields.parse import parse_body
 from services.frontend.pipeline.request_log import RequestLog
 
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from openai.types import chat as chat_types
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.fields.generation import ChatCompletionRequest, CompletionRequest, parse
+from services.frontend.http.chat import schema as chat_schema
+from services.frontend.http.chat.schema import ChatCompletionRequest
+from services.frontend.http.completions import schema as completion_schema
+from services.frontend.http.completions.schema import CompletionRequest
+from services.frontend.http.fields import generation
+from services.frontend.http.fields.body import Body
+from services.frontend.http.fields.generation import parse
 from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
@@ -69,7 +75,7 @@ def test_a_null_is_an_absent_field_at_every_depth(schema, body, data):
     nulled = copy.deepcopy(body)
     place = data.draw(st.sampled_from(list(objects_of(nulled))))
     known = {
-        name for model in _models(schema) for name, field in model.model_fields.items()
+        name for model in _models() for name, field in model.model_fields.items()
         if not field.is_required()
     }  # fmt: skip
     name = data.draw(
@@ -85,12 +91,10 @@ def test_a_null_is_an_absent_field_at_every_depth(schema, body, data):
     assert outcome(schema, nulled) == outcome(schema, absent)
 
 
-def _models(schema):
-    from services.frontend.http.fields import generation as module
-
+def _models():
     return [
-        each for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, module.Body)
+        each for module in (chat_schema, completion_schema, generation)
+        for each in vars(module).values() if isinstance(each, type) and issubclass(each, Body)
     ]  # fmt: skip
 
 

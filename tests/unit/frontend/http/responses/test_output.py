@@ -3,7 +3,7 @@
 import json
 
 from services.frontend.engine_client.messages import STOP, FinishReason
-from services.frontend.http.fields.generation import parse_body
+from services.frontend.http.fields.parse import parse_body
 from services.frontend.http.responses.items import messages_of, messages_of_output
 from services.frontend.http.responses.output import OutputItems
 from services.frontend.http.responses.schema import ResponsesRequest

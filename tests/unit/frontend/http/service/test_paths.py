@@ -3,7 +3,7 @@
 import pytest
 from starlette.routing import Route
 
-from services.frontend.http.service.nearest_path import nearest_path
+from services.frontend.http.app import nearest_path
 from services.frontend.http.service.start_page import start_page
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack

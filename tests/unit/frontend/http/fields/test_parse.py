@@ -5,11 +5,9 @@ import json
 import pytest
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.fields.generation import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    parse_body,
-)
+from services.frontend.http.chat.schema import ChatCompletionRequest
+from services.frontend.http.completions.schema import CompletionRequest
+from services.frontend.http.fields.parse import parse_body
 
 USER = {"role": "user", "content": "x"}
 

@@ -1,16 +1,17 @@
-"""Refusals of bodies that do not validate, with the path of the wrong field."""
+"""Parses bodies; an invalid one is refused with the path of its first wrong field."""
 
 import re
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.frontend.errors import InvalidRequestError
+from services.frontend.http.fields.body import UNKNOWN_FIELD, Body
+from services.frontend.text.surrogates import without_escaped_halves
 from services.settings.flags import reason_of
 
-UNKNOWN_FIELD = "octavo_unknown_field"
-"""The type of pydantic's error for a field that is not known."""
 NOT_SUPPORTED = " is not supported"
 """Follows the path of an unknown field in an error, if its API has no words of its own."""
 _SUCCESSORS = {
@@ -33,6 +34,37 @@ _CODES = {UNKNOWN_FIELD: "unknown_parameter", "literal_error": "invalid_value"}
 """OpenAI's names of mistakes, by which its clients know to send a request in another way."""
 _FORM = re.compile(r"^(constrained-)?(str|int|float|bool)$|\[.*\]$", re.DOTALL)
 """Names that pydantic gives to the forms of a value."""
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def parse_body(
+    body_class: type[_Body],
+    body: bytes,
+    *,
+    is_strict: bool = False,
+    tags: Collection[str] = (),
+    unknown: str = NOT_SUPPORTED,
+) -> _Body:
+    """Parses a body by its fields alone; for `tags` and `unknown` see `refusal_of`.
+
+    With `is_strict` fields that nothing here can follow are refused.
+
+    Halves of surrogate pairs, which texts cut by JavaScript have, become U+FFFD.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
+    """
+    try:
+        return body_class.model_validate_json(body, context=is_strict)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] == "json_invalid":
+            whole = without_escaped_halves(body)
+            if whole != body:
+                return parse_body(
+                    body_class, whole, is_strict=is_strict, tags=tags, unknown=unknown
+                )
+        raise refusal_of(error, tags=tags, known=body_class.model_fields, unknown=unknown) from None
 
 
 def refusal_of(

@@ -6,7 +6,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from services.frontend.http.answers.echo import prompt_text, text_offsets
+from services.frontend.http.answers.choices import prompt_text
+from services.frontend.http.completions.logprobs import text_offsets
 from services.frontend.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files, tokenizer_json
 from tests.support.fake_engine import FakeEngine

@@ -1,0 +1,1 @@
+"""OpenAI's completions: prompts in, texts out."""
