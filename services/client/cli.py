@@ -1,4 +1,4 @@
-"""The `octavo` command line: the entry point, with one module per command beside it."""
+"""The `octavo` command line: the entry point, whose commands are beside it."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -7,11 +7,8 @@ import typer
 
 from services.client.commands import profile
 from services.client.commands.bench import bench_compare, bench_serving
-from services.client.commands.cache import explain
 from services.client.commands.chat import chat
 from services.client.commands.demo import demo
-from services.client.commands.engine import engine
-from services.client.commands.frontend import frontend
 from services.client.commands.generate import generate
 from services.client.commands.graphs import graphs
 from services.client.commands.graphs_plan import plan
@@ -19,11 +16,10 @@ from services.client.commands.health import health
 from services.client.commands.models import models
 from services.client.commands.pull import pull
 from services.client.commands.record import record
-from services.client.commands.replay import replay
 from services.client.commands.serve import serve
+from services.client.commands.services import engine, explain, frontend, replay, worker_node
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
-from services.client.commands.worker_node import worker_node
 from services.client.console import echo
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from services.frontend.text.chat_template import TemplateError
-from services.frontend.text.chat_templates import ChatTemplates
 from services.frontend.text.template_source import TemplateSource, find_template
+from services.frontend.text.template_worker import ChatTemplates
 from services.frontend.text.tokenizer import TokenizerFilesError
 
 
