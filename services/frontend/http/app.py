@@ -18,14 +18,23 @@ from services.frontend.http.completions.answer import CompletionAnswer
 from services.frontend.http.completions.calls import read_completion
 from services.frontend.http.endpoint import Kind, Serving
 from services.frontend.http.messages.calls import read_count, read_message
-from services.frontend.http.messages.endpoint import CountEndpoint, MessageEndpoint, RequireVersion
-from services.frontend.http.messages.writer import MessageWriter, message_error
+from services.frontend.http.messages.endpoint import (
+    CountEndpoint,
+    MessageEndpoint,
+    MessageWriter,
+    RequireVersion,
+)
+from services.frontend.http.messages.errors import message_error
 from services.frontend.http.responses.calls import read_input_tokens, read_response
-from services.frontend.http.responses.endpoint import InputTokensEndpoint, ResponsesEndpoint
+from services.frontend.http.responses.endpoint import (
+    InputTokensEndpoint,
+    ResponsesEndpoint,
+    ResponsesWriter,
+)
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
-from services.frontend.http.responses.writer import ResponsesWriter
 from services.frontend.http.service.endpoints import ServiceEndpoints
+from services.frontend.http.service.openapi import describe
 from services.frontend.http.tokenization.calls import read_detokenize, read_tokenize
 from services.frontend.http.tokenization.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from services.frontend.http.wire.access import RequireHost, RequireKey, with_cors
@@ -111,7 +120,7 @@ def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -
             Route("/ping", service.health, methods=["GET", "POST"]),
             Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
-            Route("/openapi.json", service.describe),
+            Route("/openapi.json", describe),
         ],
         exception_handlers={
             HTTPException: _answer_routing_error,

@@ -2,12 +2,17 @@
 
 import dataclasses
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired
 
-from services.frontend.engine_client.messages import ABORTED, STOP, Usage
+from typing_extensions import TypedDict
+
+from services.frontend.engine_client.messages import ABORTED, STOP
+from services.frontend.engine_client.messages import Usage as EngineUsage
 from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.answers.logprobs import PromptLogprobs
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
 from services.frontend.http.wire.writer import ResponseWriter
@@ -20,32 +25,97 @@ from services.frontend.reply.deltas import joined_calls
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.tokenizer import Tokenizer
 
-Body = dict[str, Any]
+Body = Mapping[str, Any]
 
 
-class Answer(Protocol):
-    """Builds the response bodies of one request."""
+class PromptTokensDetails(TypedDict):
+    """Parts of a prompt's tokens."""
 
+    cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    """Parts of an output's tokens."""
+
+    reasoning_tokens: int
+
+
+class Usage(TypedDict):
+    """The usage in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
+    """Both are known at the end."""
+
+
+class Envelope(TypedDict):
+    """Fields of every answer with choices."""
+
+    created: int
+    model: str
+
+
+class UsageField(TypedDict, total=False):
+    """Null, or absent, in chunks of a stream that does not have it."""
+
+    usage: Usage | None
+
+
+class StopReason(TypedDict, total=False):
+    """Field of an ended output."""
+
+    stop_reason: str | int | None
+    """The stop string, or the stop token of the request itself, that ended it."""
+
+
+class ChoicesAnswer(ABC):
+    """Builds the answer of one request, whole or in chunks."""
+
+    def __init__(self, call: Call, model: ServedModel) -> None:
+        sampling = call.options.sampling
+        self._id = call.options.request_id
+        self._envelope: Envelope = {"created": int(time.time()), "model": model.info.model}
+        self._has_logprobs = sampling is not None and sampling.HasField("logprobs")
+        self._prompt_logprobs = PromptLogprobs(model.tokenizer, are_told=call.tells_prompt)
+        self._num_samples = call.options.num_samples
+        self._stop_token_ids = frozenset(() if sampling is None else sampling.stop_token_ids)
+        self._usage_field: UsageField = {"usage": None} if call.includes_usage else {}
+
+    @abstractmethod
     def echo(self, text: str, token_ids: Sequence[int]) -> None:
         """Prepends the text of the next prompt, which has these tokens, to each of its outputs."""
 
-    def opening(self) -> list[Body]:
+    def opening(self) -> Sequence[Body]:
         """Returns the chunks before any output."""
+        return ()
 
+    @abstractmethod
     def chunk(self, output: Output) -> Body:
         """Returns new output as a chunk."""
 
-    def usage_chunk(self, usage: Usage) -> Body:
+    @abstractmethod
+    def usage_chunk(self, usage: EngineUsage) -> Body:
         """Returns the chunk with the usage, after the last output."""
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
+    @abstractmethod
+    def whole(self, outputs: Sequence[Output], usage: EngineUsage) -> Body:
         """Returns all outputs, in the order of their indices, as one body."""
+
+    def _stop_reason(self, output: Output) -> StopReason:
+        """Returns the field of an ended output; a stop token counts if the request has it."""
+        if output.finish_reason is None:
+            return {}
+        is_own = output.stop_token_id in self._stop_token_ids
+        return {"stop_reason": output.stop_token_id if is_own else output.stop_string}
 
 
 class ChoicesEndpoint(GenerationEndpoint):
     """An endpoint that answers with choices."""
 
-    def __init__(self, kind: Kind, serving: Serving, answer_class: Callable[..., Answer]) -> None:
+    def __init__(self, kind: Kind, serving: Serving, answer_class: type[ChoicesAnswer]) -> None:
         super().__init__(kind, serving)
         self._answer_class = answer_class
 
@@ -59,7 +129,7 @@ class ChoicesResponse:
 
     def __init__(
         self,
-        answer_class: Callable[..., Answer],
+        answer_class: type[ChoicesAnswer],
         pipeline: Pipeline,
         call: Call,
         writer: ResponseWriter,
@@ -70,26 +140,17 @@ class ChoicesResponse:
         self._model = pipeline.model_named(call.options.model)
         self._call = call
         self._writer = writer
-        self._answer: Answer
-        self._usage = Usage()
+        self._answer: ChoicesAnswer
+        self._usage = EngineUsage()
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
 
     async def begin(self, generation: Generation | Samples) -> None:
         """Starts the response, if it is a stream of events."""
-        call, sampling = self._call, self._call.options.sampling
+        call = self._call
         # Only now: it allocates per sample, and n has just been checked.
-        self._answer = answer = self._answer_class(
-            call.options.request_id,
-            self._model,
-            has_logprobs=sampling is not None and sampling.HasField("logprobs"),
-            tells_prompt=call.tells_prompt,
-            streams_usage=call.includes_usage,
-            num_samples=call.options.num_samples,
-            show_special_tokens=call.options.show_special_tokens,
-            stop_token_ids=frozenset(() if sampling is None else sampling.stop_token_ids),
-        )
+        self._answer = answer = self._answer_class(call, self._model)
         self._num_prompt_tokens = sum(map(len, generation.prompts))
         if call.has_echo:
             for prompt, token_ids in zip(prompts_of(call.prompt), generation.prompts, strict=True):
@@ -127,12 +188,19 @@ class ChoicesResponse:
         outputs = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
         await self._writer.write(self._answer.whole(outputs, self._usage))
 
-    async def _write_chunk(self, body: dict[str, Any]) -> None:
+    async def _write_chunk(self, body: Body) -> None:
         if self._call.counts_usage:
-            body["usage"] = usage_so_far(
-                prompt_tokens=self._num_prompt_tokens, output_tokens=self._num_output_tokens
-            )
+            body = {**body, "usage": self._usage_so_far()}
         await self._writer.write_event(body)
+
+    def _usage_so_far(self) -> Usage:
+        """Returns the usage of an unfinished request; how many tokens were cached is not known."""
+        prompt_tokens, output_tokens = self._num_prompt_tokens, self._num_output_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+        }
 
     async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
         """Returns a prompt as given, the text of its token ids, or a conversation's open text.
@@ -149,16 +217,7 @@ class ChoicesResponse:
         return prompt_text(self._model.tokenizer, token_ids, decoded)
 
 
-def usage_so_far(*, prompt_tokens: int, output_tokens: int) -> Body:
-    """Returns the usage of an unfinished request in tokens; how many were cached is not known."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
-    }
-
-
-def usage_body(usage: Usage) -> Body:
+def usage_body(usage: EngineUsage) -> Usage:
     """Returns the usage in tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -169,29 +228,11 @@ def usage_body(usage: Usage) -> Body:
     }
 
 
-def envelope(answer_id: str, kind: str, model: ServedModel) -> Body:
-    """Returns the fields of an answer beside its choices and usage."""
-    return {
-        "id": answer_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": model.info.model,
-    }
-
-
-def finish_reason(output: Output) -> str | None:
+def finish_reason(output: Output) -> Literal["stop", "length"] | None:
     """Returns why an output ended; None until it does."""
     if output.finish_reason is None:
         return None
     return "stop" if output.finish_reason == STOP else "length"
-
-
-def stop_reason(output: Output, stop_token_ids: Collection[int]) -> Body:
-    """Returns the field of an ended output with the stop string or the request's own stop token."""
-    if output.finish_reason is None:
-        return {}
-    is_own = output.stop_token_id in stop_token_ids
-    return {"stop_reason": output.stop_token_id if is_own else output.stop_string}
 
 
 def _joined(pieces: list[Output]) -> Output:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from services.frontend.engine_client.messages import PositionLogprobs
 from services.frontend.pipeline.request import Output
 from services.frontend.text.tokenizer import Tokenizer
@@ -46,19 +48,29 @@ class ChatLogprobs:
         }
 
 
+class PromptField(TypedDict, total=False):
+    """The field with the log-probabilities of a prompt, which vLLM's server has."""
+
+    prompt_logprobs: list[dict[str, Any] | None]
+
+
 class PromptLogprobs:
     """Log-probabilities of a prompt, by token id."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Uses the model's tokenizer."""
+    def __init__(self, tokenizer: Tokenizer, *, are_told: bool) -> None:
+        """Uses the model's tokenizer; without `are_told` there is no field."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
+        self._are_told = are_told
 
-    def of(self, first: Output) -> list[dict[str, Any] | None]:
-        """Returns those of a prompt, of which `first` is the first output.
+    def field(self, first: Output) -> PromptField:
+        """Returns the field of a prompt, of which `first` is the first output.
 
         The first token has none, and unlisted tokens have no rank.
         """
-        return [None, *(self._entry(position) for position in first.prompt_logprobs)]
+        if not self._are_told:
+            return {}
+        entries = [self._entry(position) for position in first.prompt_logprobs]
+        return {"prompt_logprobs": [None, *entries]}
 
     def _entry(self, position: PositionLogprobs) -> dict[str, Any]:
         entry = {str(position.chosen.token_id): self._told(position.chosen, None)}

@@ -4,18 +4,10 @@ import json
 import pickle
 from functools import partial
 
-from services.frontend.errors import (
-    EngineUnavailableError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from services.frontend.errors import EngineUnavailableError, InvalidRequestError, OverloadedError
 from services.frontend.http.bodies.call import Call, ReadCall
 from services.frontend.http.bodies.worker import Refusal, question_of
-from services.processes.errors import (
-    HelperBrokenError,
-    HelperBusyError,
-    HelperError,
-)
+from services.processes.errors import HelperBrokenError, HelperBusyError, HelperError
 from services.processes.helper_pool import HelperPool
 from services.transport.counts import Counts
 from services.transport.fair_turns import FairTurns

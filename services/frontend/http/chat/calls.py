@@ -22,11 +22,7 @@ from services.frontend.text.prompt_end import PromptEnd
 
 
 def read_chat(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
-    """Parses a chat completion.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a chat completion; see `ReadCall`."""
     request = parse(ChatCompletionRequest, body, is_strict=is_strict)
     options = chat_options(request, request_id)
     return Call(

@@ -12,11 +12,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 def read_completion(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
-    """Parses a completion.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a completion; see `ReadCall`."""
     request = parse(CompletionRequest, body, is_strict=is_strict)
     options = completion_options(request, request_id)
     return Call(

@@ -58,11 +58,7 @@ class CompletionLogprobs:
         return told
 
     def _add(
-        self,
-        told: dict[str, Any],
-        token_id: int,
-        position: PositionLogprobs | None,
-        offset: int,
+        self, told: dict[str, Any], token_id: int, position: PositionLogprobs | None, offset: int
     ) -> None:
         """Appends one token."""
         told["tokens"].append(self._text(token_id))

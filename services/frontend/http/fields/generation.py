@@ -92,8 +92,7 @@ class GenerationFields(Body):
     ) = None
     allowed_token_ids: (
         Annotated[
-            list[TokenId],
-            Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True),
+            list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)
         ]
         | None
     ) = None

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.frontend.engine_client.messages import STOP, Usage
+from services.frontend.http.messages.answer_schema import (
+    AppliedEdit,
+    BlockMore,
+    EditsField,
+    MessageEnding,
+    MessageEvent,
+    MessageUsage,
+    ReplyBlock,
+    ReplyMessage,
+    StopReason,
+)
 from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.tools import arguments_text
 from services.frontend.reply.deltas import CallPiece
-
-Body = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -22,7 +31,7 @@ class Block:
     call: CallPiece | None = None
     texts: list[str] = field(default_factory=list)
 
-    def opening(self) -> Body:
+    def opening(self) -> ReplyBlock:
         """Returns the block without its text."""
         match self.kind:
             case "text":
@@ -32,14 +41,19 @@ class Block:
         assert self.call is not None, "a block of another kind is a call"
         return {"type": "tool_use", "id": self.call.call_id, "name": self.call.name, "input": {}}
 
-    def whole(self) -> Body:
+    def whole(self) -> ReplyBlock:
         """Returns the block with all its text."""
-        text = "".join(self.texts)
-        if self.kind == "tool_use":
-            return {**self.opening(), "input": _input_of(text)}
-        return {**self.opening(), self.kind: text}
+        block, text = self.opening(), "".join(self.texts)
+        match block["type"]:
+            case "text":
+                block["text"] = text
+            case "thinking":
+                block["thinking"] = text
+            case "tool_use":
+                block["input"] = _input_of(text)
+        return block
 
-    def delta(self, text: str) -> Body:
+    def delta(self, text: str) -> BlockMore:
         """Returns more text as the part of an event."""
         match self.kind:
             case "text":
@@ -59,7 +73,7 @@ class MessageAnswer:
         *,
         num_prompt_tokens: int,
         shows_thinking: bool = True,
-        applied_edits: Sequence[Body] | None = None,
+        applied_edits: Sequence[AppliedEdit] | None = None,
     ) -> None:
         """Starts a reply without content.
 
@@ -70,30 +84,24 @@ class MessageAnswer:
             shows_thinking: whether blocks of thinking have their text.
             applied_edits: what was cleared from the conversation; None if that was not asked for.
         """
-        self._envelope = {
-            "id": answer_id,
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-        }
+        self._id = answer_id
+        self._model = model
         self._num_prompt_tokens = num_prompt_tokens
         self._shows_thinking = shows_thinking
-        self._edits = (
-            {}
-            if applied_edits is None
-            else {"context_management": {"applied_edits": applied_edits}}
-        )
+        self._edits: EditsField = {}
+        if applied_edits is not None:
+            self._edits = {"context_management": {"applied_edits": list(applied_edits)}}
         self._block: Block | None = None
         self._num_blocks = 0
         self._has_calls = False
 
-    def opening(self) -> list[Body]:
+    def opening(self) -> list[MessageEvent]:
         """Returns the events before any output; what was cached is known at the end."""
         usage = usage_body(Usage(prompt_tokens=self._num_prompt_tokens))
-        message = {**self._envelope, "content": [], **_ending(None, None), "usage": usage}
+        message = self._message([], _ending(None, None), usage, {})
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def events(self, output: Output) -> Iterator[Body]:
+    def events(self, output: Output) -> Iterator[MessageEvent]:
         """Yields the events of new output, except those at the end of the reply."""
         for block, text in self._pieces(output):
             if block is not self._block:
@@ -112,14 +120,14 @@ class MessageAnswer:
                     "delta": block.delta(text),
                 }
 
-    def closing(self, last: Output, usage: Usage) -> Iterator[Body]:
+    def closing(self, last: Output, usage: Usage) -> Iterator[MessageEvent]:
         """Yields the events after the last output."""
         yield from self._block_end()
         delta = _ending(self._stop_reason(last), last.stop_string)
         yield {"type": "message_delta", "delta": delta, "usage": usage_body(usage), **self._edits}
         yield {"type": "message_stop"}
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> ReplyMessage:
         """Returns a reply as one body."""
         blocks: list[Block] = []
         for output in outputs:
@@ -129,12 +137,26 @@ class MessageAnswer:
                     blocks.append(block)
                 block.texts.append(text)
         last = outputs[-1]
+        ending = _ending(self._stop_reason(last), last.stop_string)
+        content = [block.whole() for block in blocks]
+        return self._message(content, ending, usage_body(usage), self._edits)
+
+    def _message(
+        self,
+        content: list[ReplyBlock],
+        ending: MessageEnding,
+        usage: MessageUsage,
+        edits: EditsField,
+    ) -> ReplyMessage:
         return {
-            **self._envelope,
-            "content": [block.whole() for block in blocks],
-            **_ending(self._stop_reason(last), last.stop_string),
-            "usage": usage_body(usage),
-            **self._edits,
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **ending,
+            "usage": usage,
+            **edits,
         }
 
     def _pieces(self, output: Output) -> Iterator[tuple[Block, str]]:
@@ -162,14 +184,14 @@ class MessageAnswer:
         self._num_blocks += 1
         return Block(self._num_blocks - 1, kind, call)
 
-    def _block_end(self) -> list[Body]:
+    def _block_end(self) -> list[MessageEvent]:
         return (
             []
             if self._block is None
             else [{"type": "content_block_stop", "index": self._block.index}]
         )
 
-    def _stop_reason(self, last: Output) -> str:
+    def _stop_reason(self, last: Output) -> StopReason:
         if last.finish_reason != STOP:
             return "max_tokens"
         if last.stop_string is not None:
@@ -177,7 +199,7 @@ class MessageAnswer:
         return "tool_use" if self._has_calls else "end_turn"
 
 
-def usage_body(usage: Usage) -> Body:
+def usage_body(usage: Usage) -> MessageUsage:
     """Returns the usage in tokens; input tokens are the uncached ones."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -187,11 +209,11 @@ def usage_body(usage: Usage) -> Body:
     }
 
 
-def _ending(reason: str | None, stop_string: str | None) -> Body:
+def _ending(reason: StopReason | None, stop_string: str | None) -> MessageEnding:
     return {"stop_reason": reason, "stop_sequence": stop_string}
 
 
-def _input_of(text: str) -> Body:
+def _input_of(text: str) -> dict[str, Any]:
     """Returns a call's input; a model without a grammar, or cut off, may write other text."""
-    body: Body = json.loads(arguments_text(text))
-    return body
+    read: dict[str, Any] = json.loads(arguments_text(text))
+    return read

@@ -1,18 +1,35 @@
-"""The forms of answers of the Messages API, for the OpenAPI document; `answer` makes them."""
+"""Answers of the Messages API: their types, from which OpenAPI's schemas come."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import Field
+from typing_extensions import TypeAliasType, TypedDict
+
+from services.frontend.http.messages.errors import MessageError
 
 
-class ReplyText(BaseModel):
+class ClearedTokens(TypedDict):
+    """The size of a conversation before its edits."""
+
+    original_input_tokens: int
+
+
+class CountAnswer(TypedDict):
+    """The number of tokens of a conversation."""
+
+    input_tokens: int
+    context_management: NotRequired[ClearedTokens]
+    """Present if the request has it."""
+
+
+class ReplyText(TypedDict):
     """Text of the model."""
 
     type: Literal["text"]
     text: str
 
 
-class ReplyThinking(BaseModel):
+class ReplyThinking(TypedDict):
     """Reasoning of the model, empty where it is not to be shown; the signature is empty."""
 
     type: Literal["thinking"]
@@ -20,7 +37,7 @@ class ReplyThinking(BaseModel):
     signature: str
 
 
-class ReplyToolUse(BaseModel):
+class ReplyToolUse(TypedDict):
     """A tool call of the model; in a stream, its input is empty until its deltas come."""
 
     type: Literal["tool_use"]
@@ -32,7 +49,7 @@ class ReplyToolUse(BaseModel):
 ReplyBlock = Annotated[ReplyText | ReplyThinking | ReplyToolUse, Field(discriminator="type")]
 
 
-class MessageUsage(BaseModel):
+class MessageUsage(TypedDict):
     """The usage in tokens; input tokens are the uncached ones."""
 
     input_tokens: int
@@ -41,29 +58,38 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class MessageEnding(BaseModel):
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageEnding(TypedDict):
     """Why a reply ended; null until it does."""
 
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: StopReason | None
     stop_sequence: str | None
 
 
-class AppliedEdit(BaseModel):
+class AppliedEdit(TypedDict):
     """An edit of the conversation, and how much it has cleared."""
 
     type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
-    cleared_thinking_turns: int | None = None
-    cleared_tool_uses: int | None = None
+    cleared_thinking_turns: NotRequired[int]
+    cleared_tool_uses: NotRequired[int]
     cleared_input_tokens: int
 
 
-class AppliedEdits(BaseModel):
+class AppliedEdits(TypedDict):
     """The edits of the conversation that have changed it."""
 
     applied_edits: list[AppliedEdit]
 
 
-class ReplyMessage(MessageEnding):
+class EditsField(TypedDict, total=False):
+    """Field that is present if the request has it; not in `message_start`."""
+
+    context_management: AppliedEdits
+
+
+class ReplyMessage(MessageEnding, EditsField):
     """The answer of POST /v1/messages."""
 
     id: str
@@ -72,47 +98,22 @@ class ReplyMessage(MessageEnding):
     model: str
     content: list[ReplyBlock]
     usage: MessageUsage
-    context_management: AppliedEdits | None = None
-    """Present if the request has it; not in `message_start`."""
 
 
-class ProblemDetails(BaseModel):
-    """The name of a mistake that clients know how to mend."""
-
-    error_code: str
-
-
-class MessageProblem(BaseModel):
-    """The kind of an error, and its text."""
-
-    type: str
-    message: str
-    details: ProblemDetails | None = None
-
-
-class MessageError(BaseModel):
-    """An error, as a body or as the last event of a stream."""
-
-    type: Literal["error"]
-    error: MessageProblem
-    request_id: str | None = None
-    """Absent where a request was refused before it had one."""
-
-
-class MessageStart(BaseModel):
+class MessageStart(TypedDict):
     """The first event: a reply without content."""
 
     type: Literal["message_start"]
     message: ReplyMessage
 
 
-class MessagePing(BaseModel):
+class MessagePing(TypedDict):
     """An event without content."""
 
     type: Literal["ping"]
 
 
-class BlockStart(BaseModel):
+class BlockStart(TypedDict):
     """The beginning of a block."""
 
     type: Literal["content_block_start"]
@@ -120,72 +121,73 @@ class BlockStart(BaseModel):
     content_block: ReplyBlock
 
 
-class ReplyTextDelta(BaseModel):
+class ReplyTextDelta(TypedDict):
     """More text."""
 
     type: Literal["text_delta"]
     text: str
 
 
-class ReplyThinkingDelta(BaseModel):
+class ReplyThinkingDelta(TypedDict):
     """More reasoning."""
 
     type: Literal["thinking_delta"]
     thinking: str
 
 
-class ReplyInputDelta(BaseModel):
+class ReplyInputDelta(TypedDict):
     """More of the input of a tool call, as JSON text."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
-class BlockDelta(BaseModel):
+BlockMore = Annotated[
+    ReplyTextDelta | ReplyThinkingDelta | ReplyInputDelta, Field(discriminator="type")
+]
+
+
+class BlockDelta(TypedDict):
     """More of a block."""
 
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[
-        ReplyTextDelta | ReplyThinkingDelta | ReplyInputDelta, Field(discriminator="type")
-    ]
+    delta: BlockMore
 
 
-class BlockStop(BaseModel):
+class BlockStop(TypedDict):
     """The end of a block."""
 
     type: Literal["content_block_stop"]
     index: int
 
 
-class MessageDelta(BaseModel):
+class MessageDelta(EditsField):
     """The end of the reply, with the usage of the whole."""
 
     type: Literal["message_delta"]
     delta: MessageEnding
     usage: MessageUsage
-    context_management: AppliedEdits | None = None
 
 
-class MessageStop(BaseModel):
+class MessageStop(TypedDict):
     """The last event."""
 
     type: Literal["message_stop"]
 
 
-class MessageEvent(
-    RootModel[
-        Annotated[
-            MessageStart
-            | MessagePing
-            | BlockStart
-            | BlockDelta
-            | BlockStop
-            | MessageDelta
-            | MessageStop
-            | MessageError,
-            Field(discriminator="type"),
-        ]
-    ]
-):
-    """The data of one event of a streamed reply."""
+MessageEvent = TypeAliasType(
+    "MessageEvent",
+    Annotated[
+        MessageStart
+        | MessagePing
+        | BlockStart
+        | BlockDelta
+        | BlockStop
+        | MessageDelta
+        | MessageStop
+        | MessageError,
+        Field(discriminator="type"),
+    ],
+)
+"""The data of one event of a streamed reply."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.bodies.call import Call, form_field
 from services.frontend.http.fields.parse import parse_body
+from services.frontend.http.messages.answer_schema import AppliedEdit
 from services.frontend.http.messages.convert import (
     conversation_of,
     edits_of,
@@ -15,11 +16,10 @@ from services.frontend.http.messages.convert import (
     shows_thinking,
 )
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
+from services.frontend.http.messages.errors import THREAD_UNSUPPORTED
 from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
 from services.frontend.pipeline.request import Options
 
-THREAD_UNSUPPORTED = "thread_unsupported_request"
-"""The vendor's code by which clients know to send a conversation without `thread`."""
 _UNKNOWN = ": Extra inputs are not permitted"
 """The vendor's words for an unknown field, by which clients know to leave it out."""
 _Request = TypeVar("_Request", bound=CountTokensRequest)
@@ -31,18 +31,14 @@ class MessageCall(Call):
 
     edits: Sequence[ClearThinking | ClearToolUses] | None
     """Edits of the conversation that may change it; None if the body has no context_management."""
-    applied_edits: Sequence[dict[str, Any]] = ()
+    applied_edits: Sequence[AppliedEdit] = ()
     """Edits that have changed it, as the answer reports them."""
     shows_thinking: bool = True
     """Whether the answer has the text of its thinking."""
 
 
 def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> MessageCall:
-    """Parses a request for a reply.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for a reply; see `ReadCall`."""
     request = _parse(MessagesRequest, body, is_strict=is_strict)
     options = options_of(request, request_id)
     return MessageCall(
@@ -59,11 +55,7 @@ def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> Me
 
 
 def read_count(body: bytes, request_id: str, *, is_strict: bool = False) -> MessageCall:
-    """Parses a request for the size of a prompt.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for the size of a prompt; see `ReadCall`."""
     request = _parse(CountTokensRequest, body, is_strict=is_strict)
     return MessageCall(
         conversation_of(request),

@@ -73,9 +73,7 @@ def left_out(request: schema.CountTokensRequest, *, is_strict: bool) -> Sequence
     )
 
 
-def edits_of(
-    request: schema.CountTokensRequest,
-) -> Sequence[ClearThinking | ClearToolUses] | None:
+def edits_of(request: schema.CountTokensRequest) -> Sequence[ClearThinking | ClearToolUses] | None:
     """Returns the edits that may change the conversation; None if edits are not asked for."""
     wanted = request.context_management
     if wanted is None:
@@ -112,13 +110,13 @@ def options_of(request: schema.MessagesRequest, request_id: str) -> Options:
     )
 
 
-def _tools_of(place: int, tool: schema.CustomTool | schema.VendorTool) -> Iterator[Message]:
+def _tools_of(place: int, tool: schema.MessageTool | schema.VendorTool) -> Iterator[Message]:
     """Yields a tool as a function; nothing for a hosted one.
 
     Raises:
         InvalidRequestError: its type is not known.
     """
-    if isinstance(tool, schema.CustomTool):
+    if isinstance(tool, schema.MessageTool):
         description = tool.description
         if tool.input_examples:
             examples = "\n".join(
@@ -148,7 +146,7 @@ def _rules_of(choice: schema.ToolChoice | None, wanted: Sequence[schema.AnyTool]
         name=choice.name if isinstance(choice, schema.ChooseTool) else "",
         is_single=is_single,
         strict=frozenset(
-            each.name for each in wanted if isinstance(each, schema.CustomTool) and each.strict
+            each.name for each in wanted if isinstance(each, schema.MessageTool) and each.strict
         ),
     )
 
@@ -196,9 +194,7 @@ def _user_messages(
         yield {"role": "user", "content": _text_of(texts)}
 
 
-def _assistant_message(
-    blocks: Sequence[content_schema.AssistantBlock],
-) -> Message:
+def _assistant_message(blocks: Sequence[content_schema.AssistantBlock]) -> Message:
     texts = [block for block in blocks if isinstance(block, content_schema.TextBlock)]
     thoughts = "".join(
         block.thinking for block in blocks if isinstance(block, content_schema.ThinkingBlock)

@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
 
+from services.frontend.http.messages.answer_schema import AppliedEdit
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses, InputTokens
 from services.frontend.pipeline.request import Conversation
 from services.frontend.text.chat_template import Message
@@ -16,20 +16,21 @@ CountTokens = Callable[[Conversation], Awaitable[int]]
 
 async def edited(
     conversation: Conversation, edits: Sequence[ClearThinking | ClearToolUses], count: CountTokens
-) -> tuple[Conversation, list[dict[str, Any]]]:
+) -> tuple[Conversation, list[AppliedEdit]]:
     """Returns a conversation after the edits, and the edits that changed it in the API's form.
 
     The prompt is tokenized with `count`, once more than there are edits.
     """
-    applied: list[dict[str, Any]] = []
+    applied: list[AppliedEdit] = []
     num_tokens = await count(conversation)
     for edit in edits:
+        told: AppliedEdit = {"type": edit.type, "cleared_input_tokens": 0}
         if isinstance(edit, ClearThinking):
-            what = "cleared_thinking_turns"
             messages, number = _without_thinking(conversation.messages, edit)
+            told["cleared_thinking_turns"] = number
         else:
-            what = "cleared_tool_uses"
             messages, number = _without_results(conversation.messages, edit, num_tokens)
+            told["cleared_tool_uses"] = number
         if not number:
             continue
         shorter = dataclasses.replace(conversation, messages=messages)
@@ -38,7 +39,7 @@ async def edited(
         if isinstance(edit, ClearToolUses) and num_cleared < edit.least_tokens:
             continue
         conversation, num_tokens = shorter, num_left
-        applied.append({"type": edit.type, what: number, "cleared_input_tokens": num_cleared})
+        applied.append({**told, "cleared_input_tokens": num_cleared})
     return conversation, applied
 
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -15,10 +15,12 @@ from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.endpoint import GenerationEndpoint, Response
 from services.frontend.http.messages.answer import MessageAnswer
+from services.frontend.http.messages.answer_schema import CountAnswer
 from services.frontend.http.messages.calls import MessageCall
 from services.frontend.http.messages.edits import edited
+from services.frontend.http.messages.errors import MessageError, message_error
 from services.frontend.http.wire.body import Body
-from services.frontend.http.wire.status import ErrorForms, RefusedCallError
+from services.frontend.http.wire.status import ErrorForms, HttpError, RefusedCallError
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
@@ -42,12 +44,27 @@ class RequireVersion:
         version = Headers(scope=scope).get("anthropic-version", FIRST_VERSION)
         if not _DATE.fullmatch(version) or version < FIRST_VERSION:
             refusal = RefusedCallError(
-                400,
-                f"anthropic-version is {version[:64]!r}; it must be {FIRST_VERSION} or later",
+                400, f"anthropic-version is {version[:64]!r}; it must be {FIRST_VERSION} or later"
             )
             await self._errors.response(scope["path"], refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+class MessageWriter(ResponseWriter):
+    """One response, whose events have names and whose errors have Anthropic's form."""
+
+    last_event = b""
+    names_events = True
+
+    def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
+        """Adds the request's id under Anthropic's name."""
+        own = {"request-id": headers["x-request-id"]}
+        super().__init__(send, timeout_s=timeout_s, headers={**headers, **own})
+
+    def error_body(self, told: HttpError) -> MessageError:
+        """Returns an error in Anthropic's form, with the request's id."""
+        return {**message_error(told), "request_id": self.headers["request-id"]}
 
 
 class MessageResponse:
@@ -137,7 +154,7 @@ class CountEndpoint(MessageEndpoint):
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
         with call.naming_fields():
             num_tokens = await self._count(call, lease, call.prompt)
-        answer: dict[str, Any] = {"input_tokens": num_tokens}
+        answer: CountAnswer = {"input_tokens": num_tokens}
         if call.edits is not None:
             num_cleared = sum(edit["cleared_input_tokens"] for edit in call.applied_edits)
             answer["context_management"] = {"original_input_tokens": num_tokens + num_cleared}

@@ -20,7 +20,7 @@ from services.frontend.pipeline.tools import MAX_TOOLS
 MAX_TOOL_NAME_CHARACTERS = 128
 
 
-class CustomTool(CachedBody):
+class MessageTool(CachedBody):
     """A tool for the model to call."""
 
     type: Literal["custom"] | None = None
@@ -50,7 +50,7 @@ def _tag_of_tool(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[VendorTool, Tag("vendor")],
+    Annotated[MessageTool, Tag("custom")] | Annotated[VendorTool, Tag("vendor")],
     Discriminator(_tag_of_tool),
 ]
 

@@ -1,8 +1,9 @@
-"""The forms of responses and their items, for the OpenAPI document; `resource` makes them."""
+"""Responses and their items: their types, from which OpenAPI's schemas come."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from services.frontend.http.responses.tool_schema import (
     AllowedTools,
@@ -13,9 +14,10 @@ from services.frontend.http.responses.tool_schema import (
 )
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class TokenLogprob(BaseModel):
+class TokenLogprob(TypedDict):
     """A token with its log-probability."""
 
     token: str
@@ -29,7 +31,7 @@ class TextLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class OutputText(BaseModel):
+class OutputText(TypedDict):
     """Text of a message."""
 
     type: Literal["output_text"]
@@ -40,7 +42,7 @@ class OutputText(BaseModel):
     """Empty unless `include` asks for them."""
 
 
-class OutputReasoningText(BaseModel):
+class OutputReasoningText(TypedDict):
     """Text of reasoning."""
 
     type: Literal["reasoning_text"]
@@ -50,7 +52,7 @@ class OutputReasoningText(BaseModel):
 OutputPart = Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
 
 
-class OutputMessage(BaseModel):
+class OutputMessage(TypedDict):
     """A message of the model."""
 
     type: Literal["message"]
@@ -60,7 +62,7 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
-class OutputReasoning(BaseModel):
+class OutputReasoning(TypedDict):
     """Reasoning of the model, in full; the summary is empty."""
 
     type: Literal["reasoning"]
@@ -70,28 +72,30 @@ class OutputReasoning(BaseModel):
     content: list[OutputReasoningText]
 
 
-class OutputCall(BaseModel):
+class ToolNames(TypedDict):
+    """Names of a called tool."""
+
+    name: str
+    namespace: NotRequired[str]
+    """The name space of the tool; absent if it has none."""
+
+
+class OutputCall(ToolNames):
     """A function call of the model, with its arguments as JSON text."""
 
     type: Literal["function_call"]
     id: str
     call_id: str
-    name: str
-    namespace: str | None = None
-    """The name space of the tool; absent if it has none."""
     arguments: str
     status: ItemStatus
 
 
-class OutputCustomCall(BaseModel):
+class OutputCustomCall(ToolNames):
     """A call of the model with a text as its input."""
 
     type: Literal["custom_tool_call"]
     id: str
     call_id: str
-    name: str
-    namespace: str | None = None
-    """The name space of the tool; absent if it has none."""
     input: str
     status: ItemStatus
 
@@ -101,20 +105,20 @@ OutputItem = Annotated[
 ]
 
 
-class InputTokensDetails(BaseModel):
+class InputTokensDetails(TypedDict):
     """Parts of a prompt's tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(BaseModel):
+class OutputTokensDetails(TypedDict):
     """Parts of an output's tokens."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(BaseModel):
+class ResponseUsage(TypedDict):
     """The usage in tokens."""
 
     input_tokens: int
@@ -124,20 +128,20 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseProblem(BaseModel):
+class ResponseProblem(TypedDict):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded"]
     message: str
 
 
-class ResponseCut(BaseModel):
+class ResponseCut(TypedDict):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class RepeatedTool(BaseModel):
+class RepeatedTool(TypedDict):
     """A function of the request."""
 
     type: Literal["function"]
@@ -147,52 +151,67 @@ class RepeatedTool(BaseModel):
     strict: bool
 
 
-class RepeatedPlainFormat(BaseModel):
+RepeatedAnyTool = Annotated[RepeatedTool | CustomTool | NamespaceTool, Field(discriminator="type")]
+RepeatedChoice = Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
+
+
+class RepeatedPlainFormat(TypedDict):
     """Text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class RepeatedSchemaFormat(BaseModel):
+class RepeatedSchemaFormat(TypedDict):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     name: str
     description: str | None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema: dict[str, Any]
     strict: bool
 
 
-class RepeatedText(BaseModel):
+RepeatedFormat = Annotated[RepeatedPlainFormat | RepeatedSchemaFormat, Field(discriminator="type")]
+
+
+class RepeatedText(TypedDict):
     """Options of the text."""
 
-    format: Annotated[RepeatedPlainFormat | RepeatedSchemaFormat, Field(discriminator="type")]
+    format: RepeatedFormat
     verbosity: str
 
 
-class RepeatedReasoning(BaseModel):
+class RepeatedReasoning(TypedDict):
     """Options of the reasoning."""
 
     effort: str | None
     summary: str | None
 
 
-class Response(BaseModel):
-    """The answer of POST /v1/responses, with the settings of the request or their defaults."""
+class InputTokenCount(TypedDict):
+    """The number of tokens of a response's input."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    completed_at: int | None
-    error: ResponseProblem | None
-    incomplete_details: ResponseCut | None
-    model: str
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class Sampling(TypedDict):
+    """Settings of sampling, or their defaults."""
+
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+class Settings(TypedDict):
+    """Settings of the request, or their defaults, which a response repeats."""
+
     instructions: str | None
     previous_response_id: str | None
-    tools: list[Annotated[RepeatedTool | CustomTool | NamespaceTool, Field(discriminator="type")]]
+    tools: list[RepeatedAnyTool]
     """The tools that the model may get; hosted ones are left out."""
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
+    tool_choice: RepeatedChoice
     parallel_tool_calls: bool
     text: RepeatedText
     reasoning: RepeatedReasoning
@@ -200,16 +219,25 @@ class Response(BaseModel):
     max_tool_calls: int | None
     truncation: Literal["auto", "disabled"]
     top_logprobs: int
-    temperature: float
-    top_p: float
-    presence_penalty: float
-    frequency_penalty: float
     metadata: dict[str, str]
     background: Literal[False]
     service_tier: Literal["default"]
     prompt_cache_key: str | None
     safety_identifier: str | None
     user: str | None
+
+
+class Response(Settings, Sampling):
+    """The answer of POST /v1/responses, with the settings of the request or their defaults."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: ResponseStatus
+    completed_at: int | None
+    error: ResponseProblem | None
+    incomplete_details: ResponseCut | None
+    model: str
     store: bool
     """Whether it can be read again by its id."""
     output: list[OutputItem]

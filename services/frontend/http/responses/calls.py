@@ -10,6 +10,7 @@ from services.frontend.http.bodies.call import Call, form_field
 from services.frontend.http.fields.generation import JsonSchema, ResponseFormat
 from services.frontend.http.fields.options import options_of, template_variables_of
 from services.frontend.http.fields.parse import parse_body
+from services.frontend.http.responses.answer_schema import RepeatedFormat, Sampling, Settings
 from services.frontend.http.responses.items import listed_items, messages_of
 from services.frontend.http.responses.offered_tools import CallName, OfferedTools, offered_tools
 from services.frontend.http.responses.schema import (
@@ -56,26 +57,20 @@ class ResponsesCall(Call):
     """The caller's names of tools by the model's."""
     demanded: CallName | None
     """The custom tool whose input is all of the reply."""
-    settings: dict[str, Any]
-    """The settings that a response repeats, in JSON."""
+    settings: Settings
+    """The settings that a response repeats."""
+    sampling: Mapping[str, float | None]
+    """The fields of sampling that a response repeats."""
 
 
 def read_response(body: bytes, request_id: str, *, is_strict: bool = False) -> ResponsesCall:
-    """Parses a request for a response.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for a response; see `ReadCall`."""
     request = parse_body(ResponsesRequest, body, is_strict=is_strict, tags=TAGS)
     return _call_of(request, request_id, is_strict=is_strict)
 
 
 def read_input_tokens(body: bytes, request_id: str, *, is_strict: bool = False) -> ResponsesCall:
-    """Parses a request for the number of tokens of a response's input.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for the number of tokens of a response's input; see `ReadCall`."""
     request = parse_body(InputTokensRequest, body, is_strict=is_strict, tags=TAGS)
     return _call_of(request, request_id, is_strict=is_strict)
 
@@ -105,6 +100,7 @@ def _call_of(request: ResponsesRequest, request_id: str, *, is_strict: bool) -> 
         names=offered.names,
         demanded=offered.demanded,
         settings=_settings_of(request),
+        sampling={name: getattr(request, name) for name in Sampling.__annotations__},
     )
 
 
@@ -157,29 +153,32 @@ def _format_of(request: ResponsesRequest) -> ResponseFormat | None:
     return ResponseFormat(type=wanted.type)
 
 
-def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
+def _settings_of(request: ResponsesRequest) -> Settings:
     """Returns the settings as given, or their defaults."""
     text, reasoning = request.text, request.reasoning
     given = None if text is None else text.format
-    form: dict[str, Any] = {"type": "text" if given is None else given.type}
+    form: RepeatedFormat
     if isinstance(given, SchemaFormat):
-        form |= {
+        form = {
+            "type": given.type,
             "name": given.name,
             "description": given.description,
             "schema": given.schema_,
             "strict": bool(given.strict),
         }
+    else:
+        form = {"type": "text" if given is None else given.type}
     tools = [_shown(each) for each in request.tools or () if not isinstance(each, HostedTool)]
-    choice = request.tool_choice or "auto"
+    choice: Any = request.tool_choice or "auto"
+    if not isinstance(choice, str):
+        choice = choice.model_dump(exclude_none=True)
     _check_repeatable("tools", tools)
     _check_repeatable("text", form)
     return {
         "instructions": request.instructions,
         "previous_response_id": request.previous_response_id,
         "tools": tools,
-        "tool_choice": (
-            choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
-        ),
+        "tool_choice": choice,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": {"format": form, "verbosity": (text and text.verbosity) or "medium"},
         "reasoning": {
@@ -190,10 +189,6 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
         "max_tool_calls": request.max_tool_calls,
         "truncation": request.truncation or "disabled",
         "top_logprobs": request.top_logprobs or 0,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
         "metadata": request.metadata or {},
         "background": False,
         "service_tier": "default",
@@ -203,7 +198,7 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _shown(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+def _shown(tool: FunctionTool | CustomTool | NamespaceTool) -> Any:
     """Returns a tool as a response repeats it."""
     if not isinstance(tool, FunctionTool):
         return tool.model_dump(exclude_none=True)

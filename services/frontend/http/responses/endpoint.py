@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import structlog
@@ -15,17 +16,20 @@ from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers.logprobs import ChatLogprobs
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
+from services.frontend.http.responses.answer_schema import InputTokenCount, ResponseProblem
+from services.frontend.http.responses.answer_schema import Response as ResponseBody
 from services.frontend.http.responses.calls import ResponsesCall
+from services.frontend.http.responses.event_schema import ResponseStage, Stage
 from services.frontend.http.responses.items import (
     SYSTEM_ROLES,
     messages_of_output,
     with_instructions,
 )
 from services.frontend.http.responses.output import OutputItems
-from services.frontend.http.responses.resource import CUT_OFF, ResponseObject, usage_body
+from services.frontend.http.responses.resource import ResponseObject, usage_body
 from services.frontend.http.responses.store import ResponseStore
-from services.frontend.http.responses.writer import ResponsesWriter
 from services.frontend.http.wire.body import Body
+from services.frontend.http.wire.status import HttpError
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
@@ -100,7 +104,33 @@ class InputTokensEndpoint(ResponsesEndpoint):
                 lease,
                 parse_special_tokens=call.options.parse_special_tokens,
             )
-        await writer.write({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+        answer: InputTokenCount = {
+            "object": "response.input_tokens",
+            "input_tokens": len(token_ids),
+        }
+        await writer.write(answer)
+
+
+class ResponsesWriter(ResponseWriter):
+    """One response, whose events have names and whose failure is an event."""
+
+    names_events = True
+    _failed: Callable[[ResponseProblem], ResponseStage] | None = None
+
+    async def start_response(self, failed: Callable[[ResponseProblem], ResponseStage]) -> None:
+        """Starts a stream of events; `failed` returns the event of an error."""
+        await self.start_events()
+        self._failed = failed
+
+    def error_body(self, told: HttpError) -> Mapping[str, Any]:
+        """Returns an error as a body, or in a stream as the event of a failed response."""
+        if self._failed is None:
+            if told.param == "messages":  # the conversation's name in the pipeline
+                told = dataclasses.replace(told, param="input")
+            return super().error_body(told)
+        if told.status == 429:
+            return self._failed({"code": "rate_limit_exceeded", "message": told.message})
+        return self._failed({"code": "server_error", "message": told.message})
 
 
 class ResponsesResponse:
@@ -119,8 +149,10 @@ class ResponsesResponse:
         model = pipeline.model_named(call.options.model)
         sampling = call.options.sampling
         has_logprobs = sampling is not None and sampling.HasField("logprobs")
+        self._numbers = count()
         self._items = OutputItems(
             ChatLogprobs(model.tokenizer) if has_logprobs else None,
+            numbers=self._numbers,
             names=call.names,
             demanded=call.demanded,
         )
@@ -136,10 +168,8 @@ class ResponsesResponse:
         if self._call.is_stream:
             await self._writer.start_response(self._failed)
             body = self._response.body("in_progress")
-            await self._writer.write_numbered(
-                {"type": f"response.{stage}", "response": body}
-                for stage in ("created", "in_progress")
-            )
+            stages: tuple[Stage, ...] = ("response.created", "response.in_progress")
+            await self._writer.write_events([self._event(stage, body) for stage in stages])
 
     async def write(self, output: Output) -> None:
         """Adds to the items, and writes their events."""
@@ -149,26 +179,27 @@ class ResponsesResponse:
         self._finish_reason = output.finish_reason
         events = self._items.push(output)
         if self._call.is_stream:
-            await self._writer.write_numbered(events)
+            await self._writer.write_events(events)
 
     async def end(self) -> None:
         """Stores the response; ends the stream of events, or writes the body."""
         items = self._items.snapshot()
         usage = usage_body(self._usage)
-        status, details = "completed", None
+        stage: Stage = "response.completed"
+        body = self._response.body("completed", output=items, usage=usage)
         if self._finish_reason != STOP:
-            status, details = "incomplete", CUT_OFF
-        body = self._response.body(status, output=items, usage=usage, incomplete_details=details)
+            stage = "response.incomplete"
+            body = self._response.body("incomplete", output=items, usage=usage)
         if self._is_stored:
             # Before the client sees the end: its next request may follow at once.
             self._keep(body)
         if self._call.is_stream:
-            await self._writer.write_numbered([{"type": f"response.{status}", "response": body}])
+            await self._writer.write_event(self._event(stage, body))
             await self._writer.end_events()
         else:
             await self._writer.write(body)
 
-    def _keep(self, body: dict[str, Any]) -> None:
+    def _keep(self, body: ResponseBody) -> None:
         output = json.dumps(body["output"]).encode()
         reply = messages_of_output(output)
         self._store.put(
@@ -181,8 +212,12 @@ class ResponsesResponse:
             output_items=output,
         )
 
-    def _failed(self, error: dict[str, str]) -> dict[str, Any]:
-        return self._response.body("failed", output=self._items.snapshot(), error=error)
+    def _event(self, stage: Stage, body: ResponseBody) -> ResponseStage:
+        return {"type": stage, "sequence_number": next(self._numbers), "response": body}
+
+    def _failed(self, error: ResponseProblem) -> ResponseStage:
+        body = self._response.body("failed", output=self._items.snapshot(), error=error)
+        return self._event("response.failed", body)
 
 
 def _prompt_of(call: ResponsesCall, messages: Sequence[Message]) -> Conversation:

@@ -1,8 +1,9 @@
-"""The forms of the events of a response, for the OpenAPI document; `output` makes most of them."""
+"""Events of a response: their types, from which OpenAPI's schemas come."""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import Field
+from typing_extensions import TypeAliasType, TypedDict
 
 from services.frontend.http.responses.answer_schema import (
     OutputItem,
@@ -11,8 +12,18 @@ from services.frontend.http.responses.answer_schema import (
     TextLogprob,
 )
 
+Stage = Literal[
+    "response.created",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+ItemStage = Literal["response.output_item.added", "response.output_item.done"]
+PartStage = Literal["response.content_part.added", "response.content_part.done"]
 
-class NumberedEvent(BaseModel):
+
+class NumberedEvent(TypedDict):
     """An event with its number, from 0."""
 
     sequence_number: int
@@ -21,20 +32,14 @@ class NumberedEvent(BaseModel):
 class ResponseStage(NumberedEvent):
     """A stage in the life of the response."""
 
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
+    type: Stage
     response: Response
 
 
 class ItemEvent(NumberedEvent):
     """The beginning or end of an item."""
 
-    type: Literal["response.output_item.added", "response.output_item.done"]
+    type: ItemStage
     output_index: int
     item: OutputItem
 
@@ -55,7 +60,7 @@ class EventInPart(EventInItem):
 class PartEvent(EventInPart):
     """The beginning or end of a part."""
 
-    type: Literal["response.content_part.added", "response.content_part.done"]
+    type: PartStage
     part: OutputPart
 
 
@@ -118,22 +123,21 @@ class InputDone(EventInItem):
     input: str
 
 
-class ResponseEvent(
-    RootModel[
-        Annotated[
-            ResponseStage
-            | ItemEvent
-            | PartEvent
-            | TextDelta
-            | TextDone
-            | ReasoningDelta
-            | ReasoningDone
-            | ArgumentsDelta
-            | ArgumentsDone
-            | InputDelta
-            | InputDone,
-            Field(discriminator="type"),
-        ]
-    ]
-):
-    """The data of one event of a streamed response."""
+ResponseEvent = TypeAliasType(
+    "ResponseEvent",
+    Annotated[
+        ResponseStage
+        | ItemEvent
+        | PartEvent
+        | TextDelta
+        | TextDone
+        | ReasoningDelta
+        | ReasoningDone
+        | ArgumentsDelta
+        | ArgumentsDone
+        | InputDelta
+        | InputDone,
+        Field(discriminator="type"),
+    ],
+)
+"""The data of one event of a streamed response."""

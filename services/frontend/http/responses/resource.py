@@ -3,20 +3,21 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from services.frontend.engine_client.messages import Usage
+from services.frontend.http.responses.answer_schema import (
+    OutputItem,
+    Response,
+    ResponseCut,
+    ResponseProblem,
+    ResponseStatus,
+    ResponseUsage,
+    Sampling,
+)
 from services.frontend.http.responses.calls import ResponsesCall
 from services.frontend.pipeline.served_model import ServedModel
 
-CUT_OFF = {"reason": "max_output_tokens"}
-_DEFAULTS = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Values of sampling fields that neither the request nor the model has."""
+_CUT_OFF: ResponseCut = {"reason": "max_output_tokens"}
 
 
 class ResponseObject:
@@ -26,38 +27,29 @@ class ResponseObject:
         """Starts the response's clock."""
         self.id = f"resp_{uuid.uuid4().hex}"
         """Its id; the request's own one may be the client's."""
-        defaults = model.info.default_sampling
-        sampling = {
-            name: getattr(defaults, name) if defaults.HasField(name) else value
-            for name, value in _DEFAULTS.items()
-        }
-        given = {name: call.settings[name] for name in sampling}
-        self._sampling = sampling | {k: v for k, v in given.items() if v is not None}
-        self._settings = call.settings
-        self._head = {
-            "id": self.id,
-            "object": "response",
-            "created_at": int(time.time()),
-        }
+        self._created_s = int(time.time())
         self._model = model.info.model
+        self._settings = call.settings
+        self._sampling = _sampling_of(model, call)
         self._is_stored = is_stored
 
     def body(
         self,
-        status: str,
+        status: ResponseStatus,
         *,
-        output: Sequence[Any] = (),
-        usage: dict[str, Any] | None = None,
-        incomplete_details: dict[str, str] | None = None,
-        error: dict[str, str] | None = None,
-    ) -> dict[str, Any]:
+        output: Sequence[OutputItem] = (),
+        usage: ResponseUsage | None = None,
+        error: ResponseProblem | None = None,
+    ) -> Response:
         """Returns the response with a status; a completed one has the time of its end."""
         return {
-            **self._head,
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_s,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": error,
-            "incomplete_details": incomplete_details,
+            "incomplete_details": _CUT_OFF if status == "incomplete" else None,
             "model": self._model,
             **self._settings,
             **self._sampling,
@@ -67,7 +59,26 @@ class ResponseObject:
         }
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def _sampling_of(model: ServedModel, call: ResponsesCall) -> Sampling:
+    """Returns the values of sampling: the request's, or the model's, or else a default."""
+    defaults = model.info.default_sampling
+
+    def value_of(name: str, usual: float) -> float:
+        given = call.sampling[name]
+        if given is not None:
+            return given
+        value: float = getattr(defaults, name) if defaults.HasField(name) else usual
+        return value
+
+    return {
+        "temperature": value_of("temperature", 1.0),
+        "top_p": value_of("top_p", 1.0),
+        "presence_penalty": value_of("presence_penalty", 0.0),
+        "frequency_penalty": value_of("frequency_penalty", 0.0),
+    }
+
+
+def usage_body(usage: Usage) -> ResponseUsage:
     """Returns the usage in tokens."""
     return {
         "input_tokens": usage.prompt_tokens,

@@ -116,11 +116,7 @@ class ResponseStore:
         """Keeps a response in JSON, and what it adds to the conversation of `previous`."""
         self.expire()
         turn = Turn(
-            json.dumps(list(messages)).encode(),
-            len(messages),
-            previous,
-            input_items,
-            output_items,
+            json.dumps(list(messages)).encode(), len(messages), previous, input_items, output_items
         )
         num_bytes = len(body) + turn.num_bytes
         if num_bytes > self._limits.max_bytes or not self.is_enabled:

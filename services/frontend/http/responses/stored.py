@@ -1,10 +1,11 @@
 """Shows and deletes stored responses."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import InvalidRequestError
@@ -12,6 +13,24 @@ from services.frontend.http.responses.store import ResponseStore
 
 DEFAULT_PAGE_ITEMS = 20
 MAX_PAGE_ITEMS = 100
+
+
+class DeletedResponse(TypedDict):
+    """A stored response that was forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(TypedDict):
+    """A page of the items that led to a response."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class StoredResponses:
@@ -48,12 +67,13 @@ class StoredResponses:
         """Forgets a response."""
         response_id = request.path_params["response_id"]
         self._store.delete(self._gate.acting_account, response_id)
-        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+        answer: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+        return JSONResponse(answer)
 
 
 def page_of(
     items: Sequence[dict[str, Any]], *, after: str | None, limit: str, order: str
-) -> dict[str, Any]:
+) -> InputItemList:
     """Returns a page of items, which come oldest first.
 
     Args:

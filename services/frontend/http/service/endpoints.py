@@ -1,13 +1,12 @@
-"""Endpoints about the service: its health, its models, its metrics and its description."""
+"""Endpoints about the service: its health, its models and its metrics."""
 
-import asyncio
 import time
-from typing import Any
+from typing import Literal, NotRequired
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
-from services.frontend.http.service.openapi import openapi_json
 from services.frontend.http.service.start_page import start_page
 from services.frontend.http.wire.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
@@ -17,15 +16,49 @@ from services.settings.installation import own_version
 from services.telemetry.metrics import Metrics
 
 
+class ModelCard(TypedDict):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    chat_template_error: NotRequired[str]
+
+
+class ModelList(TypedDict):
+    """The models that are served: one, or none before the first contact with an engine."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class VersionAnswer(TypedDict):
+    """The version of the frontend."""
+
+    version: str
+
+
+class ProcessCounts(TypedDict):
+    """How many of the frontend's processes serve."""
+
+    serving: int
+    total: int
+
+
+class HealthAnswer(TypedDict):
+    """Whether requests are taken."""
+
+    status: Literal["ok", "unavailable"]
+    processes: NotRequired[ProcessCounts]
+
+
 class ServiceEndpoints:
     """Endpoints about the service."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        live: LiveRequests,
-        metrics: Metrics,
-        beats: Heartbeats | None,
+        self, pipeline: Pipeline, live: LiveRequests, metrics: Metrics, beats: Heartbeats | None
     ) -> None:
         self._pipeline = pipeline
         self._live = live
@@ -41,7 +74,7 @@ class ServiceEndpoints:
         """
         del request
         is_ready = self._pipeline.engine.is_ready and not self._live.is_draining
-        answer: dict[str, Any] = {"status": "ok" if is_ready else "unavailable"}
+        answer: HealthAnswer = {"status": "ok" if is_ready else "unavailable"}
         if self._beats is not None:
             serving, total = self._beats.num_serving, self._beats.num_processes
             answer["processes"] = {"serving": serving, "total": total}
@@ -50,15 +83,16 @@ class ServiceEndpoints:
     async def show_version(self, request: Request) -> Response:
         """Returns Octavo's version."""
         del request
-        return JSONResponse({"version": self._version})
+        answer: VersionAnswer = {"version": self._version}
+        return JSONResponse(answer)
 
     async def list_models(self, request: Request) -> Response:
         """Lists the served model; nothing before the first connection to an engine."""
         del request
         model = self._pipeline.served_model
-        return JSONResponse(
-            {"object": "list", "data": [] if model is None else [self._card(model)]}
-        )
+        cards = [] if model is None else [self._card(model)]
+        answer: ModelList = {"object": "list", "data": cards}
+        return JSONResponse(answer)
 
     async def show_model(self, request: Request) -> Response:
         """Describes one model."""
@@ -72,20 +106,14 @@ class ServiceEndpoints:
         model = self._pipeline.served_model
         return start_page(model=None if model is None else model.info.model, version=self._version)
 
-    async def describe(self, request: Request) -> Response:
-        """Describes the API."""
-        del request
-        body = await asyncio.to_thread(openapi_json)
-        return Response(body, media_type="application/json")
-
     async def show_metrics(self, request: Request) -> Response:
         """Returns the metrics in Prometheus's format."""
         accept = request.headers.get("accept", "")
         body, content_type = await self._metrics.page.render(accept)
         return Response(body, headers={"content-type": content_type})
 
-    def _card(self, model: ServedModel) -> dict[str, str | int]:
-        card: dict[str, str | int] = {
+    def _card(self, model: ServedModel) -> ModelCard:
+        card: ModelCard = {
             "id": model.info.model,
             "object": "model",
             "created": self._created_s,

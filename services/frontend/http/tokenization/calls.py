@@ -66,11 +66,7 @@ class DetokenizeCall(Call):
 
 
 def read_tokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> TokenizeCall:
-    """Parses a request for the token ids of a prompt.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for the token ids of a prompt; see `ReadCall`."""
     request = parse_body(TokenizeRequest, body, is_strict=is_strict)
     return TokenizeCall(
         tokenized_prompt(request),
@@ -89,11 +85,7 @@ def read_tokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> T
 
 
 def read_detokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> DetokenizeCall:
-    """Parses a request for the text of token ids.
-
-    Raises:
-        InvalidRequestError: it is invalid.
-    """
+    """Parses a request for the text of token ids; see `ReadCall`."""
     request = parse_body(DetokenizeRequest, body, is_strict=is_strict)
     return DetokenizeCall(
         "",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
+from typing_extensions import TypedDict
 
 from services.frontend.access.caller import Lease
 from services.frontend.http.endpoint import Endpoint
@@ -13,6 +14,21 @@ from services.frontend.http.wire.body import Body
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.request import Conversation
+
+
+class TokenizeAnswer(TypedDict):
+    """The token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(TypedDict):
+    """The text of token ids."""
+
+    prompt: str
 
 
 class TokenizeEndpoint(Endpoint):
@@ -35,7 +51,7 @@ class TokenizeEndpoint(Endpoint):
                 add_special_tokens=call.add_special_tokens,
             )
         model = self.pipeline.model_named(call.options.model)
-        fields = {
+        fields = {  # of a TokenizeAnswer, which is encoded in parts
             "count": json.dumps(len(token_ids)),
             "max_model_len": json.dumps(model.info.max_model_len),
             "tokens": await _list_in_json(token_ids),
@@ -67,7 +83,8 @@ class DetokenizeEndpoint(Endpoint):
             text = await self.pipeline.detokenize(
                 call.options.model, call.token_ids, lease.account, show_special_tokens=True
             )
-        await writer.write({"prompt": text})
+        answer: DetokenizeAnswer = {"prompt": text}
+        await writer.write(answer)
 
 
 async def _list_in_json(items: Sequence[Any]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
+from typing_extensions import TypedDict
 
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -26,6 +27,21 @@ from services.transport.status import shortened
 DEFAULT_RETRY_AFTER_S = 1
 
 
+class ErrorFields(TypedDict):
+    """The problem with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """An error in OpenAI's form."""
+
+    error: ErrorFields
+
+
 @dataclass(frozen=True, slots=True)
 class HttpError:
     """An error as a client sees it."""
@@ -39,7 +55,7 @@ class HttpError:
     retry_after_s: int | None = None
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Error:
         """The error as JSON in OpenAI's form."""
         return {
             "error": {

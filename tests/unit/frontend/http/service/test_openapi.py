@@ -38,6 +38,23 @@ def test_what_is_read_is_described(path, body):
     assert not is_described(path, {"model": "m"})
 
 
+def references(value):
+    if isinstance(value, dict):
+        mapping = value.get("discriminator", {}).get("mapping", {})
+        yield from ([value["$ref"]] if "$ref" in value else [])
+        yield from (mapping.values() if isinstance(mapping, dict) else [])
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from references(each)
+
+
+def test_every_reference_leads_to_a_schema_with_a_name_of_its_own():
+    document = openapi_document()
+    schemas = document["components"]["schemas"]
+    assert {each.rpartition("/")[2] for each in references(document)} == {*schemas}
+    assert [name for name in schemas if "__" in name] == []
+
+
 async def test_the_document_is_served_and_every_path_of_it_exists():
     async with (
         FakeEngine() as engine,
