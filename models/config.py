@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from models.config_sections.families import (
+    DRAFTING_ARCHITECTURES,
+    FAMILY_DEFAULTS,
+    OWN_ARCHITECTURES,
+)
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
 from models.config_sections.mla import MlaConfig, read_mla
@@ -11,6 +16,7 @@ from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part
+from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
 from models.quantization.read import read_quantization
@@ -19,112 +25,8 @@ CONFIG_FILE = "config.json"
 MODELOPT_FILE = "hf_quant_config.json"
 """Where ModelOpt describes weights, or single layers, that config.json says nothing of."""
 DTYPES = ("float32", "bfloat16", "float16")
-DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
-"""Families whose draft layers models.deepseek_mtp can build."""
-
-LAYER_TYPES = (
-    "full_attention",
-    "sliding_attention",
-    "indexed_attention",
-    "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
-)
-
-_DEEPSEEK_V3 = {
-    "rope_interleave": True,
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-}
-
-OWN_ARCHITECTURES = (
-    "DeepseekV2ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "GptOssForCausalLM",
-    "GraniteForCausalLM",
-    "InternLM3ForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Olmo2ForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
-"""The keys of models.registry.ARCHITECTURES, for code that must not import torch."""
-
 ModelImpl = Literal["auto", "octavo", "transformers"]
 """Whose modules run: ours, transformers', or ours where there are some."""
-
-_GEMMA = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "hidden_activation": "gelu_pytorch_tanh",
-}
-_GEMMA_3 = {
-    **_GEMMA,
-    "vocab_size": 262_208,
-    "max_position_embeddings": 131_072,
-    "sliding_window_pattern": 6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
-_QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-
-FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
-    "Gemma3ForCausalLM": _GEMMA_3,
-    "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
-    "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},
-    "Qwen3ForCausalLM": _QWEN_WINDOWS,
-    "Qwen3MoeForCausalLM": {"use_sliding_window": False, "sliding_window": 4096},
-    "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
-    "GptOssForCausalLM": {
-        "torch_dtype": "bfloat16",
-        "norm_topk_prob": True,
-        "attention_bias": True,
-        "swiglu_limit": 7.0,
-        "sliding_window": 128,
-        "sliding_window_pattern": 2,
-        "rope_theta": 150_000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "truncate": False,
-        },
-    },
-    "Glm4MoeForCausalLM": {
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "partial_rotary_factor": 0.5,
-        "attention_out_bias": False,
-    },
-    "DeepseekV2ForCausalLM": {"rope_interleave": True, "topk_method": "greedy"},
-    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
-    "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
-}
-"""Values of absent config.json fields, by model class."""
-
-FAMILIES_WITHOUT_WINDOWS = (
-    "DeepseekV2ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "GraniteForCausalLM",
-    "InternLM3ForCausalLM",
-    "LlamaForCausalLM",
-    "Olmo2ForCausalLM",
-)
-"""Families that see all keys though config.json has a sliding_window, as converted files may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +81,8 @@ class ModelConfig:
     """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
+    unrotated_layers: frozenset[int] = frozenset()
+    """Layers whose queries and keys have no positions."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -195,7 +99,10 @@ class ModelConfig:
         """
         whole = Fields.read(folder / CONFIG_FILE)
         stored = text_part(whole)
-        fields = stored.with_defaults(FAMILY_DEFAULTS.get(stored.architecture(), {}))
+        defaults = FAMILY_DEFAULTS.get(stored.architecture(), {})
+        if "sliding_window" in stored.values:  # null means that there is none
+            defaults = {name: each for name, each in defaults.items() if name != "sliding_window"}
+        fields = stored.with_defaults(defaults)
         _refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")
         hidden_size = fields.count("hidden_size")
@@ -208,6 +115,7 @@ class ModelConfig:
             raise fields.error("num_key_value_heads", f"a divisor of {num_heads} attention heads")
         head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
+        windows = read_sliding_windows(fields, num_layers)
         return cls(
             architecture=fields.architecture(),
             vocab_size=fields.count("vocab_size"),
@@ -223,11 +131,14 @@ class ModelConfig:
             max_position_embeddings=max_positions,
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             # InternLM3 has qkv_bias for the inner projections and bias for all others.
-            attention_bias=fields.flag("attention_bias") or fields.flag("qkv_bias"),
+            attention_bias=any(
+                fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_bias")
+            ),
             attention_output_bias=_has_output_bias(fields),
-            mlp_bias=fields.flag("mlp_bias") or fields.flag("bias"),
+            mlp_bias=any(fields.flag(name) for name in ("mlp_bias", "bias", "use_bias")),
             use_qk_norm=fields.flag("use_qk_norm"),
-            sliding_windows=_sliding_windows(fields, num_layers),
+            sliding_windows=windows,
+            unrotated_layers=read_unrotated_layers(fields, windows),
             hidden_act="gelu_pytorch_tanh" if is_gemma else "silu",
             norm_offset=1.0 if is_gemma else 0.0,
             multipliers=read_multipliers(stored),
@@ -285,31 +196,8 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 def _has_output_bias(fields: Fields) -> bool:
     """Whether the last projection of attention has a bias; by default if the others have."""
-    by_default = fields.flag("attention_bias") or fields.flag("bias")
+    by_default = any(fields.flag(name) for name in ("attention_bias", "bias", "use_bias"))
     return fields.flag("attention_out_bias", default=by_default)
-
-
-def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Returns each layer's window: by layer_types, by the pattern, or one for all."""
-    layer_types = fields.values.get("layer_types")
-    if layer_types is not None:
-        is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
-        if not is_list or any(kind not in LAYER_TYPES for kind in layer_types):
-            raise fields.error("layer_types", f"one of {', '.join(LAYER_TYPES)} for every layer")
-        is_sliding = [kind == "sliding_attention" for kind in layer_types]
-    elif fields.architecture() in FAMILIES_WITHOUT_WINDOWS:
-        is_sliding = [False] * num_layers
-    elif fields.has("sliding_window_pattern"):
-        every = fields.count("sliding_window_pattern")
-        is_sliding = [(layer + 1) % every != 0 for layer in range(num_layers)]
-    elif fields.has("use_sliding_window"):
-        first = fields.count("max_window_layers", 0, minimum=0)
-        is_used = fields.flag("use_sliding_window")
-        is_sliding = [is_used and layer >= first for layer in range(num_layers)]
-    else:
-        is_sliding = [fields.has("sliding_window")] * num_layers
-    window = fields.count("sliding_window") if any(is_sliding) else None
-    return tuple(window if slides else None for slides in is_sliding)
 
 
 def decoder_class(folder: Path) -> str:

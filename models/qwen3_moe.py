@@ -1,7 +1,11 @@
-"""Qwen3 with experts: in some or all layers each token uses a few of many small experts.
+"""Qwen2 and Qwen3 with experts: in some or all layers a token uses a few of many small experts.
 
-Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
+Qwen2's layers also have an expert that all tokens share, weighed by a gate of its own.
+Source: Yang et al. 2024, "Qwen2 Technical Report", section 2.2.2; Yang et al. 2025, "Qwen3
+Technical Report", section 2.
 """
+
+from typing import ClassVar
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
@@ -9,6 +13,25 @@ from models.layers.moe import feed_forward
 from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
+
+
+class Qwen2MoeForCausalLM(CausalLM):
+    """Qwen2 with experts and its language-model head."""
+
+    weights_mapping: ClassVar[dict[str, str]] = {".shared_expert.": ".shared_experts."}
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config, SelfAttention(config, index, group), feed_forward(config, index, group)
+                ),
+            ),
+            group,
+        )
 
 
 class Qwen3MoeForCausalLM(CausalLM):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from models.config import ConfigError, ModelConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
+from models.exaone4 import Exaone4ForCausalLM
 from models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
 from models.glm4_moe import Glm4MoeForCausalLM
 from models.gpt_oss import GptOssForCausalLM
@@ -15,12 +16,14 @@ from models.olmo2 import Olmo2ForCausalLM
 from models.parallel.group import ParallelGroup
 from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
-from models.qwen3_moe import Qwen3MoeForCausalLM
+from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,
+    "Ernie4_5ForCausalLM": LlamaForCausalLM,
+    "Exaone4ForCausalLM": Exaone4ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
@@ -31,10 +34,14 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "MistralForCausalLM": LlamaForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Olmo3ForCausalLM": Olmo2ForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "SeedOssForCausalLM": LlamaForCausalLM,
+    "SmolLM3ForCausalLM": LlamaForCausalLM,
 }
 
 

@@ -26,8 +26,10 @@ class MoeConfig:
     n_group: int = 1
     """Equal groups of experts; a token's experts come from topk_group of them."""
     topk_group: int = 1
-    n_shared_experts: int = 0
-    """Experts that every token uses, as one layer of this many times the size."""
+    shared_size: int = 0
+    """Inner size of the layer that every token uses besides its experts; 0 means none."""
+    has_shared_gate: bool = False
+    """Whether a gate of its own weighs that layer's output for each token."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
     swiglu_alpha: float = 1.0
@@ -57,16 +59,22 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
     n_group, topk_group = _read_groups(fields, count_name, num_experts)
     if num_experts_per_tok > num_experts // n_group * topk_group:
         raise fields.error("num_experts_per_tok", f"at most the experts of {topk_group} groups")
+    size = fields.count(size_name if fields.has(size_name) else "intermediate_size")
+    has_shared_gate = fields.has("shared_expert_intermediate_size")
+    shared_size = size * fields.count("n_shared_experts", 0, minimum=0)
+    if has_shared_gate:
+        shared_size = fields.count("shared_expert_intermediate_size")
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_tok=num_experts_per_tok,
-        intermediate_size=fields.count(size_name if fields.has(size_name) else "intermediate_size"),
+        intermediate_size=size,
         scoring_func=fields.choice("scoring_func", ("softmax", "sigmoid"), "softmax"),
         norm_topk_prob=fields.flag("norm_topk_prob"),
         routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
         n_group=n_group,
         topk_group=topk_group,
-        n_shared_experts=fields.count("n_shared_experts", 0, minimum=0),
+        shared_size=shared_size,
+        has_shared_gate=has_shared_gate,
         dense_layers=_read_dense_layers(fields, num_hidden_layers),
         swiglu_alpha=fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,

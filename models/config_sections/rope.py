@@ -62,15 +62,17 @@ def read_ropes(
     """
     name = "rope_scaling" if fields.section("rope_scaling").values else "rope_parameters"
     scaling = fields.section(name)
-    local_theta = fields.number("rope_local_base_freq", 10_000.0)
+    has_local = fields.has("rope_local_base_freq")
+    local_theta = fields.number("rope_local_base_freq") if has_local else None
     both = fields.section("rope_parameters")
-    if name == "rope_scaling" and fields.has("rope_local_base_freq") and _kinds(both):
+    if name == "rope_scaling" and has_local and _kinds(both):
         # Gemma 3's added scaling is that of layers without a window.
         widened = {**both.section("full_attention").values, **scaling.values}
         scaling = Fields(fields.file, {**both.values, "full_attention": widened}, scaling.prefix)
     kinds = _kinds(scaling)
     if kinds:
-        if not set(_LAYER_KINDS) >= set(kinds) or not fields.has("rope_local_base_freq"):
+        may_differ = has_local or _has_plain_windows(fields)
+        if not set(_LAYER_KINDS) >= set(kinds) or not may_differ:
             raise fields.error(name, "one for all layers")
         full, sliding = (scaling.section(kind) for kind in _LAYER_KINDS)
         return (
@@ -78,10 +80,17 @@ def read_ropes(
             _read_rope(fields, sliding, max_position_embeddings, head_dim, theta=local_theta),
         )
     rope = _read_rope(fields, scaling, max_position_embeddings, head_dim)
-    if not fields.has("rope_local_base_freq"):
+    if _has_plain_windows(fields) and rope.rope_type != "default":
+        return rope, RopeConfig(theta=rope.theta)
+    if local_theta is None:
         return rope, None
     partial = rope.partial_rotary_factor
     return rope, RopeConfig(theta=local_theta, partial_rotary_factor=partial)
+
+
+def _has_plain_windows(fields: Fields) -> bool:
+    """Returns whether a family scales the rotation of layers without a window only."""
+    return fields.architecture() == "Olmo3ForCausalLM"
 
 
 def _kinds(scaling: Fields) -> list[str]:

@@ -43,6 +43,18 @@ class Router(Replicated, nn.Module):
         return linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
 
+class SharedGate(Replicated, nn.Module):
+    """Weighs, for each token, the output of the layer that all tokens share."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(1, hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [T, hidden] to factors from 0 to 1, [T, 1]."""
+        return linear(hidden, self.weight, None).sigmoid()
+
+
 class FusedMoE(nn.Module):
     """A sparse feed-forward layer: each token uses its best experts and the shared ones."""
 
@@ -70,9 +82,11 @@ class FusedMoE(nn.Module):
         # A placement changes while serving; traced code must not depend on it.
         self._has_whole_experts = self.experts.placement is not None
         self.shared_experts: GatedMLP | None = None
-        if moe.n_shared_experts:
-            size = moe.intermediate_size * moe.n_shared_experts
-            self.shared_experts = GatedMLP(config, group, intermediate_size=size, is_reduced=False)
+        if moe.shared_size:
+            self.shared_experts = GatedMLP(
+                config, group, intermediate_size=moe.shared_size, is_reduced=False
+            )
+        self.shared_expert_gate = SharedGate(config.hidden_size) if moe.has_shared_gate else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
@@ -110,14 +124,18 @@ class FusedMoE(nn.Module):
             share_out = ordered_reduce_scatter if self._sums_in_order else reduce_scatter
             output = share_out(output, DATA_PARALLEL, self._group.data_parallel_size)
         if self.shared_experts is not None:
-            output = output + self.shared_experts(hidden)
+            shared = self.shared_experts(hidden)
+            if self.shared_expert_gate is not None:
+                shared = self.shared_expert_gate(hidden) * shared
+            output = output + shared
         return output if self._group.size == 1 else all_reduce(output, self._group.name)
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
         has_one = self._group.size == 1 and not self._gathers
-        if shared is None or shared.has_packed_weights or not has_one:
+        is_weighed = self.shared_expert_gate is not None
+        if shared is None or is_weighed or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}
 

@@ -17,7 +17,7 @@ from models.parallel.group import ParallelGroup
 
 
 class SelfAttention(nn.Module):
-    """Self-attention with rotary positions, several query heads to one kv head.
+    """Self-attention with rotary positions or none, several query heads to one kv head.
 
     has_head_norms: whether each query and key head is normalised before it is rotated.
     has_sinks: whether each head has a sink, a learned score in the softmax without a key.
@@ -52,6 +52,7 @@ class SelfAttention(nn.Module):
             self.q_norm: nn.Module = _head_norm(config)
             self.k_norm: nn.Module = _head_norm(config)
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
+        self._rotates = layer_index not in config.unrotated_layers
         self.attn = Attention(
             layer_index,
             sliding_window=config.sliding_window(layer_index),
@@ -74,7 +75,10 @@ class SelfAttention(nn.Module):
         """Maps [T, hidden] to [T, hidden]."""
         q, k, v = self.qkv_proj.forward_heads(hidden)
         q, k = self.normalized(q, k)
-        q, k = rotary(q, *rotation), rotary(k, *rotation)
+        if self._rotates:
+            q, k = rotary(q, *rotation), rotary(k, *rotation)
+        else:
+            q = q.contiguous()
         output: torch.Tensor = self.o_proj(self.attn(q, k, v, sinks=self.sinks))
         return output
 
@@ -84,7 +88,7 @@ class SelfAttention(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        return {"qk_norm_rope_cache"}
+        return {"qk_norm_rope_cache"} if self._rotates else ()
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the sinks of this rank's heads."""

@@ -2,6 +2,8 @@
 
 import transformers
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -14,16 +16,24 @@ from transformers import (
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 # Older releases that we support do not know these; their rows are then left out.
 InternLM3Config = getattr(transformers, "InternLM3Config", None)
+Ernie4_5Config = getattr(transformers, "Ernie4_5Config", None)
+Ernie4_5ForCausalLM = getattr(transformers, "Ernie4_5ForCausalLM", None)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -109,6 +119,36 @@ DENSE_VARIANTS = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0},
         },
     ),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 10}),
+    "ernie4_5_bias": (
+        Ernie4_5ForCausalLM,
+        Ernie4_5Config,
+        {"head_dim": 6, "use_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1},
+    ),
+    "exaone4": (
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "sliding_window_pattern": "LLG",
+            "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+            "num_hidden_layers": 6,
+        },
+    ),
+    "exaone4_no_windows": (
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
     "gemma2": (
         Gemma2ForCausalLM,
         Gemma2Config,
@@ -171,6 +211,35 @@ DENSE_VARIANTS = {
             "rms_norm_eps": 1e-3,
         },
     ),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "olmo3_odd": (
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 9,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 700.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "phi3_long": (
         Phi3ForCausalLM,
         Phi3Config,
@@ -231,6 +300,38 @@ DENSE_VARIANTS = {
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 12}),
+    "seed_oss_odd": (
+        SeedOssForCausalLM,
+        SeedOssConfig,
+        {
+            "head_dim": 6,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),
+    "smollm3_odd": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config,
+        {
+            "pad_token_id": 0,
+            "hidden_size": 36,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 4,
+            "no_rope_layers": [0, 1, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
         },
     ),
 }

@@ -12,6 +12,8 @@ from transformers import (
     GptOssForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -30,6 +32,12 @@ QWEN3_MOE = {
     "norm_topk_prob": True,
 }
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}
+QWEN2_MOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 GPT_OSS = {
     "head_dim": 10,
     "num_hidden_layers": 3,
@@ -160,6 +168,20 @@ EXPERT_VARIANTS = {
             "num_experts": 7,
             "num_experts_per_tok": 7,
             "moe_intermediate_size": 13,
+        },
+    ),
+    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, QWEN2_MOE),
+    "qwen2_moe_some_dense": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {
+            **QWEN2_MOE,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": True,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
         },
     ),
     "gpt_oss": (GptOssForCausalLM, GptOssConfig, GPT_OSS),

@@ -48,7 +48,6 @@ _GEMMA_4 = {
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "CohereForCausalLM": ("CohereConfig", {"logit_scale": 0.3}),
     "Cohere2ForCausalLM": ("Cohere2Config", {"sliding_window": 7, "num_hidden_layers": 4}),
-    "Exaone4ForCausalLM": ("Exaone4Config", {"sliding_window": 7, "num_hidden_layers": 4}),
     "Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA_4),
     "GPT2LMHeadModel": ("GPT2Config", _GPT2),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", {}),

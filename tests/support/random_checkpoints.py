@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.dense_variants import DENSE_VARIANTS
@@ -21,6 +22,20 @@ SHAPE = {
 VARIANTS = {
     name: row for name, row in (DENSE_VARIANTS | EXPERT_VARIANTS).items() if None not in row[:2]
 }
+
+_OF_EACH_KIND = {
+    *("llama_bias", "llama_odd_heads", "internlm3", "mistral_window", "qwen2_windows", "qwen3"),
+    *("phi3_partial_rotary", "phi3_long", "gemma2", "gemma3_odd", "granite_tied_bias", "olmo2_odd"),
+    *("olmo3", "exaone4", "smollm3_odd", "ernie4_5_bias", "seed_oss_odd"),
+    *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
+    *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
+}
+"""Variants that have, together, every kind of layer, rotation, window and weight."""
+EVERY_VARIANT = [
+    name if name in _OF_EACH_KIND else pytest.param(name, marks=pytest.mark.families)
+    for name in sorted(VARIANTS)
+]
+"""Parameters of a test of all variants; most of them run with `scripts/test --families`."""
 
 
 def write_checkpoint(folder: Path, variant: str, **overrides):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.config import FAMILIES_WITHOUT_WINDOWS, ConfigError, ModelConfig, RopeConfig
+from models.config import ConfigError, ModelConfig, RopeConfig
+from models.config_sections.families import FAMILIES_WITHOUT_WINDOWS
 from models.registry import UnsupportedArchitectureError, model_class
 
 MINIMAL = {
@@ -267,7 +268,7 @@ def test_experts_are_counted_under_each_of_their_names(tmp_path, name):
     changes = {**MOE, "num_local_experts": None, name: 6}
     moe = read(tmp_path, **changes).moe
     assert (moe.num_experts, moe.num_experts_per_tok, moe.intermediate_size) == (6, 2, 24)
-    assert (moe.n_group, moe.topk_group, moe.n_shared_experts) == (1, 1, 0)
+    assert (moe.n_group, moe.topk_group, moe.shared_size) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from models.loading.loader import load_model
 from tests.support.paged_runner import PagedRunner
-from tests.support.random_checkpoints import VARIANTS, transformers_logits
+from tests.support.random_checkpoints import EVERY_VARIANT, transformers_logits
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -23,7 +23,7 @@ def assert_close(actual, expected, relative=1e-4):
     assert (actual - expected).abs().max() <= relative * scale
 
 
-@pytest.fixture(params=sorted(VARIANTS))
+@pytest.fixture(params=EVERY_VARIANT)
 def pair(request, checkpoint):
     folder, reference = checkpoint(request.param)
     return load_model(folder, device=CPU, dtype=torch.float32), reference

@@ -180,7 +180,7 @@ def test_ours_can_be_demanded(tmp_path):
 
 
 def test_the_names_of_our_architectures_are_those_of_the_registry():
-    from models.config import OWN_ARCHITECTURES
+    from models.config_sections.families import OWN_ARCHITECTURES
 
     assert set(OWN_ARCHITECTURES) == set(ARCHITECTURES)
 

@@ -23,13 +23,26 @@ MATCHES = {
     "internlm3": DENSE,
     "phi3_partial_rotary": DENSE,
     "phi3_long": DENSE,
+    "seed_oss": DENSE,
+    "ernie4_5": DENSE,
+    # One layer of five has no positions.
+    "smollm3": {
+        "linear_gate": 5,
+        "linear_residual": 10,
+        "norm_linear": 10,
+        "qk_norm_rope_cache": 4,
+    },
     # Layers: 3 with two sums each. The first norm reads no sum.
     "gemma2": {"residual_norm": 6, "norm_linear": 1, "qk_norm_rope_cache": 3},
     "gemma3": {"residual_norm": 6, "norm_linear": 1, "qk_norm_rope_cache": 3},
     "granite": {"linear_gate": 2, "residual_norm": 4, "norm_linear": 1, "qk_norm_rope_cache": 2},
     # The model's last norm is the only one that reads a sum.
     "olmo2": {"linear_gate": 2, "residual_norm": 1, "qk_norm_rope_cache": 2},
+    "olmo3": {"linear_gate": 5, "residual_norm": 1, "qk_norm_rope_cache": 5},
+    # Two layers of six see all keys and have no positions.
+    "exaone4": {"linear_gate": 6, "residual_norm": 1, "qk_norm_rope_cache": 4},
     "qwen2": DENSE,
+    "qwen2_moe": {**SPARSE, "linear_gate": 2},
     "qwen3": DENSE,
     "qwen3_moe": SPARSE,
     "mixtral": SPARSE,

@@ -1,0 +1,124 @@
+"""Facts of each family that its config.json may leave out."""
+
+from typing import Any
+
+DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
+"""Families whose draft layers models.deepseek_mtp can build."""
+
+OWN_ARCHITECTURES = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Exaone4ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "InternLM3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+)
+"""The keys of models.registry.ARCHITECTURES, for code that must not import torch."""
+
+_DEEPSEEK_V3 = {
+    "rope_interleave": True,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
+_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_GEMMA_3 = {
+    **_GEMMA,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+_QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Ernie4_5ForCausalLM": {
+        "head_dim": 128,
+        "rope_interleave": True,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
+    "Exaone4ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
+    "Gemma3ForCausalLM": _GEMMA_3,
+    "Olmo3ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
+    "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},
+    "Qwen2MoeForCausalLM": {"qkv_bias": True, "attention_out_bias": False, **_QWEN_WINDOWS},
+    "Qwen3ForCausalLM": _QWEN_WINDOWS,
+    "Qwen3MoeForCausalLM": {"use_sliding_window": False, "sliding_window": 4096},
+    "SeedOssForCausalLM": {"attention_bias": True, "attention_out_bias": False, "head_dim": 128},
+    "SmolLM3ForCausalLM": {
+        "no_rope_layer_interval": 4,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
+    "GptOssForCausalLM": {
+        "torch_dtype": "bfloat16",
+        "norm_topk_prob": True,
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    },
+    "Glm4MoeForCausalLM": {
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+        "attention_out_bias": False,
+    },
+    "DeepseekV2ForCausalLM": {"rope_interleave": True, "topk_method": "greedy"},
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
+}
+"""Values of absent config.json fields, by model class."""
+
+FAMILIES_WITHOUT_WINDOWS = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GraniteForCausalLM",
+    "InternLM3ForCausalLM",
+    "LlamaForCausalLM",
+    "Olmo2ForCausalLM",
+    "SeedOssForCausalLM",
+)
+"""Families that see all keys though config.json has a sliding_window, as converted files may."""

@@ -1,0 +1,72 @@
+"""Which keys a layer's queries see, and whether they have positions, in config.json."""
+
+from collections.abc import Sequence
+
+from models.config_sections.families import FAMILIES_WITHOUT_WINDOWS
+from models.config_sections.fields import Fields
+
+LAYER_TYPES = (
+    "full_attention",
+    "sliding_attention",
+    "indexed_attention",
+    "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
+)
+
+
+def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Returns each layer's window: by layer_types, by the pattern, or one for all."""
+    layer_types = fields.values.get("layer_types")
+    if layer_types is not None:
+        is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
+        if not is_list or any(kind not in LAYER_TYPES for kind in layer_types):
+            raise fields.error("layer_types", f"one of {', '.join(LAYER_TYPES)} for every layer")
+        is_sliding = [kind == "sliding_attention" for kind in layer_types]
+    elif fields.architecture() in FAMILIES_WITHOUT_WINDOWS:
+        is_sliding = [False] * num_layers
+    elif fields.has("sliding_window_pattern"):
+        every = _pattern_length(fields)
+        has_window = fields.has("sliding_window")
+        is_sliding = [has_window and (layer + 1) % every != 0 for layer in range(num_layers)]
+    elif fields.has("use_sliding_window"):
+        first = fields.count("max_window_layers", 0, minimum=0)
+        is_used = fields.flag("use_sliding_window")
+        is_sliding = [is_used and layer >= first for layer in range(num_layers)]
+        if fields.architecture() == "Qwen2MoeForCausalLM":
+            is_sliding = [
+                is_used and layer < first and layer % 2 == 0 for layer in range(num_layers)
+            ]
+    else:
+        is_sliding = [fields.has("sliding_window")] * num_layers
+    window = fields.count("sliding_window") if any(is_sliding) else None
+    return tuple(window if slides else None for slides in is_sliding)
+
+
+def _pattern_length(fields: Fields) -> int:
+    """Returns every how many layers one sees all keys; EXAONE writes LLLG for 4."""
+    pattern = fields.values["sliding_window_pattern"]
+    if isinstance(pattern, str) and pattern and pattern == "L" * (len(pattern) - 1) + "G":
+        return len(pattern)
+    return fields.count("sliding_window_pattern")
+
+
+def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> frozenset[int]:
+    """Returns the layers without positions: named ones, every so many, or those without a window.
+
+    Source: Yang et al. 2025, "Rope to Nope and Back Again".
+    """
+    num_layers = len(windows)
+    if fields.architecture() == "Exaone4ForCausalLM":
+        is_hybrid = fields.has("sliding_window")
+        return frozenset(
+            layer for layer, window in enumerate(windows) if is_hybrid and window is None
+        )
+    if fields.architecture() != "SmolLM3ForCausalLM":
+        return frozenset()
+    rotates = fields.values.get("no_rope_layers")
+    if rotates is None:
+        every = fields.count("no_rope_layer_interval")
+        return frozenset(range(every - 1, num_layers, every))
+    is_list = isinstance(rotates, list) and len(rotates) == num_layers
+    if not is_list or any(each not in (0, 1) for each in rotates):
+        raise fields.error("no_rope_layers", "0 or 1 for every layer; 0 has no positions")
+    return frozenset(layer for layer, each in enumerate(rotates) if not each)
