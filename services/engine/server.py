@@ -75,7 +75,7 @@ class EngineServer:
         """
         self._config = config
         self._counts = LocalCounts()
-        refused = RefusedCalls(self._counts)
+        self._refused = refused = RefusedCalls(self._counts)
         self._health = Health(
             SERVICE_NAME,
             *((VLLM_SERVICE_NAME,) if config.serving.vllm_grpc else ()),
@@ -149,7 +149,7 @@ class EngineServer:
         )
         port = listen(self._server, serving.host, serving.port, tls)
         if metrics_port is not None:
-            self._metrics.serve(serving.host, metrics_port, tls)
+            self._metrics.serve(serving.host, metrics_port, tls, refused=self._refused)
         await self._server.start()
         running = asyncio.create_task(self.core.run())
         running.add_done_callback(self._end_core)

@@ -213,7 +213,9 @@ class FrontendServer:
             await self._wait_for_engine()
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None and (self._share is None or self._share.is_first):
-            self._metrics.serve(config.host, config.metrics_port, tls, self._hosts)
+            self._metrics.serve(
+                config.host, config.metrics_port, tls, self._hosts, self._gate.refused
+            )
         await self._server.start()
         if config.http_port is not None:
             self.http_port = self._http.start(

@@ -24,6 +24,7 @@ from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.shared_figures import PUBLISH_INTERVAL_S, SharedFigures
 from services.transport.hosts import AllowedHosts
+from services.transport.refused_calls import RefusedCalls
 from services.transport.tls import ServerTls
 
 COLLECT_TIMEOUT_S = 5.0
@@ -60,7 +61,12 @@ class Metrics:
         self._is_publishing = False
 
     def serve(
-        self, host: str, port: int, tls: ServerTls | None, hosts: AllowedHosts | None = None
+        self,
+        host: str,
+        port: int,
+        tls: ServerTls | None,
+        hosts: AllowedHosts | None = None,
+        refused: RefusedCalls | None = None,
     ) -> int:
         """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
 
@@ -69,11 +75,12 @@ class Metrics:
             port: the port.
             tls: what to serve with; None serves in plain text.
             hosts: whose requests are answered; None: those of the address.
+            refused: counts requests to other hosts.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls, hosts)
+        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls, hosts, refused)
         port = self._server.port
         log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port

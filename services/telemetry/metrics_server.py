@@ -15,6 +15,7 @@ from services.transport.connections import Connections, Place
 from services.transport.counts import LocalCounts
 from services.transport.hosts import AllowedHosts
 from services.transport.listener import Listener
+from services.transport.refused_calls import RefusedCalls, RefusedElsewhere
 from services.transport.tls import ServerTls
 
 CALLER_TIMEOUT_S = 10.0
@@ -39,8 +40,11 @@ class MetricsServer:
         registry: CollectorRegistry,
         tls: ServerTls | None,
         hosts: AllowedHosts | None = None,
+        refused: RefusedCalls | None = None,
     ) -> None:
         """Listens, and answers requests for some hosts; by default those of the address alone.
+
+        Others count as `refused` in the running event loop.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -51,6 +55,7 @@ class MetricsServer:
         """Where it listens."""
         self._registry = registry
         self._hosts = hosts or AllowedHosts(host)
+        self._refused = RefusedElsewhere(refused or RefusedCalls(LocalCounts()))
         self._tls = tls
         self._open: set[_Scrape] = set()
         self._loop = asyncio.new_event_loop()
@@ -77,7 +82,7 @@ class MetricsServer:
                 limit=MAX_CONNECTIONS,
                 limit_per_address=MAX_CONNECTIONS_PER_ADDRESS,
             ),
-            lambda place: _Scrape(page, self._hosts, place, self._open),
+            lambda place: _Scrape(page, self._hosts, self._refused, place, self._open),
             tls=None if self._tls is None else self._tls.ssl_context(),
             handshake_timeout_s=CALLER_TIMEOUT_S,
         )
@@ -93,10 +98,16 @@ class _Scrape(asyncio.Protocol):
     """One connection: a request is read, answered, and that is all."""
 
     def __init__(
-        self, page: MetricsPage, hosts: AllowedHosts, place: Place, opened: set["_Scrape"]
+        self,
+        page: MetricsPage,
+        hosts: AllowedHosts,
+        refused: RefusedElsewhere,
+        place: Place,
+        opened: set["_Scrape"],
     ) -> None:
         self._page = page
         self._hosts = hosts
+        self._refused = refused
         self._place = place
         self._open = opened
         self._head = bytearray()
@@ -134,6 +145,7 @@ class _Scrape(asyncio.Protocol):
                 status = HTTPStatus.METHOD_NOT_ALLOWED
             elif not self._hosts.allow(headers.get("host")):
                 status = HTTPStatus.FORBIDDEN
+                self._refused.note_host(headers["host"], method="GET", peer=self._place.address)
             else:
                 body, content_type = await self._page.render(headers.get("accept", ""))
         except http.client.HTTPException:

@@ -129,7 +129,11 @@ class EngineFamilies:
             dict.fromkeys(FINISHED, 0) | stats.counters.finished,
             "Requests that ended, by reason",
         )
-        yield counter("calls_refused", self._refused.num_calls, "Calls of peers without permission")
+        yield counter(
+            "calls_refused",
+            self._refused.num_calls,
+            "Calls of peers without permission, or under a host that is not answered",
+        )
         yield counters(
             "requests_rejected",
             "code",

@@ -84,7 +84,7 @@ def make_app(
     if cors_origins:
         app = with_cors(app, cors_origins)
     if hosts is not None and not hosts.are_all:
-        app = RequireHost(app, hosts, ERRORS)
+        app = RequireHost(app, hosts, gate.refused, ERRORS)
     return app
 
 

@@ -82,7 +82,9 @@ class FrontendFamilies:
             "Requests that were refused or failed, by error",
         )
         yield families.counter(
-            "calls_refused", self._refused.num_calls, "Calls without a known key"
+            "calls_refused",
+            self._refused.num_calls,
+            "Calls without a known key, or under a host that is not answered",
         )
         yield families.counters(
             "hosted_tools_left_out",

@@ -9,12 +9,15 @@ import threading
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from services.telemetry import metrics as metrics_module
 from services.telemetry import metrics_server
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics import Families, Metrics
 from services.telemetry.metrics_server import MAX_CONNECTIONS_PER_ADDRESS
+from services.transport.counts import LocalCounts
+from services.transport.refused_calls import RefusedCalls
 from services.transport.tls import ServerTls
 from tests.support.certificates import LOOPBACK, Authority
 
@@ -185,6 +188,18 @@ async def test_a_scrape_is_answered_and_what_is_none_is_refused(sent, status):
     await asyncio.to_thread(metrics.close)
     # More than was read may have been on its way, and then the answer may be lost.
     assert answer.startswith(b"HTTP/1.1 " + status) or (answer == b"" and len(sent) > 2**16)
+
+
+async def test_requests_under_other_hosts_are_counted_and_logged():
+    refused = RefusedCalls(LocalCounts())
+    metrics = Metrics(lambda: ())
+    with capture_logs() as lines:
+        port = metrics.serve(LOOPBACK, 0, None, refused=refused)
+        await raw_answer(port, b"GET / HTTP/1.1\r\nhost: evil.example:9000\r\n\r\n")
+        await asyncio.to_thread(metrics.close)
+    assert refused.num_calls == 1
+    [line] = [line for line in lines if line["event"] == "host_refused"]
+    assert (line["host"], line["peer"]) == ("evil.example:9000", LOOPBACK)
 
 
 async def test_callers_that_say_nothing_give_way():

@@ -10,6 +10,7 @@ from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
 from services.frontend.http.wire.status import ErrorForms, RefusedCallError
 from services.transport.hosts import AllowedHosts
+from services.transport.refused_calls import RefusedCalls
 
 MAX_AGE_S = 600
 """Time for which browsers need not ask again."""
@@ -20,16 +21,22 @@ _OPEN_PATHS = {"/", "/health", "/ping"}
 class RequireHost:
     """An ASGI application that passes on requests with an allowed Host to another."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts, errors: ErrorForms) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts, refused: RefusedCalls, errors: ErrorForms
+    ) -> None:
         self._app = app
         self._hosts = hosts
+        self._refused = refused
         self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if self._hosts.allow(Headers(scope=scope).get("host")):
+        host = Headers(scope=scope).get("host")
+        if host is None or self._hosts.allow(host):
             await self._app(scope, receive, send)
             return
+        peer = (scope["client"] or ("",))[0]
+        self._refused.note_host(host, method=scope["method"], peer=peer)
         refusal = RefusedCallError(403, "this host is not answered; --allowed-hosts names more")
         await self._errors.response(scope["path"], refusal)(scope, receive, send)
 
