@@ -5,10 +5,12 @@ steps again, `graphs plan` proposes capture sizes, `worker-node` runs ranks of a
 host.
 """
 
+from services.processes.address_space import require_address_space
 from services.processes.stop_signals import end_quietly_on_interrupt
 
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
+    require_address_space("octavo engine")  # and the space
 
 import sys
 

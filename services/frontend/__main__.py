@@ -1,9 +1,11 @@
 """Runs the frontend service: `python -m services.frontend --help`."""
 
+from services.processes.address_space import require_address_space
 from services.processes.stop_signals import end_quietly_on_interrupt
 
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
+    require_address_space("octavo frontend")  # and the space
 
 import sys
 from inspect import cleandoc

@@ -57,7 +57,9 @@ def limit_resources(*, max_memory_bytes: int, may_start_threads: bool = False) -
     if not may_start_threads:
         limits[resource.RLIMIT_NPROC] = 0
     for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
+        _, most = resource.getrlimit(limit)
+        lower = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (lower, lower))
 
 
 def _read_question(source: BinaryIO) -> tuple[bytes, float] | None:
