@@ -128,11 +128,12 @@ def _replay(arguments: Sequence[str]) -> int:
     _open_model(config)
     from services.engine.replay.command import replay
     from services.engine.replay.recording import ReplayError
-    from services.engine.worker.environment import code_variables
+    from services.engine.worker.environment import code_variables, mps_variable
 
     try:
         with temporary_folder() as temporary:
             os.environ.update(code_variables(config, Path(temporary)))
+            os.environ.update(mps_variable(Path(temporary)))
             totals = replay(config, print)
     except (ExposedFolderError, ReplayError) as error:
         raise _UsageError(str(error)) from error

@@ -1,6 +1,7 @@
 """The environment variables of a worker process."""
 
 import os
+import stat
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,10 @@ CODE_FOLDERS = {
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
 """Variable that names a library's folder of compiled code -> our folder in `code_dir`."""
+
+MPS_FOLDER = Path("/tmp/nvidia-mps")
+"""Where CUDA looks for an MPS server, whether or not one was asked for."""
+_MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,6 +52,7 @@ def worker_environment(config: EngineConfig, interface: str, temporary: Path) ->
         "NCCL_SOCKET_IFNAME": f"={interface}",  # this name, and not all that begin with it
         **os.environ,
         **code_variables(config, temporary),
+        **mps_variable(temporary),
         # torch gives its sockets names that other users can guess.
         "TMPDIR": str(temporary),
         # Multicast objects can put a host's GPUs out of service, for other programs too.
@@ -82,3 +88,22 @@ def code_variables(config: EngineConfig, temporary: Path) -> dict[str, str]:
             folder = temporary / kind
         folders[name] = str(folder)
     return folders
+
+
+def mps_variable(temporary: Path) -> dict[str, str]:
+    """Returns the variable that names the folder of CUDA's MPS server.
+
+    It is the one that the environment names, or else CUDA's default if root or we made it. Any
+    other user can make the default and serve there; CUDA then gets a folder without a server.
+    """
+    given = os.environ.get(_MPS_VARIABLE)
+    if given:
+        return {_MPS_VARIABLE: given}
+    try:
+        found = MPS_FOLDER.lstat()
+    except OSError:
+        return {_MPS_VARIABLE: str(temporary / "mps")}
+    if stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()):
+        return {_MPS_VARIABLE: str(MPS_FOLDER)}
+    log.warning("mps_not_used", folder=str(MPS_FOLDER), uid=found.st_uid)
+    return {_MPS_VARIABLE: str(temporary / "mps")}

@@ -7,15 +7,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker import environment as environment_module
 from services.engine.worker.environment import CODE_FOLDERS, worker_environment
 from services.engine.worker.executor import WorkerExecutor
 from services.engine.worker.rank_process import WorkerDiedError
 from services.processes.private_folder import ExposedFolderError, private_path
 
+MPS = "CUDA_MPS_PIPE_DIRECTORY"
+
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-    for name in CODE_FOLDERS:
+    for name in (*CODE_FOLDERS, MPS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -74,3 +77,43 @@ def test_the_default_folder_is_in_the_users_home():
         os.path.realpath(Path("~/.cache/octavo/compile").expanduser()),
         f"private-{os.geteuid()}",
     )
+
+
+@pytest.fixture
+def mps_folder(tmp_path, monkeypatch):
+    """CUDA's default folder of the MPS server, which does not exist."""
+    monkeypatch.setattr(environment_module, "MPS_FOLDER", tmp_path / "nvidia-mps")
+    return tmp_path / "nvidia-mps"
+
+
+def mps_of(config, temporary):
+    return worker_environment(config, "lo", temporary)[MPS]
+
+
+def test_cuda_uses_an_mps_server_of_root_or_of_this_user(config, tmp_path, mps_folder):
+    mps_folder.mkdir(mode=0o777)
+    assert mps_of(config, tmp_path) == str(mps_folder)
+
+
+@pytest.mark.parametrize("kind", ["absent", "link", "other user's"])
+def test_cuda_finds_no_mps_server_that_another_user_could_have_started(
+    config, tmp_path, monkeypatch, mps_folder, kind
+):
+    if kind == "link":
+        (tmp_path / "served").mkdir()
+        mps_folder.symlink_to(tmp_path / "served")
+    if kind == "other user's":
+        mps_folder.mkdir()
+        (tmp_path / "new").mkdir(mode=0o700)
+        monkeypatch.setattr(
+            Path, "lstat", lambda _: os.stat_result([0o40777, 1, 1, 1, 65534, *[0] * 5])
+        )
+    with capture_logs() as logs:
+        assert mps_of(config, tmp_path / "new") == str(tmp_path / "new" / "mps")
+    assert not (tmp_path / "new" / "mps").exists()
+    assert [line["event"] for line in logs] == ["mps_not_used"] * (kind != "absent")
+
+
+def test_an_mps_server_that_the_environment_names_is_used(config, tmp_path, monkeypatch):
+    monkeypatch.setenv(MPS, "/somewhere")
+    assert mps_of(config, tmp_path) == "/somewhere"
