@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from services.processes.address_space import address_space_left
 from services.processes.helper_program import limit_resources
 
 
@@ -35,3 +36,12 @@ def test_helpers_keep_a_limit_that_is_lower_than_their_own(monkeypatch):
     limit_resources(max_memory_bytes=2**30)
     assert taken[resource.RLIMIT_AS] == (2**29, 2**29)
     assert taken[resource.RLIMIT_FSIZE] == (0, 0)
+
+
+def test_what_is_left_is_what_the_limit_allows_beside_what_is_mapped(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**50, resource.RLIM_INFINITY))
+    left = address_space_left()
+    assert left is not None
+    assert 0 < left < 2**50
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert address_space_left() is None

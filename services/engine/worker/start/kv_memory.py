@@ -14,6 +14,7 @@ from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import largest_step
+from services.processes.address_space import address_space_left
 
 log = structlog.get_logger()
 
@@ -146,17 +147,19 @@ def check_host_memory(num_bytes: int, num_available_bytes: int) -> None:
     """
     if num_bytes > num_available_bytes:
         raise ValueError(
-            f"the KV cache would take {num_bytes / 2**30:.1f} GiB, and this machine has "
-            f"{num_available_bytes / 2**30:.1f} GiB available. Lower --num-kv-blocks or "
+            f"the KV cache would take {num_bytes / 2**30:.1f} GiB, and this process can have "
+            f"{num_available_bytes / 2**30:.1f} GiB more. Lower --num-kv-blocks or "
             "--kv-cache-memory-mb"
         )
 
 
 def available_host_bytes() -> int:
-    """Returns the memory that the kernel says it can still give to processes."""
+    """Returns the memory that the kernel says it can still give to this process."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 2**10
+    available = int(fields["MemAvailable"].split()[0]) * 2**10
+    left = address_space_left()
+    return available if left is None else min(available, left)
 
 
 def probe_runner(

@@ -58,7 +58,7 @@ def test_memory_on_a_cpu_is_filled_with_blocks(model):
 
 def test_a_cache_larger_than_the_machine_is_refused_with_numbers():
     check_host_memory(2**30, 2**30)
-    message = r"would take 3\.0 GiB, and this machine has 1\.0 GiB available.*--num-kv-blocks"
+    message = r"would take 3\.0 GiB, and this process can have 1\.0 GiB more.*--num-kv-blocks"
     with pytest.raises(ValueError, match=message):
         check_host_memory(3 * 2**30, 2**30)
 
@@ -74,7 +74,7 @@ def test_an_engine_refuses_such_a_cache_without_a_traceback(flags, loads_weights
     ended = run_forked("services.engine", "--port", "0", "--device", "cpu", *flags)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert "GiB available. Lower --num-kv-blocks" in ended.stderr
+    assert "GiB more. Lower --num-kv-blocks" in ended.stderr
     assert ("weights_loaded" in ended.stderr) == loads_weights
 
 
