@@ -8,8 +8,9 @@ Options = list[tuple[str, int | str]]
 
 
 IDLE_CONNECTION_S = 60
-"""A connection without calls is closed after this, even if it answers pings. Clients of gRPC
-connect again by themselves when they next call."""
+"""A connection without calls is closed after this, even if it answers pings. gRPC's timer runs
+a second time after a call, so that it may take twice as long. Clients of gRPC connect again by
+themselves when they next call."""
 KEEPALIVE_S = 10
 """A connection that is silent for this long is pinged."""
 SETTINGS_TIMEOUT_S = 5
