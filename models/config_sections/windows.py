@@ -50,7 +50,7 @@ def _pattern_length(fields: Fields) -> int:
 
 
 def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> frozenset[int]:
-    """Returns the layers without positions: named ones, every so many, or those without a window.
+    """Returns the layers without positions: named ones, every n-th, or all without a window.
 
     Source: Yang et al. 2025, "Rope to Nope and Back Again".
     """
