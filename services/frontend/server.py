@@ -16,6 +16,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
+from services.frontend.http.app import PARSERS
 from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
@@ -156,6 +157,7 @@ class FrontendServer:
             self._pipeline,
             self._metrics,
             body_reader=BodyReader(
+                PARSERS,
                 max_prompt_bytes=config.max_prompt_bytes,
                 max_samples=config.max_samples,
                 counts=self._counts,

@@ -58,6 +58,10 @@ RESPONSE = Kind("HttpResponse", "req_", read_response, ResponsesWriter)
 INPUT_TOKENS = Kind("HttpInputTokens", "req_", read_input_tokens, ResponsesWriter)
 TOKENIZE = Kind("HttpTokenize", "tok-", read_tokenize)
 DETOKENIZE = Kind("HttpDetokenize", "detok-", read_detokenize)
+PARSERS = (
+    *(CHAT.read, COMPLETION.read, MESSAGE.read, MESSAGE_COUNT.read),
+    *(RESPONSE.read, INPUT_TOKENS.read, TOKENIZE.read, DETOKENIZE.read),
+)
 ERRORS = ErrorForms({"/v1/messages": message_error})
 """The forms of errors by path."""
 MAX_COMPARED_CHARACTERS = 256

@@ -1,7 +1,7 @@
 """Parses bodies: small ones on the event loop, others in a separate process."""
 
-import json
 import pickle
+from collections.abc import Sequence
 from functools import partial
 
 from services.frontend.errors import EngineUnavailableError, InvalidRequestError, OverloadedError
@@ -50,13 +50,17 @@ class BodyReader:
 
     def __init__(
         self,
+        parsers: Sequence[ReadCall],
         *,
         max_prompt_bytes: int,
         max_samples: int,
         counts: Counts,
         strict_fields: bool = False,
     ) -> None:
-        """Starts nothing yet; `strict_fields` refuses fields that nothing here can follow."""
+        """Starts nothing yet; `strict_fields` refuses fields that nothing here can follow.
+
+        The process loads the modules of `parsers` when it starts, not with a body that waits.
+        """
         self._counts = counts
         self._strict_fields = strict_fields
         limits = {
@@ -67,7 +71,7 @@ class BodyReader:
         self._turns = FairTurns(1)
         self._pool = HelperPool(
             _WORKER,
-            json.dumps(limits).encode(),
+            pickle.dumps((tuple(parsers), limits), pickle.HIGHEST_PROTOCOL),
             start_timeout_s=START_TIMEOUT_S,
             environment={"OPENBLAS_NUM_THREADS": "1"},
         )

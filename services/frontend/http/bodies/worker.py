@@ -1,10 +1,10 @@
 """The process that parses large bodies, started by `reader`.
 
-The opening message holds the limits in JSON; a question is the length of its head (four bytes,
-big-endian), the head, and the body. Heads and answers are pickled: only this code writes them.
+The opening message has the parsers and the limits; a question is the length of its head (four
+bytes, big-endian), the head, and the body. Openings, heads and answers are pickled: only this code
+writes them.
 """
 
-import json
 import os
 import pickle
 import re
@@ -47,10 +47,11 @@ def question_of(read: ReadCall, request_id: str, max_prompt_tokens: int, body: b
 
 
 def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
-    """Takes the limits and returns the parser of bodies."""
+    """Loads the parsers, takes the limits, and returns the function that answers questions."""
     os.nice(_NICENESS)
+    limits: dict[str, int]
+    _, limits = pickle.loads(opening)
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
-    limits: dict[str, int] = json.loads(opening)
 
     def answer(question: bytes) -> bytes:
         [length] = _LENGTH.unpack_from(question)

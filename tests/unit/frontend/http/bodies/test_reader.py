@@ -12,6 +12,7 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from services.frontend.http.app import PARSERS
 from services.frontend.http.bodies import reader as body_reader
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.bodies.reader import (
@@ -39,7 +40,7 @@ async def reader(monkeypatch):
     monkeypatch.setattr(body_reader, "START_TIMEOUT_S", LONG_TIMEOUT_S)
     monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", LONG_TIMEOUT_S)
     monkeypatch.setattr(body_reader, "_WORKER", "tests.support.faulty_body_worker")
-    made = BodyReader(max_prompt_bytes=2**20, max_samples=4, counts=LocalCounts())
+    made = BodyReader(PARSERS, max_prompt_bytes=2**20, max_samples=4, counts=LocalCounts())
     yield made
     await made.close()
 
@@ -174,7 +175,7 @@ async def test_a_process_that_cannot_be_started_costs_one_request(reader, monkey
 
 async def test_where_no_process_begins_only_large_bodies_are_refused(monkeypatch):
     monkeypatch.setattr(body_reader, "_WORKER", "no.such.module")
-    reader = BodyReader(max_prompt_bytes=2**20, max_samples=4, counts=LocalCounts())
+    reader = BodyReader(PARSERS, max_prompt_bytes=2**20, max_samples=4, counts=LocalCounts())
     with pytest.raises(EngineUnavailableError):
         await read(reader, large())
     assert (await read(reader, completion("small"))).prompt == "small"
@@ -191,7 +192,7 @@ async def test_a_caller_that_leaves_does_not_leave_an_answer_to_the_next_one(rea
 
 async def test_waiting_bytes_are_limited():
     counts = LocalCounts()
-    reader = BodyReader(max_prompt_bytes=1, max_samples=1, counts=counts)
+    reader = BodyReader(PARSERS, max_prompt_bytes=1, max_samples=1, counts=counts)
     assert counts.take("large_body_bytes", MAX_WAITING_BYTES - 10, limit=None)
     with pytest.raises(OverloadedError, match="bytes of large bodies wait") as refusal:
         await read(reader, large())
@@ -211,7 +212,7 @@ async def test_accounts_take_turns(reader):
 
 async def test_what_waited_is_given_back():
     counts = LocalCounts()
-    reader = BodyReader(max_prompt_bytes=1, max_samples=1, counts=counts)
+    reader = BodyReader(PARSERS, max_prompt_bytes=1, max_samples=1, counts=counts)
     await reader.close()
     with pytest.raises(EngineUnavailableError):
         await read(reader, large())
