@@ -1,9 +1,11 @@
 """The flags that an engine and a frontend have, for commands that pass them on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic.fields import FieldInfo
+
+from services.settings.flags import UsageError
 
 Flags = Mapping[str, bool]
 """Name of a flag, without its dashes -> whether it is a switch, which takes no value."""
@@ -28,6 +30,27 @@ class ServiceFlags:
             engine=_flags(item for section in sections for item in section.model_fields.items()),
             frontend=_flags(FrontendConfig.model_fields.items()),
         )
+
+
+def check_arguments(*, engine: Sequence[str], frontend: Sequence[str]) -> None:
+    """Checks what the services get, in their own words, before one of them loads a model.
+
+    Raises:
+        UsageError: a value is out of bounds, or a file of the frontend cannot be used.
+        SystemExit: an argument is no flag, or requests help.
+    """
+    from services.engine.config.engine_config import EngineConfig
+    from services.engine.config.flags import read_command_line
+    from services.frontend.command import check_files, read_config
+
+    try:
+        service = "frontend"
+        check_files(read_config(frontend))
+        service = "engine"
+        read_command_line(EngineConfig, engine)
+    except UsageError as error:
+        problems = "; ".join(str(error).splitlines())
+        raise UsageError(f"the {service}'s flags: {problems}") from None
 
 
 def _flags(fields: Iterable[tuple[str, FieldInfo]]) -> Flags:

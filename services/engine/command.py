@@ -4,11 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.checkpoint.draft_folder import check_draft_folder
@@ -17,32 +14,21 @@ from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
-from services.engine.config.flags import (
-    VARIABLE_PREFIX,
-    VariableError,
-    describe_problems,
-    read_flags,
-)
+from services.engine.config.flags import VARIABLE_PREFIX, read_command_line
 from services.engine.model_fit import check_model_fit
 from services.hub.names import HubError
 from services.processes.grpc_variables import set_grpc_variables
 from services.processes.private_folder import ExposedFolderError, temporary_folder
 from services.processes.standard_output import checked_output
 from services.processes.terminal_text import terminal_text
+from services.settings.flags import UsageError
 from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
 
 DIFFERENT = 1
 USAGE_ERROR = 2
 
-_Config = TypeVar("_Config", bound=EngineConfig)
-
-
 _Command = Callable[[Sequence[str]], int]
-
-
-class _UsageError(Exception):
-    """The command cannot be run; the message is for the operator, one line a problem."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -50,7 +36,7 @@ def run(words: Sequence[str]) -> int:
     program, command, arguments = _choose(words)
     try:
         return command(arguments)
-    except (_UsageError, HubError, ModelFolderError) as error:
+    except (UsageError, HubError, ModelFolderError) as error:
         for line in str(error).splitlines():
             print(f"{program}: {terminal_text(line)}", file=sys.stderr)  # noqa: T201  for the operator
         return USAGE_ERROR
@@ -71,7 +57,7 @@ def _choose(arguments: Sequence[str]) -> tuple[str, _Command, Sequence[str]]:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    config = _read_flags(EngineConfig, arguments)
+    config = read_command_line(EngineConfig, arguments)
     configure_logging(
         service="engine",
         level=config.observability.log_level,
@@ -94,7 +80,7 @@ def _serve(arguments: Sequence[str]) -> int:
 
 @checked_output("octavo cache explain")
 def _explain_cache(arguments: Sequence[str]) -> int:
-    config = _read_flags(EngineConfig, arguments)
+    config = read_command_line(EngineConfig, arguments)
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
     config = with_local_model(config, has_weights=False)
     model = _open_model(config)
@@ -106,7 +92,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     try:
         device = choose_device(config.worker, 0)
     except ValueError as error:
-        raise _UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
     folder = config.compilation.code_dir
     traced = traced_config(config, model.config)
     factors = [of(config, traced, device) for of in (compute_factors, trace_factors)]
@@ -118,7 +104,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
 def _replay(arguments: Sequence[str]) -> int:
     from services.engine.replay.config import ReplayConfig
 
-    config = _read_flags(ReplayConfig, arguments)
+    config = read_command_line(ReplayConfig, arguments)
     configure_logging(
         service="replay",
         level=config.observability.log_level,
@@ -136,7 +122,7 @@ def _replay(arguments: Sequence[str]) -> int:
             os.environ.update(mps_variable(Path(temporary)))
             totals = replay(config, print)
     except (ExposedFolderError, ReplayError) as error:
-        raise _UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
     return 0 if totals.is_clean else DIFFERENT
 
 
@@ -152,15 +138,6 @@ def _run_node(arguments: Sequence[str]) -> int:
     from services.engine.node.command import run_node
 
     return run_node(list(arguments))
-
-
-def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
-    try:
-        return read_flags(kind, arguments)
-    except ValidationError as error:
-        raise _UsageError("\n".join(describe_problems(kind, error))) from error
-    except (SettingsError, VariableError) as error:  # no list or JSON
-        raise _UsageError(str(error)) from error
 
 
 def _open_model(config: EngineConfig) -> ModelFolder:

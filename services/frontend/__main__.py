@@ -8,20 +8,18 @@ if __name__ == "__main__":
     require_address_space("octavo frontend")  # and the space
 
 import sys
-from inspect import cleandoc
 
 import structlog
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
+from services.frontend.command import read_config
 from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
 from services.processes.grpc_variables import set_grpc_variables
 from services.processes.standard_error import replace_standard_error
-from services.settings.flags import reason_of
+from services.settings.flags import UsageError
 from services.settings.installation import MissingExtraError, require_extras
 from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
@@ -31,24 +29,13 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
-    # Python 3.13 removes the docstring's indentation; help shows the docstring unchanged.
-    FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
         require_extras("frontend")
-        config = CliApp.run(FrontendConfig)
-    except MissingExtraError as error:
-        print(f"octavo frontend: {error}", file=sys.stderr)  # noqa: T201  as below
-        return USAGE_ERROR
-    except ValidationError as error:
-        for problem in error.errors():
-            flags = (str(name).replace("_", "-") for name in problem["loc"][:1])
-            place = "".join(f"--{flag} is {problem['input']!r}: " for flag in flags)
-            message = f"octavo frontend: {place}{reason_of(problem)}"
+        config = read_config(sys.argv[1:])
+    except (MissingExtraError, UsageError) as error:
+        for line in str(error).splitlines():
+            message = f"octavo frontend: {line}"
             print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
-        return USAGE_ERROR
-    if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():
-        message = f"octavo frontend: --tokenizer: no tokenizer.json in {config.tokenizer}"
-        print(message, file=sys.stderr)  # noqa: T201  as above
         return USAGE_ERROR
     configure_logging(
         service="frontend",

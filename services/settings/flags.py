@@ -1,4 +1,4 @@
-"""Bounds of flags that have none of their own, and the reason why pydantic refuses a value."""
+"""Bounds of flags that have none of their own, and why a value or a command line is refused."""
 
 from pydantic_core import ErrorDetails
 
@@ -6,6 +6,10 @@ MAX_INT32 = 2**31 - 1
 """Limit of tables with 32-bit indices, and of gRPC's options."""
 MAX_WAIT_S = 1_000_000.0
 """More than 11 days; gRPC counts times in milliseconds of 32 bits."""
+
+
+class UsageError(Exception):
+    """A command line cannot be run; the message is for the operator, one line a problem."""
 
 
 def reason_of(problem: ErrorDetails) -> str:

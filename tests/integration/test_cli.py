@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -239,6 +240,27 @@ class TestServe:
         )  # fmt: skip
         assert finished.returncode == 1
         assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
+
+    @pytest.mark.parametrize(
+        ("flags", "said"),
+        [
+            ("--max-samples 0", "the frontend's flags: --max-samples is '0': "),
+            ("--frontend-arg=--tls-cert=absent.pem", "TLS needs both --tls-cert and --tls-key"),
+            ("--api-keys-file absent.toml", "the frontend's flags: absent.toml cannot be read: "),
+            ("--max-num-seqs 0 OWNER/NAME", "the engine's flags: --max-num-seqs is '0': "),
+            ("--frontend-arg=--frobnicate", "unrecognized arguments: --frobnicate"),
+            ("""--frontend-arg='"a'""", "No closing quotation"),
+        ],
+    )
+    def test_what_a_service_would_refuse_is_said_before_one_starts(self, flags, said):
+        finished = subprocess.run(
+            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", *shlex.split(flags)],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 2
+        assert said in finished.stderr
+        assert "starting" not in finished.stderr
+        assert "Traceback" not in finished.stderr
 
     def test_a_flag_that_the_engine_refuses_ends_it_with_the_engines_exit_code(self):
         finished = subprocess.run(

@@ -12,7 +12,7 @@ from services.client.console import echo
 from services.client.gpus import divide_gpus, engine_needs, visible_gpus
 from services.client.model import engine_flags
 from services.client.serve_flags import ServeFlagError, divide_arguments
-from services.client.service_flags import ServiceFlags
+from services.client.service_flags import ServiceFlags, check_arguments
 from services.client.stack import (
     HTTP_PORT,
     LOOPBACK,
@@ -25,6 +25,7 @@ from services.client.stack import (
 )
 from services.client.supervisor import ServiceFailedError, Supervisor, run_until_signalled
 from services.processes.standard_error import replace_standard_error
+from services.settings.flags import UsageError
 from services.settings.installation import require_extras
 
 DEFAULT_PORT = 50050
@@ -118,9 +119,13 @@ def serve(  # noqa: PLR0913  a parameter is a flag
         raise ServiceFailedError("--no-http and --http-port exclude each other", exit_code=2)
     try:
         division = divide_arguments(words, ServiceFlags.read(), model=model)
-    except ServeFlagError as error:
+        engine_words = [*division.engine, *_words(engine_arg)]
+        frontend_words = [*division.frontend, *_words(frontend_arg)]
+        check_arguments(
+            engine=engine_words, frontend=["--host", host, "--port", str(port), *frontend_words]
+        )
+    except (ServeFlagError, UsageError) as error:
         raise ServiceFailedError(str(error), exit_code=2) from None
-    engine_words = [*division.engine, *_words(engine_arg)]
     environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
     model_words = engine_flags(division.model)
     replace_standard_error()  # an unread line must not hold up the supervisor
@@ -130,7 +135,7 @@ def serve(  # noqa: PLR0913  a parameter is a flag
         engine_port=engine_port,
         engine_environments=environments,
         engine_arguments=[*model_words, *engine_words],
-        frontend_arguments=[*division.frontend, *_words(frontend_arg)],
+        frontend_arguments=frontend_words,
         tls=tls,
     )
     check_tls(stack)
@@ -172,5 +177,12 @@ def _report(line: str) -> None:
 
 
 def _words(arguments: list[str]) -> list[str]:
-    """Splits "--flag value" given as one argument, the way a shell would."""
-    return [word for argument in arguments for word in shlex.split(argument)]
+    """Splits "--flag value" given as one argument, the way a shell would.
+
+    Raises:
+        ServeFlagError: a quotation has no end.
+    """
+    try:
+        return [word for argument in arguments for word in shlex.split(argument)]
+    except ValueError as error:
+        raise ServeFlagError(f"{' '.join(arguments)}: {error}") from None

@@ -15,10 +15,11 @@ from pydantic_settings import (
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from services.engine.config.engine_config import EngineConfig
-from services.settings.flags import reason_of
+from services.settings.flags import UsageError, reason_of
 
 VARIABLE_PREFIX = "OCTAVO_ENGINE_"
 """Of environment variables that are settings."""
@@ -72,6 +73,21 @@ def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
     )
     given = CliApp.run(flags, cli_args=list(arguments), cli_settings_source=source)
     return kind.from_flags(**{flag: getattr(given, flag) for flag in given.model_fields_set})
+
+
+def read_command_line(kind: type[Config], arguments: Sequence[str]) -> Config:
+    """Returns the configuration from arguments and environment variables, as `read_flags` does.
+
+    Raises:
+        UsageError: they cannot be read, or a value is out of bounds.
+        SystemExit: an argument is no flag, or requests help.
+    """
+    try:
+        return read_flags(kind, arguments)
+    except ValidationError as error:
+        raise UsageError("\n".join(describe_problems(kind, error))) from error
+    except (SettingsError, VariableError) as error:  # no list or JSON
+        raise UsageError(str(error)) from error
 
 
 def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[str]:
