@@ -1,4 +1,4 @@
-"""Tries the newest clients and writes the table of agents, for scripts/try_clients."""
+"""Tries the newest clients and writes their tables, for scripts/try_clients."""
 
 import argparse
 import sys
@@ -26,6 +26,7 @@ def try_agents(names: Sequence[str], templates: Sequence[str], *, installs: bool
     reports = {name: Report(_package(name)) for name in names}
     programs: dict[str, Program] = {}
     for name, report in reports.items():
+        _say(f"{name}: installing")
         try:
             programs[name] = newest_program(name, AGENTS[name], installs=installs)
         except NotInstallableError as error:
@@ -43,6 +44,7 @@ def try_drivers(names: Sequence[str]) -> list[Report]:
     reports, port = [], free_port()
     with stack(frontend={"http_port": port}), tempfile.TemporaryDirectory() as home:
         for name in names:
+            _say(f"{name}: installing its newest release and running its driver")
             report = Report(name)
             with report.trial("its driver"):
                 driver = driver_of(name, newest=True)
@@ -71,7 +73,11 @@ def _package(name: str) -> str:
 
 def _print_last(report: Report) -> None:
     for what, error in report.trials[-3:]:
-        sys.stdout.write(f"{report.package} {report.version}, {what}: {error or 'works'}\n")
+        _say(f"{report.package} {report.version}, {what}: {error or 'works'}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
@@ -92,11 +98,14 @@ def main() -> int:
     clients = options.clients or [*AGENTS, *([] if options.installed else CLIENTS)]
     templates = [options.template] if options.template else list(MODELS)
     agents = [name for name in clients if name in AGENTS]
-    reports = try_agents(agents, templates, installs=not options.installed) if agents else []
+    of_agents = try_agents(agents, templates, installs=not options.installed) if agents else []
+    drivers = [name for name in clients if name in CLIENTS]
+    of_drivers = try_drivers(drivers) if drivers else []
     if not options.clients and not options.template:
-        table.write_agents(reports)
-    if drivers := [name for name in clients if name in CLIENTS]:
-        reports += try_drivers(drivers)
+        table.write_agents(of_agents)
+        if drivers:
+            table.write_newest(of_drivers)
+    reports = [*of_agents, *of_drivers]
     sys.stdout.write(f"\n{table.rows(reports)}")
     return int(any(error for report in reports for _, error in report.trials))
 

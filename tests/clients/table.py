@@ -1,5 +1,6 @@
-"""Writes docs/clients.md from runs: the table of clients from one, that of agents from another."""
+"""Writes the tables of docs/clients.md, each from its own runs."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,6 @@ from tests.clients.environments import ROOT
 from tests.clients.trial import Report
 
 PAGE = ROOT / "docs" / "clients.md"
-_AGENTS = "## Agents\n"
 _COLUMNS = """\
 | client | version | what is tried | result |
 |---|---|---|---|
@@ -17,11 +17,12 @@ _HEAD = """\
 
 `scripts/test --clients` starts both services with the embedded model, drives them with the clients
 below, each in its default settings and in an environment of its own, and writes this table. A row
-is one trial. [Coding agents](#agents) are below.
+is one trial. [Coding agents](#agents) and [newest releases](#newest-releases) are below.
 
 """
-_AGENTS_HEAD = f"""\
-{_AGENTS}
+_AGENTS_HEAD = """\
+## Agents
+
 `scripts/try_clients` installs the newest release of each agent into a folder of its own and starts
 the frontend and an engine with a scripted model. The agent gets the URL, a key and the model's
 name, and is asked to write a word to a file. The model calls the agent's own tool that runs
@@ -35,20 +36,27 @@ own.
 ![Codex does the task](agent-codex.svg)
 
 """
+_NEWEST_HEAD = """\
+## Newest releases
+
+`scripts/try_clients` also runs the trials of the first table with each client's newest release.
+
+"""
 
 
 def write(reports: Sequence[Report], page: Path = PAGE) -> None:
-    """Writes the table of clients and leaves that of agents."""
-    _, heading, agents = _text(page).partition(_AGENTS)
-    page.write_text(_HEAD + rows(reports) + (f"\n{heading}{agents}" if heading else ""))
+    """Writes the table of clients and leaves the others."""
+    _replace(_HEAD + rows(reports), page)
 
 
 def write_agents(reports: Sequence[Report], page: Path = PAGE) -> None:
-    """Writes the table of agents and leaves that of clients and what follows a later heading."""
-    clients, _, agents = _text(page).partition(_AGENTS)
-    _, heading, after = agents.partition("\n## ")
-    rest = f"{heading}{after}" if heading else ""
-    page.write_text(f"{clients.rstrip()}\n\n{_AGENTS_HEAD}{rows(reports)}{rest}")
+    """Writes the table of agents and leaves the others."""
+    _replace(_AGENTS_HEAD + rows(reports), page)
+
+
+def write_newest(reports: Sequence[Report], page: Path = PAGE) -> None:
+    """Writes the table of newest SDKs and frameworks and leaves the others."""
+    _replace(_NEWEST_HEAD + rows(reports), page)
 
 
 def rows(reports: Sequence[Report]) -> str:
@@ -66,8 +74,16 @@ def picture_of(name: str) -> Path:
     return PAGE.with_name(f"agent-{name.replace('_', '-')}.svg")
 
 
-def _text(page: Path) -> str:
-    return page.read_text() if page.is_file() else ""
+def _replace(section: str, page: Path) -> None:
+    """Writes a section in place of the one with its heading, or at the end of the page."""
+    before = page.read_text() if page.is_file() else ""
+    sections = {_heading(each): each for each in re.split(r"(?m)^(?=##? )", before) if each}
+    sections[_heading(section)] = section
+    page.write_text("\n\n".join(each.strip() for each in sections.values()) + "\n")
+
+
+def _heading(section: str) -> str:
+    return section.partition("\n")[0]
 
 
 def _shown(error: str | None) -> str:

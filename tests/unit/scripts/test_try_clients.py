@@ -146,6 +146,10 @@ def test_each_table_of_the_page_is_written_alone(tmp_path):
     table.write_agents([dataclasses.replace(WORKS, package="codex")], page)
     assert "claude |" not in page.read_text()
     assert page.read_text().count("## Agents") == 1
+    table.write_newest([dataclasses.replace(WORKS, package="newer")], page)
+    table.write_agents([WORKS], page)
+    assert page.read_text().index("## Agents") < page.read_text().index("| newer | 1.0 |")
+    assert page.read_text().count("| newer | 1.0 |") == 1
 
 
 def test_a_screen_keeps_what_xml_would_read():
