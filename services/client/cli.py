@@ -130,6 +130,8 @@ def _hint(error: OctavoError) -> str:
     """Returns what a user may do about an error, where that is not plain from its message."""
     if isinstance(error, UnavailableError) and "cannot connect" in str(error):
         return " (`octavo serve` starts both services)"
+    if isinstance(error, UnavailableError) and "answer in gRPC" in str(error):
+        return " (`octavo serve` shows gRPC's address, which is not HTTP's; --tls-ca is for TLS)"
     if isinstance(error, UnsupportedError):
         return " (--frontend takes the frontend's address, --engine the engine's)"
     return ""

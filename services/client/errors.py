@@ -93,6 +93,8 @@ _CLASSES: dict[str, type[OctavoError]] = {
     "CANCELLED": CancelledError,
 }
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+_OTHER_PROTOCOL = "Failed parsing HTTP/2"
+"""gRPC says so of a server of HTTP/1, and of one with TLS."""
 _CONNECT_FAILURE = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?:ipv[46]:)?(\S+): (?:.*: )?(.+)"
 )
@@ -110,8 +112,13 @@ def error_of_call(error: grpc.aio.AioRpcError) -> OctavoError:
     metadata = dict(error.trailing_metadata() or ())
     pushback = metadata.get(RETRY_PUSHBACK)
     retry_after_ms = None if pushback is None else int(pushback)
-    # gRPC writes the brackets of an IPv6 address as %5B and %5D.
-    message = _CONNECT_FAILURE.sub(
-        lambda found: f"cannot connect to {unquote(found[1])}: {found[2]}", error.details() or ""
-    )
+    message = _CONNECT_FAILURE.sub(_connect_message, error.details() or "")
     return error_of(error.code().value[0], message or error.code().name, retry_after_ms)
+
+
+def _connect_message(failure: re.Match[str]) -> str:
+    # gRPC writes the brackets of an IPv6 address as %5B and %5D.
+    address, reason = unquote(failure[1]), failure[2]
+    if _OTHER_PROTOCOL in reason:
+        return f"{address} does not answer in gRPC"
+    return f"cannot connect to {address}: {reason}"

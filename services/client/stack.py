@@ -63,11 +63,11 @@ def plan_stack(
     """
     num_engines = len(engine_environments)
     engine_addresses = [
-        f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index)}"
+        f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index, '--engine-port')}"
         for index in range(num_engines)
     ]
     metrics_flags = _metrics_flags(engine_arguments, num_engines)
-    frontend_address = f"{bracketed(host)}:{choose_port(host, port)}"
+    frontend_address = f"{bracketed(host)}:{choose_port(host, port, '--port')}"
     if _port_of(frontend_address) in map(_port_of, engine_addresses):
         # The engine's health would pass for the frontend's.
         raise ServiceFailedError(
@@ -130,7 +130,7 @@ def with_http(stack: Stack, port: int | None) -> Stack:
     if port is None:
         chosen = _first_free_port(listeners.host, HTTP_PORT, taken)
     else:
-        chosen = choose_port(listeners.host, port)
+        chosen = choose_port(listeners.host, port, "--http-port")
     if chosen in taken:
         raise ServiceFailedError(f"HTTP and another listener cannot both have port {chosen}")
     arguments = [*frontend.arguments, "--http-port", str(chosen)]
@@ -217,7 +217,7 @@ def _metrics_flags(
     if not first:  # none, or a free one for each
         return [[] for _ in range(num_engines)]
     return [
-        ["--metrics-port", str(choose_port(LOOPBACK, first + index))]
+        ["--metrics-port", str(choose_port(LOOPBACK, first + index, "--metrics-port"))]
         for index in range(num_engines)
     ]
 
@@ -231,14 +231,22 @@ def _first_free_port(host: str, first: int, taken: Container[int]) -> int:
     for port in range(first, first + MAX_PORTS_TRIED):
         if port not in taken:
             with contextlib.suppress(ServiceFailedError):
-                return choose_port(host, port)
-    return choose_port(host, 0)
+                return choose_port(host, port, "--http-port")
+    return choose_port(host, 0, "--http-port")
 
 
-def choose_port(host: str, port: int) -> int:
+def choose_port(host: str, port: int, flag: str) -> int:
     """Returns `port`, or a free one for 0. Fixed before the start, it survives restarts.
 
     Without the look beforehand, another process that holds the port would pass for our service.
+
+    Args:
+        host: address to listen on.
+        port: the port to look at.
+        flag: the flag that names the port, for messages.
+
+    Raises:
+        ServiceFailedError: the port cannot be listened on now.
     """
     if not 0 <= port <= MAX_PORT:
         raise ServiceFailedError(f"cannot listen on {host}:{port}: ports end at {MAX_PORT}")
@@ -249,7 +257,7 @@ def choose_port(host: str, port: int) -> int:
             probe.bind(address)
             return int(probe.getsockname()[1])
     except OSError as error:
-        hint = " (port 0 takes a free one)" if error.errno == errno.EADDRINUSE else ""
+        hint = f" ({flag} 0 takes a free one)" if error.errno == errno.EADDRINUSE else ""
         raise ServiceFailedError(
             f"cannot listen on {host}:{port}: {error.strerror}{hint}"
         ) from None

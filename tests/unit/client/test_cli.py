@@ -1,9 +1,11 @@
 """The command line against a frontend that echoes, and its messages for people."""
 
+import http.server
 import io
 import json
 import subprocess
 import sys
+import threading
 import tomllib
 
 import pytest
@@ -226,6 +228,17 @@ def test_a_service_that_is_away_is_one_line_with_a_hint(octavo, monkeypatch, com
     assert len(err.splitlines()) == 1
     assert f"cannot connect to {address}: Connection refused" in err
     assert "`octavo serve` starts both services" in err
+
+
+def test_the_port_of_http_taken_for_that_of_grpc_is_explained(octavo, monkeypatch):
+    handler = http.server.BaseHTTPRequestHandler
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OCTAVO_FRONTEND", f"127.0.0.1:{web.server_port}")
+        code, _, err = octavo("models")
+        web.shutdown()
+    assert code == 1
+    assert f"127.0.0.1:{web.server_port} does not answer in gRPC (`octavo serve` shows" in err
 
 
 def test_an_unknown_flag_is_a_usage_error(octavo):

@@ -61,11 +61,12 @@ def test_several_engines_on_free_ports_have_different_ones():
     assert len({engine.address for engine in stack.engines}) == 4
 
 
-@pytest.mark.parametrize("whose", ["port", "engine_port"])
-def test_a_taken_port_is_refused_before_anything_starts(whose):
+@pytest.mark.parametrize(("whose", "flag"), [("port", "--port"), ("engine_port", "--engine-port")])
+def test_a_taken_port_is_refused_with_its_flag_before_anything_starts(whose, flag):
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ServiceFailedError, match=f"{port}: Address already in use"):
+        message = rf"{port}: Address already in use \({flag} 0 takes a free one\)"
+        with pytest.raises(ServiceFailedError, match=message):
             plan_stack(**{whose: port})
 
 
