@@ -10,6 +10,10 @@ from services.settings.flags import MAX_WAIT_S
 MAX_THREADS = 1024
 """Of OpenMP, which crashes when the system has none left."""
 
+GPU_STEP_TIMEOUT_S = 60.0
+CPU_STEP_TIMEOUT_S = 600.0
+"""2,048 tokens of a model with 8 billion parameters are 33 TFLOP; a core does 0.1 a second."""
+
 
 class WorkerConfig(ConfigSection):
     """The worker: device, threads, and how long it may take."""
@@ -20,9 +24,16 @@ class WorkerConfig(ConfigSection):
     """CPU threads of the model's operations; more than one hurts small models."""
     batch_invariant: bool = False
     """Give each row of logits the same bits whatever else is in its step; costs time."""
-    step_timeout_s: float = Field(default=60.0, gt=0, le=MAX_WAIT_S)
-    """A step that takes longer means a hung worker, which is killed and started again."""
+    step_timeout_s: float | None = Field(default=None, gt=0, le=MAX_WAIT_S)
+    """A step that takes longer means a hung worker, which is killed and started again; when absent,
+    60 s on a GPU and 600 s on a CPU, where a chunk of a long prompt takes minutes."""
     worker_start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_WAIT_S)
     """Longest time from starting a worker to its being ready."""
     worker_patience_s: float = Field(default=60.0, ge=0, le=MAX_WAIT_S)
     """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
+
+    def step_limit_s(self, *, on_cpu: bool) -> float:
+        """Returns the time after which a step means a hung worker."""
+        if self.step_timeout_s is not None:
+            return self.step_timeout_s
+        return CPU_STEP_TIMEOUT_S if on_cpu else GPU_STEP_TIMEOUT_S

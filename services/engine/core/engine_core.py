@@ -293,7 +293,7 @@ class EngineCore:
             dispatcher=self._graphs.dispatcher,
             counts=self.counters.scheduler,
             channel=executor,
-            step_timeout_s=config.worker.step_timeout_s,
+            step_timeout_s=config.worker.step_limit_s(on_cpu=ready.device_name == "cpu"),
             publish=self._live.publish,
             counters=self.counters,
             graphs=self._graphs,

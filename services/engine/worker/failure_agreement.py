@@ -33,7 +33,7 @@ class FailureAgreement:
         self._reporter = self._reporters[0]
         self._failures: dict[int, StepResult] = {}
         self._has_failed = asyncio.Event()
-        self._limit_s = min(AGREEMENT_GRACE_S, config.worker.step_timeout_s / 2)
+        self._limit_s = min(AGREEMENT_GRACE_S, config.worker.step_limit_s(on_cpu=False) / 2)
         if config.parallel.pipeline_parallel_size > 1:
             self._limit_s = 0.0  # another stage waits for this one, and fails nowhere
 

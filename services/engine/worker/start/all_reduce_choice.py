@@ -70,7 +70,8 @@ def choose_all_reduce(config: EngineConfig, ranks: Ranks, rows: Rows) -> None:
         return
     obstacle = ranks.common_fault(_obstacle(config, group, rows))
     if not obstacle:
-        fused, fault = _make(group, rows, config.worker.step_timeout_s * _SHARE_OF_TIMEOUT)
+        limit_s = config.worker.step_limit_s(on_cpu=False)
+        fused, fault = _make(group, rows, limit_s * _SHARE_OF_TIMEOUT)
         obstacle = ranks.common_fault(fault)
         if fused is not None and not obstacle:
             obstacle = ranks.common_fault(_fault(fused, group, rows))

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from services.engine.__main__ import main
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
+from services.engine.config.worker import WorkerConfig
 
 
 def problems(*arguments):
@@ -136,3 +137,9 @@ def test_changed_flags_leave_the_others_as_they_were():
 )
 def test_a_problem_names_its_flag(arguments, expected):
     assert problems(*arguments) == [expected]
+
+
+def test_a_step_may_take_longer_on_a_cpu_unless_the_flag_says_otherwise():
+    assert WorkerConfig().step_limit_s(on_cpu=False) == 60
+    assert WorkerConfig().step_limit_s(on_cpu=True) == 600
+    assert WorkerConfig(step_timeout_s=5).step_limit_s(on_cpu=True) == 5

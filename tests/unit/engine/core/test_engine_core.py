@@ -213,6 +213,15 @@ class TestLostWorker:
             assert engine.core.counters.num_worker_restarts == 1
             assert executor.num_stacks_shown == (how == "hangs")
 
+    async def test_a_cpu_may_take_minutes_for_a_step(self, monkeypatch):
+        async with running_core(num_steps=3) as engine:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink, max_tokens=NEVER_ENDS))
+            await sink.wait_for(lambda s: len(s.token_ids) == 3)
+            pass_time(monkeypatch, 400)
+            await asyncio.sleep(0.1)
+            assert engine.core.counters.num_worker_restarts == 0
+
     async def test_without_a_successor_ends_its_requests_at_their_time_limit(self):
         config = engine_config(worker_patience_s=0.05)
         async with running_core(config) as engine:
