@@ -165,11 +165,15 @@ def _call(prompt: str, names: Sequence[str], text: str) -> dict[str, Any] | None
 
 
 def _functions(prompt: str) -> Iterator[dict[str, Any]]:
-    """Yields the functions that a prompt lists in <tools>, one in a line."""
-    for line in prompt.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines():
-        if line.startswith("{"):
-            tool = json.loads(line)
-            yield tool.get("function", tool)
+    """Yields the functions that a prompt lists in <tools>, one in a line.
+
+    Agents write sections of that name in their own words, too.
+    """
+    for section in prompt.split("<tools>\n")[1:]:
+        for line in section.partition("\n</tools>")[0].splitlines():
+            if line.startswith("{"):
+                tool = json.loads(line)
+                yield tool.get("function", tool)
 
 
 def _arguments(schema: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -64,6 +64,12 @@ def test_the_scripted_model_calls_the_tool_that_runs_commands(tool, arguments):
     assert call == {"name": tool["function"]["name"], "arguments": arguments}
 
 
+def test_the_scripted_model_finds_its_tools_after_another_section_of_tools():
+    tool = _function("bash", ["command"], command={"type": "string"})
+    turn = f"<tools>\nUse them well.\n</tools>\n{TASK}"
+    assert _called(f"<|im_start|>system\n<tools>\nbash\n</tools>{_prompt([tool], turn)}")
+
+
 def test_the_scripted_model_says_that_it_is_done_after_the_result():
     result = "<tool_response>\noctavo\n</tool_response>"
     shell = _function("Bash", ["command"], command={"type": "string"})
