@@ -1,35 +1,18 @@
 """Opens the files of a checkpoint folder; tensors stay on disk until they are read."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-import torch
 from safetensors import SafetensorError, safe_open
 
+from models.loading.checkpoint_tensor import CheckpointError as CheckpointError
+from models.loading.checkpoint_tensor import CheckpointTensor as CheckpointTensor
+from models.loading.gguf_checkpoint import PATTERN, open_gguf_files
 from models.loading.header import find_damage
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint is incomplete, damaged, or does not fit the model its config describes."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointTensor:
-    """One stored tensor, on the CPU and backed by its memory-mapped file."""
-
-    file: Path
-    name: str
-    values: torch.Tensor
-
-    @property
-    def module(self) -> str:
-        """Its module by the checkpoint's name, which is what quantization_config writes."""
-        return self.name.rpartition(".")[0]
 
 
 def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
@@ -52,8 +35,8 @@ def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
         ]
     if _is_entry(single_file):
         return _open_file(single_file, None)
-    if next(folder.glob("*.gguf"), None) is not None:
-        raise CheckpointError(f"{folder} holds GGUF files, which are not supported")
+    if next(folder.glob(PATTERN), None) is not None:
+        return open_gguf_files(folder)
     raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 

@@ -8,10 +8,13 @@ import torch
 
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import dequantize_fp4
+from models.loading.gguf_code import GgufCode
 from models.loading.integers import IntegerFormat, Layout, dequantize_integers, unpack_words
+from models.loading.kept_gguf import kept_gguf
 from models.loading.kept_packed import KeptWeight, kept_floats, kept_integers
 from models.number_formats import FP8, MXFP4_RUN, NVFP4_RUN
 from models.quantization.config import QuantizationConfig, WeightKind, WeightScheme
+from models.quantization.gguf import GROUP, KINDS
 
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_METHODS = ("awq", "gptq")
@@ -55,9 +58,12 @@ def find_packed(
         CheckpointError: a tensor is missing, has another shape than its fields say, or
             contradicts config.json.
     """
-    found = {}
+    found: dict[str, PackedWeight] = {}
     for name, tensor in stored.items():
         part = packed_module(name)[1]
+        if tensor.code is not None:
+            found |= _find_gguf(name, tensor, dtype)
+            continue
         is_first = part in FIRST_PARTS
         if not is_first or (part == "weight" and not _is_packed(tensor.values, quantization)):
             continue
@@ -66,6 +72,19 @@ def find_packed(
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
     return found
+
+
+def _find_gguf(name: str, tensor: CheckpointTensor, dtype: torch.dtype) -> dict[str, PackedWeight]:
+    """Returns a GGUF tensor's weight if a layer can keep it as it is."""
+    code = tensor.code
+    kept = kept_gguf(tensor.values, code) if isinstance(code, GgufCode) else None
+    if not isinstance(code, GgufCode) or kept is None:
+        return {}
+    scheme = WeightScheme(kind=KINDS[code.type.name], group_size=GROUP)
+    num_rows, num_columns = code.shape
+    decode = partial(code.decode, dtype=dtype)
+    shape = num_rows, num_columns
+    return {name: PackedWeight((tensor.values,), decode, shape, scheme, kept)}
 
 
 def _is_packed(values: torch.Tensor, quantization: QuantizationConfig | None) -> bool:

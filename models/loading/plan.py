@@ -21,6 +21,7 @@ from models.loading.dequantize import (
     rounded_to_fp8,
 )
 from models.loading.fp8_weights import SCALE, fp8_scheme
+from models.loading.gguf_joined import Code, rounded_code
 from models.loading.kept_packed import KeepsBits, KeptPart, KeptWeight
 from models.loading.names import (
     Destination,
@@ -223,6 +224,8 @@ class _Plan:
         if packed is not None:
             stored_as = packed.scheme.describe()
             return Load(tensor, packed.parts, packed.decode, destination, packed.shape, stored_as)
+        if tensor.code is not None:
+            return self._coded_load(tensor, tensor.code, destination)
         values = tensor.values
         shape, stored_as = tuple(values.shape), _name(values)
         if self._is_rounding and values.dtype in PLAIN_DTYPES and is_rounded(destination, values):
@@ -243,6 +246,17 @@ class _Plan:
         if decode is as_it_is:
             shape = tuple(parts[0].shape)
         return Load(tensor, parts, decode, destination, shape, stored_as)
+
+    def _coded_load(self, tensor: CheckpointTensor, code: Code, to: Destination) -> Load:
+        own_dtype = to.param.dtype
+        decode = partial(code.decode, dtype=own_dtype if own_dtype != FP8 else torch.float32)
+        parts = (tensor.values,) if tensor.second is None else (tensor.values, tensor.second)
+        if self._is_rounding and is_rounded(to, tensor.values):
+            if own_dtype == FP8:
+                to = replace(to, layer=RoundsToFP8(to.layer))
+            else:
+                decode = partial(rounded_code, code=code, dtype=own_dtype)
+        return Load(tensor, parts, decode, to, code.shape, code.stored_as)
 
     def _fp8_scheme(self, name: str) -> WeightScheme:
         """Returns how an FP8 weight is scaled.

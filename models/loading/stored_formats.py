@@ -177,7 +177,8 @@ class _StoredFormats:
         tensor = self._stored[name]
         values = tensor.values
         if self._quantization.method == ROUNDING:
-            is_rounded = values.dtype in PLAIN_DTYPES and values.dim() == 2
+            is_plain = values.dtype in PLAIN_DTYPES or tensor.code is not None
+            is_rounded = is_plain and values.dim() == 2
             return self._quantization.schemes[0] if is_rounded else None
         if values.dtype != FP8 or name + SCALE not in self._stored:
             return None

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from models.number_formats import E8M0, FP8, MXFP4
 
 MAX_THREADS = 8
 DECODED_GROWTH = 4
-"""Most bytes decoded from one stored byte: four bits become sixteen."""
+"""Bytes decoded from one stored byte: four bits become sixteen."""
+DECODED_BYTES = 2
+"""Of one element; GGUF has types of fewer bits."""
 PROGRESS_INTERVAL_S = 1.0
 FP8_NAN = 0x7F
 """All bits but the sign: the one NaN of FP8, which has no infinity."""
@@ -147,7 +150,10 @@ def _num_bytes(load: Load) -> int:
 
 def _peak_bytes(load: Load) -> int:
     """Returns about how much memory a load takes, with the values that it decodes."""
-    return _num_bytes(load) * (1 if load.is_view else 1 + DECODED_GROWTH)
+    stored = _num_bytes(load)
+    if load.is_view:
+        return stored
+    return stored + max(DECODED_GROWTH * stored, DECODED_BYTES * prod(load.shape))
 
 
 class _Progress:

@@ -12,6 +12,7 @@ from models.quantization.float_tools import (
     read_mxfp8,
     read_stacked_mxfp4,
 )
+from models.quantization.gguf import read_gguf
 from models.quantization.integer_tools import read_awq, read_gptq
 from models.quantization.quark import read_quark
 
@@ -26,6 +27,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "gptq": read_gptq,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
+    "gguf": read_gguf,
     "mxfp8": read_mxfp8,
     "mxfp4": read_stacked_mxfp4,
     "quark": read_quark,

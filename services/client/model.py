@@ -1,6 +1,9 @@
 """Brings a model to this machine before services start, with progress in the terminal."""
 
+import argparse
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -13,13 +16,14 @@ LINE_INTERVAL_S = 5.0
 """Time between two lines of progress where standard error is no terminal."""
 
 
-def engine_flags(model: str | None) -> list[str]:
+def engine_flags(model: str | None, engine_words: Sequence[str] = ()) -> list[str]:
     """Returns an engine's flags for a model, after fetching it if it is a name on the hub.
 
     The engines get its folder, so that a restart needs no hub.
 
     Args:
-        model: a folder or a name on the hub; None means the embedded model.
+        model: a folder, a GGUF file or a name on the hub; None means the embedded model.
+        engine_words: other flags of the engine, which may name a GGUF file of the hub's.
 
     Raises:
         HubError: the model cannot be fetched.
@@ -30,11 +34,15 @@ def engine_flags(model: str | None) -> list[str]:
     name = hub_name(model)
     if name is None:
         return ["--model", model]
-    return ["--model", str(pull(name)), "--served-model-name", name.repository]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--gguf-file", default=os.environ.get("OCTAVO_ENGINE_GGUF_FILE", ""))
+    found, _ = parser.parse_known_args(engine_words)
+    path = pull(name, gguf_file=found.gguf_file)
+    return ["--model", str(path), "--served-model-name", name.repository]
 
 
-def pull(name: HubName) -> Path:
-    """Returns the folder of a model of the hub, after fetching what it lacks.
+def pull(name: HubName, *, gguf_file: str = "") -> Path:
+    """Returns the folder of a model of the hub, or its GGUF file, after fetching what it lacks.
 
     Raises:
         HubError: the model cannot be fetched.
@@ -44,7 +52,7 @@ def pull(name: HubName) -> Path:
     from services.hub.fetch import fetch  # takes a while to import
 
     with _Shown(str(name)) as shown:
-        return fetch(name, report=shown.report)
+        return fetch(name, gguf_file=gguf_file, report=shown.report)
 
 
 class _Shown:

@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from services.hub.gguf_files import SUFFIX, choose_files
 from services.hub.names import HubError, HubName
 from services.hub.progress import Report, bar_class
 from services.hub.weights import fetch_files
@@ -47,8 +48,8 @@ _WEIGHTS_NAME = re.compile(r"[\w.-]+\.safetensors")
 _MAX_INDEX_BYTES = 2**26
 
 
-def fetch(name: HubName, *, has_weights: bool = True, report: Report) -> Path:
-    """Returns the folder of a model, after bringing the files that it lacks.
+def fetch(name: HubName, *, has_weights: bool = True, gguf_file: str = "", report: Report) -> Path:
+    """Returns the folder of a model, or its GGUF file, after bringing the files that it lacks.
 
     The files of an interrupted call are kept, and the next call goes on from there. Without the
     hub, a complete copy in the cache is enough. HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT and
@@ -56,7 +57,9 @@ def fetch(name: HubName, *, has_weights: bool = True, report: Report) -> Path:
 
     Args:
         name: of the model.
-        has_weights: also bring the weights: safetensors only, pickled ones never.
+        has_weights: also bring the weights: safetensors or GGUF only, pickled ones never.
+        gguf_file: the GGUF file to bring, or its first shard; empty: the only one, where there is
+            no config.json.
         report: takes the progress of the current files.
 
     Raises:
@@ -65,10 +68,10 @@ def fetch(name: HubName, *, has_weights: bool = True, report: Report) -> Path:
     """
     huggingface_hub.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its own
     with _ended_by_ctrl_c():
-        return _fetch(name, has_weights=has_weights, report=report)
+        return _fetch(name, has_weights=has_weights, gguf_file=gguf_file, report=report)
 
 
-def _fetch(name: HubName, *, has_weights: bool, report: Report) -> Path:
+def _fetch(name: HubName, *, has_weights: bool, gguf_file: str, report: Report) -> Path:
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -78,8 +81,8 @@ def _fetch(name: HubName, *, has_weights: bool, report: Report) -> Path:
                 tqdm_class=bar_class(_ignore, 0),
             )
         )
-        if not (folder / CONFIG_FILE).is_file():
-            raise HubError(f"{name} has no {CONFIG_FILE} on the hub: it is no checkpoint")
+        if gguf_file or not (folder / CONFIG_FILE).is_file():
+            return _fetch_gguf(name, folder, gguf_file, report)
         if has_weights:
             files = _weight_files(folder, name)
             # By its commit: the branch may have moved since the index was read.
@@ -95,6 +98,19 @@ def _fetch(name: HubName, *, has_weights: bool, report: Report) -> Path:
     ) as error:
         raise HubError(_describe(name, error)) from error
     return folder
+
+
+def _fetch_gguf(name: HubName, folder: Path, gguf_file: str, report: Report) -> Path:
+    """Returns the first file of a GGUF model, after bringing all its shards."""
+    if constants.HF_HUB_OFFLINE:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}")]
+    else:
+        names = huggingface_hub.list_repo_files(name.repository, revision=folder.name)
+    if not gguf_file and not any(file.endswith(SUFFIX) for file in names):
+        raise HubError(f"{name} has no {CONFIG_FILE} and no GGUF model: it is no checkpoint")
+    files = choose_files(str(name), names, gguf_file)
+    fetch_files(name, folder, files, report)
+    return folder / files[0]
 
 
 @contextlib.contextmanager
@@ -129,8 +145,8 @@ def _describe_absence(name: HubName, folder: Path) -> str:
     if (folder / INDEX_FILE).is_file():
         return f"{name}: {INDEX_FILE} names a file that the hub does not have"
     return (
-        f"{name} has neither {SINGLE_FILE} nor {INDEX_FILE} on the hub; weights in other formats, "
-        "such as .bin, .pt or .gguf, are not loaded"
+        f"{name} has neither {SINGLE_FILE} nor {INDEX_FILE} on the hub; of other formats, GGUF is "
+        "loaded where --gguf-file names the file, and .bin and .pt are not"
     )
 
 

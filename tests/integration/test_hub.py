@@ -15,7 +15,7 @@ from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.hub.fetch import SMALL_FILES
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
-from tests.support.hub import COMMIT, Hub
+from tests.support.hub import COMMIT, Hub, Repository
 from tests.support.processes import ROOT
 
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
@@ -144,8 +144,8 @@ def test_a_model_that_cannot_be_loaded_is_one_line(hub, environment):
     }
     for number, (changes, message) in enumerate(
         [
-            ({SINGLE_FILE: None, "pytorch_model.bin": b"x"}, "weights in other formats, such as"),
-            ({"config.json": None}, "has no config.json on the hub"),
+            ({SINGLE_FILE: None, "pytorch_model.bin": b"x"}, "of other formats, GGUF is"),
+            ({"config.json": None}, "has no config.json and no GGUF model"),
             ({INDEX_FILE: b'{"weight_map": {"a": "../a.safetensors"}}'}, "is no safetensors file"),
             ({INDEX_FILE: b'{"weight_map": {"a": "modeling.py"}}'}, "is no safetensors file"),
             (
@@ -165,6 +165,23 @@ def test_a_model_that_cannot_be_loaded_is_one_line(hub, environment):
     )  # fmt: skip
     for line, message in zip(finished.stdout.splitlines(), expected.values(), strict=True):
         assert message in line
+
+
+def test_a_gguf_model_is_fetched_with_all_its_shards(hub, octavo):
+    shards = [f"q8/model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    files = {name: name.encode() for name in (*shards, "other.gguf", "README.md")}
+    hub.repositories["octavo/gguf"] = Repository(files)
+    assert "choose by --gguf-file: other.gguf, q8/model-00001" in refusal(
+        octavo("pull", "octavo/gguf")
+    )
+    file = pulled(octavo("pull", "octavo/gguf", "--gguf-file", shards[0]))
+    assert file.name == "model-00001-of-00002.gguf"
+    assert sorted(each.name for each in file.parent.iterdir()) == [
+        f"model-0000{number}-of-00002.gguf" for number in (1, 2)
+    ]
+    assert hub.downloads["other.gguf"] == 0
+    offline = octavo("pull", "octavo/gguf", "--gguf-file", shards[0], HF_HUB_OFFLINE="1")
+    assert pulled(offline) == file
 
 
 def test_without_the_hub_a_whole_copy_is_enough_and_none_is_one_line(hub, octavo):

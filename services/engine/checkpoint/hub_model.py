@@ -1,16 +1,21 @@
-"""Replaces a model's name on the hub by the folder that has its files."""
+"""Replaces a model's name on the hub, or a GGUF file, by the folder that has its files."""
 
 import time
 from typing import TypeVar
 
 import structlog
 
+from services.engine.checkpoint.gguf_model import gguf_files, made_folder
 from services.engine.config.engine_config import EngineConfig
-from services.hub.names import hub_name
+from services.hub.gguf_files import model_name
+from services.hub.names import HubName, hub_name
+from services.hub.packaged import packaged_model
 
 log = structlog.get_logger()
 
 LOG_INTERVAL_S = 5.0
+_GGUF_FOLDERS = "gguf"
+"""Where in the folder of compiled code the made folders are: workers trust what it has."""
 
 _Config = TypeVar("_Config", bound=EngineConfig)
 
@@ -19,21 +24,42 @@ def with_local_model(config: _Config, *, has_weights: bool = True) -> _Config:
     """Returns the configuration with a folder for `model`, after fetching what the folder lacks.
 
     Args:
-        config: its model is a folder or a name on the hub.
+        config: its model is a folder, a GGUF file or a name on the hub.
         has_weights: whether weights are fetched as well.
 
     Raises:
-        HubError: the model cannot be fetched.
+        HubError: the model cannot be fetched, or it is not clear which file is meant.
+        ModelFolderError: a GGUF file is damaged or not supported.
     """
+    packaged = packaged_model(config.checkpoint.model)
     name = hub_name(config.checkpoint.model)
-    if name is None:
+    if packaged is not None:
+        served_name = config.checkpoint.served_model_name or str(config.checkpoint.model)
+        config = config.with_flags(model=packaged, served_model_name=served_name)
+    elif name is not None:
+        config = _fetched(config, name, has_weights=has_weights)
+    files = gguf_files(config.checkpoint.model, config.checkpoint.gguf_file)
+    if not files:
         return config
+    served_name = config.checkpoint.served_model_name or model_name(files[0].name)
+    folder = made_folder(files, config.compilation.code_dir / _GGUF_FOLDERS)
+    log.info("gguf_opened", file=str(files[0]), num_files=len(files), folder=str(folder))
+    return config.with_flags(model=folder, served_model_name=served_name)
+
+
+def _fetched(config: _Config, name: HubName, *, has_weights: bool) -> _Config:
+    """Returns the configuration with the folder of a hub's model."""
     # Takes a while to import, and most engines start from a folder.
     from services.hub.fetch import fetch
 
     needs_weights = has_weights and config.checkpoint.load_format != "dummy"
     progress = _LoggedProgress(str(name))
-    folder = fetch(name, has_weights=needs_weights, report=progress.report)
+    folder = fetch(
+        name,
+        has_weights=needs_weights,
+        gguf_file=config.checkpoint.gguf_file,
+        report=progress.report,
+    )
     log.info("model_fetched", model=str(name), folder=str(folder), elapsed_s=progress.elapsed_s)
     served_name = config.checkpoint.served_model_name or name.repository
     return config.with_flags(model=folder, served_model_name=served_name)

@@ -26,10 +26,14 @@ class CheckpointConfig(ConfigSection):
     """The model: its folder, name, weights and length."""
 
     model: Model = TINY_CHECKPOINT
-    """Folder of the checkpoint, in Hugging Face form, or OWNER/NAME[@REVISION] on the hub.
-    The default is the small embedded model."""
+    """Folder of the checkpoint, in Hugging Face form, a GGUF file, or OWNER/NAME[@REVISION] on the
+    hub. The default is the small embedded model."""
+    gguf_file: str = ""
+    """Which GGUF file of the folder or repository to serve, or its first shard; needed where there
+    are several."""
     served_model_name: str = ""
-    """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name."""
+    """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name, or that
+    of the GGUF file."""
     model_impl: Literal["auto", "octavo", "transformers"] = "auto"
     """Whose modules run the model: Octavo's, transformers', or Octavo's where it has some."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"

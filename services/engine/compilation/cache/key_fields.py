@@ -54,6 +54,7 @@ IRRELEVANT_FLAGS = {
     "eplb_interval": "which experts a rank holds is an input of the pieces",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "model_impl": "the model takes part, with the modules that run it",
+    "gguf_file": "the model is the folder that is made of it",
     "load_format": "weights are inputs of the pieces",
     "max_model_len": _TABLE_SIZE,
     "block_size": _TABLE_SIZE,

@@ -107,8 +107,9 @@ def test_every_supported_form_is_read(fields, described, ignored):
         ({"bits": 4, "group_size": 64}, r"quant_method is None; .* \(MLX checkpoints name none\)"),
         *(
             ({"quant_method": name}, f"quant_method is '{name}'; it must be one of fp8, fbgemm")
-            for name in ("bitsandbytes", "gguf", "aqlm", "hqq", "exl2", "torchao", "quip", "eetq")
+            for name in ("bitsandbytes", "aqlm", "hqq", "exl2", "torchao", "quip", "eetq")
         ),
+        ({"quant_method": "gguf", "types": ["Q4_1"]}, r"types is \['Q4_1'\]"),
         ({"quant_method": ["fp8"]}, r"quant_method is \['fp8'\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "fp8", "fmt": False}, "fmt is False"),

@@ -1,0 +1,1 @@
+"""GGUF files: their metadata as a checkpoint's JSON files, and offsets of tensors. No torch."""

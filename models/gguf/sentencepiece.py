@@ -1,0 +1,73 @@
+"""A SentencePiece vocabulary with scores, as BPE with merges, the way transformers converts it.
+
+Source: github.com/huggingface/transformers, src/transformers/convert_slow_tokenizer.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+_SPACE = "\u2581"
+MAX_TOKEN_CHARACTERS = 512
+"""Longer tokens are not split: merges for each of their splits would take long."""
+
+
+def spelled(token: str) -> str:
+    """Returns a token as a vocabulary spells it; Gemma's files have runs of spaces as they are."""
+    return token if token.strip(" ") else token.replace(" ", _SPACE)
+
+
+def sentencepiece_parts(
+    tokens: Sequence[str], ranks: Sequence[float], unknown: str | None, *, has_prefix: bool
+) -> dict[str, Any]:
+    """Returns normalizer, pre_tokenizer, decoder and model of tokenizer.json.
+
+    Args:
+        tokens: in the vocabulary's spelling.
+        ranks: of each token; of two possible merges, that into the higher one comes first.
+        unknown: the token for what no other one spells.
+        has_prefix: whether texts get a space in front.
+    """
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens) if token}
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    without_prefix = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    decoders = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        *(without_prefix if has_prefix else []),
+    ]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": _merges(vocabulary, ranks),
+        },
+    }
+
+
+def _merges(vocabulary: dict[str, int], ranks: Sequence[float]) -> list[list[str]]:
+    """Returns all pairs of tokens that together are a token, that with the highest rank first."""
+    found = []
+    for token, token_id in vocabulary.items():
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            continue
+        pairs = [
+            (token[:place], token[place:])
+            for place in range(1, len(token))
+            if token[:place] in vocabulary and token[place:] in vocabulary
+        ]
+        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        found += [(ranks[token_id], left, right) for left, right in pairs]
+    found.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
+    return [[left, right] for _, left, right in found]
