@@ -81,7 +81,7 @@ class ModelConfig:
     """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
-    unrotated_layers: frozenset[int] = frozenset()
+    unrotated_layers: tuple[int, ...] = ()
     """Layers whose queries and keys have no positions."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""

@@ -49,7 +49,7 @@ def _pattern_length(fields: Fields) -> int:
     return fields.count("sliding_window_pattern")
 
 
-def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> frozenset[int]:
+def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> tuple[int, ...]:
     """Returns the layers without positions: named ones, every n-th, or all without a window.
 
     Source: Yang et al. 2025, "Rope to Nope and Back Again".
@@ -57,16 +57,14 @@ def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> froz
     num_layers = len(windows)
     if fields.architecture() == "Exaone4ForCausalLM":
         is_hybrid = fields.has("sliding_window")
-        return frozenset(
-            layer for layer, window in enumerate(windows) if is_hybrid and window is None
-        )
+        return tuple(layer for layer, window in enumerate(windows) if is_hybrid and window is None)
     if fields.architecture() != "SmolLM3ForCausalLM":
-        return frozenset()
+        return ()
     rotates = fields.values.get("no_rope_layers")
     if rotates is None:
         every = fields.count("no_rope_layer_interval")
-        return frozenset(range(every - 1, num_layers, every))
+        return tuple(range(every - 1, num_layers, every))
     is_list = isinstance(rotates, list) and len(rotates) == num_layers
     if not is_list or any(each not in (0, 1) for each in rotates):
         raise fields.error("no_rope_layers", "0 or 1 for every layer; 0 has no positions")
-    return frozenset(layer for layer, each in enumerate(rotates) if not each)
+    return tuple(layer for layer, each in enumerate(rotates) if not each)
