@@ -59,7 +59,6 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         {"ffn_dim": 56, "word_embed_proj_dim": 32, "do_layer_norm_before": True},
     ),
     "PhiForCausalLM": ("PhiConfig", {}),
-    "SmolLM3ForCausalLM": ("SmolLM3Config", {}),
     "StableLmForCausalLM": ("StableLmConfig", {}),
     "Starcoder2ForCausalLM": ("Starcoder2Config", {"sliding_window": 7}),
 }
