@@ -289,7 +289,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
 
 
 _SIGMOID = 2
-"""Of the ways to score experts, enum llama_expert_gating_func_type."""
+"""Number of a way to score experts: enum llama_expert_gating_func_type of llama.cpp."""
 _READERS: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,

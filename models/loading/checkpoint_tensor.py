@@ -19,7 +19,7 @@ class CheckpointTensor:
     file: Path
     name: str
     values: torch.Tensor
-    """As stored: rows of bytes where there is a code."""
+    """The stored values; rows of bytes where there is a code."""
     code: Code | None = None
     """How they become the tensor's values; None: they are these."""
     second: torch.Tensor | None = None
@@ -29,3 +29,8 @@ class CheckpointTensor:
     def module(self) -> str:
         """Its module by the checkpoint's name, which is what quantization_config writes."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """All stored values, for the code."""
+        return (self.values,) if self.second is None else (self.values, self.second)

@@ -14,7 +14,7 @@ class GgufCode:
 
     type: TensorType
     shape: tuple[int, ...]
-    """Of the values."""
+    """Sizes of the decoded tensor."""
     paired_heads: int = 0
     """See `models.gguf.tensors.Source`."""
     is_offset: bool = False

@@ -19,7 +19,7 @@ class JoinedCode:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """Sizes of the decoded tensor."""
         shapes = [torch.empty(part.shape, device="meta") for part in self.parts]
         return tuple(self._joined(shapes).shape)
 

@@ -248,15 +248,14 @@ class _Plan:
         return Load(tensor, parts, decode, destination, shape, stored_as)
 
     def _coded_load(self, tensor: CheckpointTensor, code: Code, to: Destination) -> Load:
-        own_dtype = to.param.dtype
-        decode = partial(code.decode, dtype=own_dtype if own_dtype != FP8 else torch.float32)
-        parts = (tensor.values,) if tensor.second is None else (tensor.values, tensor.second)
+        dtype = torch.float32 if to.param.dtype == FP8 else to.param.dtype
+        decode = partial(code.decode, dtype=dtype)
         if self._is_rounding and is_rounded(to, tensor.values):
-            if own_dtype == FP8:
+            if to.param.dtype == FP8:
                 to = replace(to, layer=RoundsToFP8(to.layer))
             else:
-                decode = partial(rounded_code, code=code, dtype=own_dtype)
-        return Load(tensor, parts, decode, to, code.shape, code.stored_as)
+                decode = partial(rounded_code, code=code, dtype=dtype)
+        return Load(tensor, tensor.parts, decode, to, code.shape, code.stored_as)
 
     def _fp8_scheme(self, name: str) -> WeightScheme:
         """Returns how an FP8 weight is scaled.

@@ -19,7 +19,7 @@ MAX_THREADS = 8
 DECODED_GROWTH = 4
 """Bytes decoded from one stored byte: four bits become sixteen."""
 DECODED_BYTES = 2
-"""Of one element; GGUF has types of fewer bits."""
+"""Bytes of one element; GGUF has types of fewer bits."""
 PROGRESS_INTERVAL_S = 1.0
 FP8_NAN = 0x7F
 """All bits but the sign: the one NaN of FP8, which has no infinity."""

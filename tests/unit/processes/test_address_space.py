@@ -1,4 +1,4 @@
-"""With too little address space a service ends with the reason, before it needs more."""
+"""A service with too little address space ends with the reason, before it needs more."""
 
 import re
 import resource

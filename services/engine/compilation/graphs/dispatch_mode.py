@@ -39,7 +39,7 @@ class DispatchMode(TorchDispatchMode):
         return self.dispatch(func, args, kwargs or {})
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation in its place and returns the result."""
+        """Runs an operation in its place and returns the result; each mode has its own."""
         raise NotImplementedError
 
     @classmethod

@@ -32,7 +32,7 @@ class ToolCall(Body):
     type: Literal["function"]
     function: FunctionCall
     index: Annotated[int, Field(ge=0)] | None = None
-    """Of a call that was put together from a stream; the order in the list counts."""
+    """Number of a call that was put together from a stream; the order in the list counts."""
 
 
 class FunctionDefinition(Body):
@@ -89,7 +89,7 @@ class ChatMessage(Body):
     reasoning: str | None = None
     """Another name for it, as some servers call it."""
     prefix: bool | None = None
-    """Of the last message: the reply continues it, as with `continue_final_message`."""
+    """Makes the reply continue the last message, as `continue_final_message` does."""
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     """OpenAI's own responses carry an empty list."""
 

@@ -20,7 +20,7 @@ from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.request import Options
 
 NO_SEED = -1
-"""The same as no seed, as at other servers."""
+"""A seed that means none, as at other servers."""
 ALL_THAT_FIT = -1
 """truncate_prompt_tokens that keeps as many tokens as the model takes, as at other servers."""
 ALL_TOKENS = -1
