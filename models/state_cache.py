@@ -1,0 +1,174 @@
+"""The recurrent state and the last inputs of a convolution that a layer keeps of each request.
+
+A state is as large as keys and values of hundreds of tokens, and lives among their blocks: in any
+blocks of the pool, which a request's pages name in order. Layers that share memory, such as an
+attention layer and a state layer of another group, see the same bytes: a block of the former is a
+page of the latter.
+
+The memory of a layer is [G, N, U] bytes: G regions (keys and values, or one) of N blocks. A state
+takes units of U bytes, unit u in region u % G of page u // G. Units have whole rows of the
+recurrent state, [heads * rows, columns]; then whole elements of the convolution's inputs, [width -
+1, channels], oldest first, which begin in a unit of their own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """What a layer keeps of a request, on one rank.
+
+    num_heads, head_rows, head_columns: sizes of the recurrent state, [heads, rows, columns]; no
+        heads: none. dtype: its.
+    conv_channels, conv_width: channels of a causal convolution, and the inputs that each output
+        sees, its own included. conv_dtype: of its inputs.
+    """
+
+    num_heads: int = 0
+    head_rows: int = 0
+    head_columns: int = 0
+    dtype: torch.dtype = torch.float32
+    conv_channels: int = 0
+    conv_width: int = 1
+    conv_dtype: torch.dtype = torch.float32
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the recurrent state of all heads."""
+        return self.num_heads * self.head_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the recurrent state."""
+        return self.head_columns * self.dtype.itemsize
+
+    @property
+    def num_conv_elements(self) -> int:
+        """Kept inputs of the convolution."""
+        return self.conv_channels * (self.conv_width - 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one state."""
+        conv_bytes = self.num_conv_elements * self.conv_dtype.itemsize
+        return self.num_rows * self.row_bytes + conv_bytes
+
+    def num_row_units(self, unit_bytes: int) -> int:
+        """Returns the units that the recurrent state takes.
+
+        Raises:
+            ValueError: a unit has no room for a row.
+        """
+        if not self.num_rows:
+            return 0
+        if unit_bytes < self.row_bytes:
+            raise ValueError(
+                f"a block of {unit_bytes} bytes has no room for a row of a state, which has "
+                f"{self.row_bytes}; a larger --block-size makes blocks larger"
+            )
+        return -(-self.num_rows // (unit_bytes // self.row_bytes))
+
+    def num_units(self, unit_bytes: int) -> int:
+        """Returns the units that a state takes; raises ValueError as `num_row_units` does."""
+        elements_per_unit = unit_bytes // self.conv_dtype.itemsize
+        return self.num_row_units(unit_bytes) - (-self.num_conv_elements // elements_per_unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCacheData:
+    """One layer's states.
+
+    memory: [G, N blocks, U] uint8, contiguous; layers of other groups may see the same bytes.
+    """
+
+    memory: torch.Tensor
+    spec: StateSpec
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, the null block included."""
+        return self.memory.shape[1]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one region of a block."""
+        return self.memory.shape[2]
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Rows of the recurrent state in a unit."""
+        return self.unit_bytes // max(1, self.spec.row_bytes)
+
+    @property
+    def conv_per_unit(self) -> int:
+        """Inputs of the convolution in a unit."""
+        return self.unit_bytes // self.spec.conv_dtype.itemsize
+
+    @property
+    def first_conv_unit(self) -> int:
+        """The unit in which the convolution's inputs begin."""
+        return self.spec.num_row_units(self.unit_bytes)
+
+    @property
+    def num_pages(self) -> int:
+        """Blocks that a state takes."""
+        return -(-self.spec.num_units(self.unit_bytes) // self.memory.shape[0])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all tensors by name, each [N, ...]."""
+        return {f"state{region}": memory for region, memory in enumerate(self.memory)}
+
+
+def read_recurrent(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
+    """Returns the recurrent states of R requests with [R, P] pages: [R, heads, rows, columns]."""
+    spec, rows = cache.spec, cache.rows_per_unit
+    units = _units(cache, pages)[:, : cache.first_conv_unit, : rows * spec.row_bytes]
+    values = units.contiguous().view(spec.dtype).view(len(pages), -1, spec.head_columns)
+    return values[:, : spec.num_rows].view(len(pages), spec.num_heads, spec.head_rows, -1)
+
+
+def write_recurrent(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor) -> None:
+    """Stores recurrent states, [R, heads, rows, columns], of R requests with [R, P] pages."""
+    spec, rows = cache.spec, cache.rows_per_unit
+    num_units = cache.first_conv_unit
+    padded = values.new_zeros((len(pages), num_units * rows, spec.head_columns), dtype=spec.dtype)
+    padded[:, : spec.num_rows] = values.flatten(1, 2)
+    data = padded.view(torch.uint8).view(len(pages), num_units, rows * spec.row_bytes)
+    _write_units(cache, pages, data, first=0)
+
+
+def read_conv(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
+    """Returns the last inputs of R requests with [R, P] pages: [R, width - 1, channels]."""
+    spec = cache.spec
+    used = cache.conv_per_unit * spec.conv_dtype.itemsize
+    units = _units(cache, pages)[:, cache.first_conv_unit :, :used].contiguous()
+    values = units.view(spec.conv_dtype).view(len(pages), -1)[:, : spec.num_conv_elements]
+    return values.view(len(pages), spec.conv_width - 1, spec.conv_channels)
+
+
+def write_conv(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor) -> None:
+    """Stores the last inputs, [R, width - 1, channels], of R requests with [R, P] pages."""
+    spec, size = cache.spec, cache.conv_per_unit
+    num_units = -(-spec.num_conv_elements // size)
+    padded = values.new_zeros((len(pages), num_units * size), dtype=spec.conv_dtype)
+    padded[:, : spec.num_conv_elements] = values.flatten(1)
+    data = padded.view(torch.uint8).view(len(pages), num_units, size * spec.conv_dtype.itemsize)
+    _write_units(cache, pages, data, first=cache.first_conv_unit)
+
+
+def _units(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
+    """Returns all units of R requests: [R, units, U] bytes."""
+    gathered = cache.memory[:, pages.long()[:, : cache.num_pages]]
+    return gathered.permute(1, 2, 0, 3).reshape(len(pages), -1, cache.unit_bytes)
+
+
+def _write_units(
+    cache: StateCacheData, pages: torch.Tensor, data: torch.Tensor, *, first: int
+) -> None:
+    """Writes the beginning of units from `first` on: data [R, units, bytes]."""
+    regions = len(cache.memory)
+    units = torch.arange(first, first + data.shape[1], device=pages.device)
+    blocks = pages.long()[:, units // regions]
+    cache.memory[(units % regions).expand_as(blocks), blocks, : data.shape[2]] = data
