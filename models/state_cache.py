@@ -18,7 +18,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """What a layer keeps of a request, on one rank.
+    """Sizes of the state that a layer keeps of a request, on one rank.
 
     num_heads, head_rows, head_columns: sizes of the recurrent state, [heads, rows, columns]; no
         heads: none. dtype: its.
