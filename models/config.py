@@ -11,6 +11,7 @@ from models.config_sections.families import (
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
+from models.config_sections.mixers import ATTENTION, STATE, Part, Window, cache_entries
 from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
@@ -83,6 +84,8 @@ class ModelConfig:
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
     unrotated_layers: tuple[int, ...] = ()
     """Layers whose queries and keys have no positions."""
+    mixers: tuple[str, ...] = ()
+    """Kind of each layer's token mixer: attention, state, both or none; empty: all attention."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -159,6 +162,30 @@ class ModelConfig:
         """Returns a layer's window in tokens; None if it sees all, as draft layers do."""
         is_draft = layer_index >= self.num_hidden_layers
         return None if is_draft else self.sliding_windows[layer_index]
+
+    def cache_index(self, layer_index: int, part: Part = ATTENTION) -> int:
+        """Returns the number of a layer's cache entry among all of the model, in layer order.
+
+        Attention comes before the state of the same layer. Draft layers follow, an entry each.
+        """
+        entries = cache_entries(self.mixers, self.num_hidden_layers)
+        if layer_index >= self.num_hidden_layers:
+            return len(entries) + layer_index - self.num_hidden_layers
+        return entries.index((layer_index, part))
+
+    @property
+    def cache_windows(self) -> tuple[Window, ...]:
+        """The window of each cache entry."""
+        entries = cache_entries(self.mixers, self.num_hidden_layers)
+        return tuple(
+            STATE if part == STATE else self.sliding_windows[layer] for layer, part in entries
+        )
+
+    @property
+    def entry_layers(self) -> tuple[int, ...]:
+        """The layer of each cache entry."""
+        entries = cache_entries(self.mixers, self.num_hidden_layers)
+        return tuple(layer for layer, _ in entries)
 
     def require_draft_layers(self) -> None:
         """Raises ConfigError unless the model has draft layers that can be built."""

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_absent_fields_take_the_defaults_of_the_format(tmp_path):
     assert not config.tie_word_embeddings
     assert not config.attention_bias
     assert not config.mlp_bias
+
+
+def test_cache_entries_are_numbered_in_layer_order_attention_first(tmp_path):
+    plain = read(tmp_path, num_hidden_layers=4, sliding_window=8, layer_types=[
+        "full_attention", "sliding_attention", "full_attention", "sliding_attention"
+    ])  # fmt: skip
+    assert plain.cache_windows == (None, 8, None, 8)
+    assert plain.entry_layers == (0, 1, 2, 3)
+    assert [plain.cache_index(layer) for layer in range(6)] == [0, 1, 2, 3, 4, 5]
+    mixed = replace(plain, mixers=("state", "both", "none", "attention"))
+    assert mixed.cache_windows == ("state", 8, "state", 8)
+    assert mixed.entry_layers == (0, 1, 1, 3)
+    assert mixed.cache_index(0, "state") == 0
+    assert [mixed.cache_index(1, part) for part in ("attention", "state")] == [1, 2]
+    assert mixed.cache_index(3) == 3
+    assert [mixed.cache_index(layer) for layer in (4, 5)] == [4, 5]
+    with pytest.raises(ValueError, match="not in list"):
+        mixed.cache_index(2)
 
 
 def test_explicit_head_dim_wins_over_the_share_of_the_hidden_size(tmp_path):
