@@ -119,7 +119,8 @@ class AttentionMetadata:
     query_start_loc: [R + 1] int32, where each request's query tokens start; the last entry is T.
     seq_lens: [R] int32, cached and query tokens of each request.
     row_ids: [R] int32, each request's row in the worker's tables.
-    block_tables: [R, max_blocks] int32, block ids of each request, padded with block 0.
+    block_tables: [R, max_blocks] int32, block ids of each request, padded with block 0; of layers
+        that keep a state, its pages.
     slot_mapping: [T] int64, the slot of each query token's key and value: block id * B + offset.
     groups: how the reference attention splits the batch; empty with our kernels, which plan on the
         device.

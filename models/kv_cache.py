@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from models.number_formats import FP8
+from models.state_cache import StateCacheData, StateSpec
 
 FP8_CACHE_DTYPE = FP8
 """Dtype of cached keys and values that have scales."""
@@ -77,7 +78,7 @@ class LatentCacheData:
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-CacheData = KVCacheData | LatentCacheData
+CacheData = KVCacheData | LatentCacheData | StateCacheData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +95,33 @@ class KVCacheSpec:
         scale_bytes = torch.float32.itemsize if dtype == FP8_CACHE_DTYPE else 0
         return 2 * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
 
+    def state_units(self, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
+        """Returns the parts of a block that can hold units of a state, and the bytes of each."""
+        return 2, block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+
     def allocate(
-        self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: torch.Tensor | None = None,
     ) -> KVCacheData:
-        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE."""
+        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE.
+
+        memory: zeroed, [2, num_blocks, bytes], which keys and values share with states.
+        """
 
         def allocate(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
             shape = (num_blocks, block_size, self.num_kv_heads, *sizes)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        k, v = allocate(self.head_dim), allocate(self.head_dim)
+        if memory is None:
+            k, v = allocate(self.head_dim), allocate(self.head_dim)
+        else:
+            shape = (2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
+            k, v = memory.view(dtype).view(shape)
         if dtype != FP8_CACHE_DTYPE:
             return KVCacheData(k=k, v=v)
         scales = [allocate(dtype=torch.float32) for _ in range(2)]
@@ -132,17 +150,34 @@ class LatentCacheSpec:
             + self.rope_dim * ROTATED_CACHE_DTYPE.itemsize
         )
 
+    def state_units(self, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
+        """Returns the parts of a block that can hold units of a state, and the bytes of each."""
+        return 1, block_size * self.latent_dim * dtype.itemsize
+
     def allocate(
-        self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: torch.Tensor | None = None,
     ) -> LatentCacheData:
-        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE."""
+        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE.
+
+        memory: zeroed, [1, num_blocks, bytes], which latent vectors share with states.
+        """
 
         def allocate(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(num_blocks, block_size, *sizes, dtype=dtype, device=device)
 
         is_fp8, has_index = dtype == FP8_CACHE_DTYPE, self.index_dim > 0
+        if memory is None:
+            latent = allocate(self.latent_dim, dtype=dtype)
+        else:
+            latent = memory.view(dtype).view(num_blocks, block_size, self.latent_dim)
         return LatentCacheData(
-            latent=allocate(self.latent_dim, dtype=dtype),
+            latent=latent,
             rotated=allocate(self.rope_dim, dtype=ROTATED_CACHE_DTYPE if is_fp8 else dtype),
             latent_scale=allocate(dtype=torch.float32) if is_fp8 else None,
             index_keys=allocate(self.index_dim, dtype=dtype) if has_index else None,
@@ -150,4 +185,5 @@ class LatentCacheSpec:
         )
 
 
-CacheSpec = KVCacheSpec | LatentCacheSpec
+TokenSpec = KVCacheSpec | LatentCacheSpec
+CacheSpec = TokenSpec | StateSpec

@@ -70,6 +70,10 @@ class StateSpec:
             )
         return -(-self.num_rows // (unit_bytes // self.row_bytes))
 
+    def num_pages(self, num_regions: int, unit_bytes: int) -> int:
+        """Returns the blocks that a state takes; raises ValueError as `num_row_units` does."""
+        return -(-self.num_units(unit_bytes) // num_regions)
+
     def num_units(self, unit_bytes: int) -> int:
         """Returns the units that a state takes; raises ValueError as `num_row_units` does."""
         elements_per_unit = unit_bytes // self.conv_dtype.itemsize
@@ -114,7 +118,7 @@ class StateCacheData:
     @property
     def num_pages(self) -> int:
         """Blocks that a state takes."""
-        return -(-self.spec.num_units(self.unit_bytes) // self.memory.shape[0])
+        return self.spec.num_pages(self.memory.shape[0], self.unit_bytes)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, each [N, ...]."""

@@ -22,6 +22,7 @@ from protos.engine.v1.batch_pb2 import (
     RowSampling,
     SamplingMetadata,
     SpecDecodeMetadata,
+    StateMetadata,
     StepFailure,
     StepResult,
 )
@@ -39,10 +40,12 @@ __all__ = [
     "RowSampling",
     "SamplingMetadata",
     "SpecDecodeMetadata",
+    "StateMetadata",
     "StepFailure",
     "StepResult",
     "num_rows",
     "ordered_mode",
+    "pack_copies",
     "pack_float32",
     "pack_int32",
     "read_float32",
@@ -88,6 +91,20 @@ def pack_int32(values: npt.ArrayLike) -> bytes:
 def pack_float32(values: npt.ArrayLike) -> bytes:
     """Packs floats in row-major order, four little-endian bytes each."""
     return np.asarray(values, _FLOAT32).tobytes()
+
+
+def pack_copies(
+    saved: Sequence[tuple[int, int]], restored: Sequence[tuple[int, int]]
+) -> StateMetadata:
+    """Packs pairs of blocks, from and to, that a step copies in this order."""
+    saved_from, saved_to = zip(*saved, strict=True) if saved else ((), ())
+    restored_from, restored_to = zip(*restored, strict=True) if restored else ((), ())
+    return StateMetadata(
+        saved_from=pack_int32(saved_from),
+        saved_to=pack_int32(saved_to),
+        restored_from=pack_int32(restored_from),
+        restored_to=pack_int32(restored_to),
+    )
 
 
 def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.engine.config.engine_config import EngineConfig
-from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup, group_layers
+from services.engine.kv_cache.cache_groups import (
+    STATE,
+    CacheGroups,
+    LayerGroup,
+    Window,
+    group_layers,
+)
 from services.engine.spec_decode.draft_length import lengths_between
 
 
@@ -25,6 +31,8 @@ class StepLimits:
     vocab_size: int
     layer_groups: tuple[LayerGroup, ...] = ()
     """The model's layers by the blocks that they keep; empty: they are one group."""
+    state_pages: int = 0
+    """Blocks of a request in each group of states; 0 until a worker says so, or without states."""
     num_speculative_tokens: int = 0
     """Draft tokens of each request in a step; 0 without speculative decoding."""
     min_speculative_tokens: int | None = None
@@ -45,11 +53,11 @@ class StepLimits:
         *,
         max_model_len: int,
         vocab_size: int,
-        sliding_windows: Sequence[int | None],
+        cache_windows: Sequence[Window],
     ) -> "StepLimits":
         """Returns the limits of an engine that serves a model.
 
-        sliding_windows: keys that each layer sees, as in `ModelConfig`.
+        cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
         """
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
@@ -58,7 +66,7 @@ class StepLimits:
             max_model_len=max_model_len,
             block_size=config.cache.block_size,
             vocab_size=vocab_size,
-            layer_groups=group_layers(sliding_windows, max_model_len=max_model_len),
+            layer_groups=group_layers(cache_windows, max_model_len=max_model_len),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
@@ -67,14 +75,15 @@ class StepLimits:
             data_parallel_size=config.parallel.data_parallel_size,
         )
 
-    def of_layers(self, layers: range) -> "StepLimits":
-        """Returns the limits of a stage with these layers, which it counts from 0.
+    def of_entries(self, entries: range) -> "StepLimits":
+        """Returns the limits of a stage with these cache entries, which it counts from 0.
 
         All stages have the groups of the whole model, even those of whose layers they have none.
         """
         groups = (
             replace(
-                group, layers=tuple(each - layers.start for each in group.layers if each in layers)
+                group,
+                layers=tuple(each - entries.start for each in group.layers if each in entries),
             )
             for group in self.layer_groups
         )
@@ -118,13 +127,31 @@ class StepLimits:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each group of layers, in tokens; None means all."""
-        return tuple(group.window for group in self.layer_groups) or (None,)
+        """The sliding window of each group of layers with tokens; None means all."""
+        if not self.layer_groups:
+            return (None,)
+        windows = (group.window for group in self.layer_groups)
+        return tuple(window for window in windows if window != STATE)
 
     @property
     def num_groups(self) -> int:
-        """Groups of layers; a block table has an entry of each for the tokens of one block."""
-        return len(self.layer_groups) or 1
+        """Groups of layers that keep tokens; a block table has an entry of each for a block."""
+        return len(self.windows)
+
+    @property
+    def num_state_groups(self) -> int:
+        """Groups of layers that keep states."""
+        return len(self.layer_groups) - self.num_groups if self.layer_groups else 0
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks that the states of one request take."""
+        return self.num_state_groups * self.state_pages
+
+    @property
+    def token_table_width(self) -> int:
+        """Entries of a row of the block table before those of its states."""
+        return self.max_blocks_per_seq * self.num_groups
 
     @property
     def cache_groups(self) -> CacheGroups:
@@ -143,12 +170,18 @@ class StepLimits:
 
     @property
     def block_table_width(self) -> int:
-        """Entries of a row of the block table, which has those of all groups in turns."""
-        return self.max_blocks_per_seq * self.num_groups
+        """Entries of a row of the block table.
+
+        Those of all groups with tokens come in turns; the pages of states, group after group, last.
+        """
+        return self.token_table_width + self.num_state_blocks
 
     def num_cache_tokens(self, num_blocks: int) -> int:
         """Returns the most tokens of one request that holds all blocks, one of them the null block.
 
         The count stops at max_model_len, rounded up to whole blocks.
         """
-        return self.cache_groups.num_tokens(num_blocks - 1, limit=self.max_model_len)
+        num_left = num_blocks - 1 - self.num_state_blocks
+        return (
+            0 if num_left < 0 else self.cache_groups.num_tokens(num_left, limit=self.max_model_len)
+        )

@@ -1,6 +1,7 @@
 """Refuses flags that a model's configuration rules out."""
 
 from models.config import ModelConfig
+from models.config_sections.mixers import STATE
 from models.parallel.group import ParallelGroup, PipelineStage
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import ParallelConfig
@@ -14,6 +15,11 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
     """
     parallel = config.parallel
     check_data_parallel(model, parallel.data_parallel_size)
+    if STATE in model.cache_windows and config.speculation.num_speculative_tokens:
+        raise ValueError(
+            f"--num-speculative-tokens does not cover {model.architecture}: its layers keep a "
+            "state, which rejected drafts would change"
+        )
     if config.worker.batch_invariant:
         check_batch_invariance(
             model,

@@ -201,6 +201,15 @@ class StepMark:
     at_s: float
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class Snapshot:
+    """The blocks of a copied state after `num_tokens` tokens; no key: nobody can find it yet."""
+
+    num_tokens: int
+    block_ids: list[int]
+    key: bytes | None = None
+
+
 class RequestStatus(enum.Enum):
     """Whether a request waits, holds a row and blocks, or has ended."""
 
@@ -259,6 +268,14 @@ class Request:
     """Blocks that the request holds, in order of position, one of each layer group."""
     block_keys: list[bytes] = field(default_factory=list)
     """Prefix keys of the full blocks hashed so far; a preemption keeps them."""
+    state_block_ids: list[int] = field(default_factory=list)
+    """Blocks of the request's state, of a model whose layers keep some."""
+    snapshots: list[Snapshot] = field(default_factory=list)
+    """Snapshots of the state whose tokens are not all known yet."""
+    last_snapshot: int = 0
+    """Tokens before the newest snapshot of the request, or the one that it started from."""
+    junction: int = 0
+    """Tokens after which a snapshot would have served the request; 0 for none."""
     num_indexed_blocks: int = 0
     """Blocks held, from the first on, that other requests can find."""
     num_prompt_logprobs: int = 0
@@ -333,6 +350,7 @@ class Request:
         self.num_computed_tokens = self.num_pending_tokens = self.num_pending_drafts = 0
         self.draft_token_ids = []
         self.block_ids.clear()
+        self.state_block_ids, self.snapshots = [], []
         self.num_indexed_blocks = 0
         self.row = None
 

@@ -88,7 +88,7 @@ class EngineServer:
                 config,
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
-                sliding_windows=model.sliding_windows,
+                cache_windows=model.config.cache_windows,
             ),
             make_executor=make_executor,
             on_readiness=self._health.set_ready,

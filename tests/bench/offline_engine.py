@@ -267,7 +267,7 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
             config,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
-            sliding_windows=model.sliding_windows,
+            cache_windows=model.config.cache_windows,
         ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),

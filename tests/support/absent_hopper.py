@@ -84,7 +84,7 @@ def launched_by(
         max_model_len=max_model_len,
         block_size=16,
         vocab_size=model.config.vocab_size,
-        layer_groups=group_layers(model.config.sliding_windows, max_model_len=max_model_len),
+        layer_groups=group_layers(model.config.cache_windows, max_model_len=max_model_len),
         num_speculative_tokens=num_drafts,
         data_parallel_size=data_parallel_size,
     )

@@ -47,7 +47,7 @@ def engine_config(**changes: Any) -> EngineConfig:
 def step_limits(config: EngineConfig) -> StepLimits:
     """Returns the limits of an engine that serves `model_folder()`."""
     return StepLimits.of(
-        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, sliding_windows=(None,)
+        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, cache_windows=(None,)
     )
 
 
@@ -58,7 +58,6 @@ def model_folder(**changes: Any) -> ModelFolder:
         "architecture": "FakeForCausalLM",
         "vocab_size": VOCAB_SIZE,
         "max_model_len": MAX_MODEL_LEN,
-        "sliding_windows": (None,),
         "eos_token_ids": frozenset(),
         "default_sampling": DefaultSampling(),
         "tokenizer": TokenizerFiles((TokenizerFile("tokenizer.json", b"{}"),), "0" * 64),

@@ -1,19 +1,20 @@
 """The fake worker's KV cache: what each slot of each block holds, and which blocks a row has.
 
 The content of a position is a key, a hash of all tokens up to it. A row may only read slots
-that hold its own keys.
+that hold its own keys. The blocks of a row's state hold the key of its last computed token.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from protos.engine.v1.batch_pb2 import BlockTableUpdates
+from protos.engine.v1.batch_pb2 import BlockTableUpdates, StateMetadata
 from services.engine.batch import read_int32
 from tests.support.fake_model import require
 
 NULL_BLOCK = 0
 _GARBAGE = 1
+_STATE = np.uint64(77)
 
 
 class FakeCache:
@@ -27,11 +28,13 @@ class FakeCache:
         num_blocks: int,
         block_size: int,
         windows: Sequence[int | None],
+        num_state_blocks: int = 0,
     ) -> None:
         self._block_size = block_size
         self._windows = tuple(windows)
         width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
-        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
+        self._token_width = width
+        self._block_table = np.full((max_num_seqs, width + num_state_blocks), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
 
     def clear_row(self, row: int) -> None:
@@ -47,10 +50,13 @@ class FakeCache:
             new = ids[position : position + count]
             require(len(new) == count > 0, "block ids are missing")
             keeps_all = [window is None for window in self._windows]
-            kept = np.resize(keeps_all, count)  # updates begin with the first group
+            is_state = offset >= self._token_width
+            # Updates begin with the first group.
+            kept = np.ones(count, bool) if is_state else np.resize(keeps_all, count)
             require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
             require(bool(np.all(new < len(self._kv))), "a block does not exist")
-            require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
+            before = self._block_table[row, offset - 1]
+            require(offset in (0, self._token_width) or before != NULL_BLOCK, "a gap")
             self._block_table[row, offset : offset + count] = new
             position += count
         require(position == len(ids), "block ids are left over")
@@ -65,6 +71,16 @@ class FakeCache:
         flat = self._kv.reshape(-1)
         written: set[int] = set()
         for (row, start, end), row_keys in zip(spans, keys, strict=True):
+            blocks = self._block_table[row, self._token_width :]
+            if len(blocks):
+                require(bool(np.all(blocks > NULL_BLOCK)), f"row {row} has no state")
+                held = self._kv[blocks]
+                is_own = start == 0 or bool(np.all(held == row_keys[start - 1] + _STATE))
+                require(is_own, f"row {row} would go on from a foreign state")
+                self._kv[blocks] = row_keys[end - 1] + _STATE
+                slots = np.arange(self._block_size) + blocks[:, None] * self._block_size
+                require(written.isdisjoint(slots.ravel().tolist()), f"row {row} shares a state")
+                written.update(slots.ravel().tolist())
             for group in range(len(self._windows)):
                 slots = self._slots(row, start, end, group)
                 require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
@@ -89,8 +105,27 @@ class FakeCache:
             slots = self._slots(row, start, end, group)
             require(bool(np.all(slots >= self._block_size)), f"row {row} has no room to draft")
 
-    def spoil(self, updates: BlockTableUpdates, starts: Mapping[int, int]) -> None:
-        """Makes new blocks wrong from the first position that their row's failed step writes."""
+    def copy_states(self, copies: StateMetadata) -> None:
+        """Copies blocks, first saved and then restored ones."""
+        for sources, targets in (
+            (copies.saved_from, copies.saved_to),
+            (copies.restored_from, copies.restored_to),
+        ):
+            to = read_int32(targets)
+            require(len(set(to.tolist())) == len(to), "a block is written twice")
+            require(bool(np.all(to > NULL_BLOCK)), "a state goes into the null block")
+            self._kv[to] = self._kv[read_int32(sources)]
+
+    def spoil(
+        self, updates: BlockTableUpdates, starts: Mapping[int, int], copies: StateMetadata
+    ) -> None:
+        """Makes new blocks wrong from the first position that their row's failed step writes.
+
+        So are the states of its rows, and those that it copies.
+        """
+        self._kv[read_int32(copies.saved_to)] = _GARBAGE
+        self._kv[read_int32(copies.restored_to)] = _GARBAGE
+        self._kv[self._block_table[list(starts), self._token_width :]] = _GARBAGE
         counts = read_int32(updates.counts)
         block_ids = np.split(read_int32(updates.block_ids), np.cumsum(counts)[:-1])
         offsets = read_int32(updates.offsets)
@@ -102,6 +137,6 @@ class FakeCache:
 
     def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
         positions = np.arange(start, end)
-        table = self._block_table[row, group :: len(self._windows)]
+        table = self._block_table[row, group : self._token_width : len(self._windows)]
         blocks = table[positions // self._block_size].astype(np.int64)
         return blocks * self._block_size + positions % self._block_size

@@ -52,6 +52,7 @@ class FakeWorker:
         block_size: int,
         vocab_size: int = VOCAB_SIZE,
         windows: Sequence[int | None] = (None,),
+        num_state_blocks: int = 0,
         num_cache_tokens: int | None = None,
         makes_drafts: bool = True,
         has_stages: bool = False,
@@ -70,6 +71,7 @@ class FakeWorker:
             num_blocks=num_blocks,
             block_size=block_size,
             windows=windows,
+            num_state_blocks=num_state_blocks,
         )
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
         # The content that the cache must have for each row and position; computed up to
@@ -104,6 +106,7 @@ class FakeWorker:
         if not descriptor.context.batch_size:  # other data-parallel ranks have requests
             return StepResult(step_id=descriptor.step_id)
         self.update_tables(descriptor)
+        self._cache.copy_states(descriptor.state_metadata)
         self._write_drafts(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
@@ -136,7 +139,7 @@ class FakeWorker:
         starts = dict(
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
-        self._cache.spoil(attention.block_table_updates, starts)
+        self._cache.spoil(attention.block_table_updates, starts, descriptor.state_metadata)
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )

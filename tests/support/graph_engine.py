@@ -76,7 +76,7 @@ class GraphEngine:
             self.model.draft_models = (small,)
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
-            windows = self.model.config.sliding_windows
+            windows = self.model.config.cache_windows
             groups = group_layers(windows, max_model_len=max_model_len)
         self.limits = limits = StepLimits(
             max_num_seqs=max_num_seqs,

@@ -92,7 +92,7 @@ async def ranks_core(
         config,
         max_model_len=config.checkpoint.max_model_len or model.max_position_embeddings,
         vocab_size=model.vocab_size,
-        sliding_windows=model.sliding_windows,
+        cache_windows=model.cache_windows,
     )
     executors: list[WorkerExecutor] = []
 

@@ -39,6 +39,8 @@ class Rig:
             max_model_len=self.limits.max_model_len,
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
+            windows=self.limits.windows,
+            num_state_blocks=self.limits.num_state_blocks,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

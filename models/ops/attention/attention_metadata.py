@@ -15,7 +15,7 @@ from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_PAR
 from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
 from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 from models.kernels.gpu import has_kernels
-from models.kv_cache import CacheSpec, LatentCacheSpec
+from models.kv_cache import LatentCacheSpec, TokenSpec
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -89,7 +89,32 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     )
 
 
-def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> AttentionWorkspace | None:
+def build_state_metadata(
+    *,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    row_ids: torch.Tensor,
+    pages: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> AttentionMetadata:
+    """Gathers the pages of a step's states; the other arguments are fields of AttentionMetadata.
+
+    pages: [rows, P] int32, the blocks of each row's state.
+    """
+    return AttentionMetadata(
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        row_ids=row_ids,
+        block_tables=pages.index_select(0, row_ids),
+        slot_mapping=row_ids[:0],
+        groups=(),
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+
+
+def make_attention_workspace(spec: TokenSpec, *, device: torch.device) -> AttentionWorkspace | None:
     """Returns the workspace of decode kernels that split long sequences; None without kernels.
 
     One serves all layers and steps of a model whose layers have the same spec, on one stream.

@@ -74,7 +74,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     Source: DeepSeek-AI 2024, "DeepSeek-V2", appendix C; 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """
     context = get_forward_context()
-    cache, metadata = context.kv_cache_data[layer_index], context.attn_metadata
+    cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, LatentCacheData), f"layer {layer_index} caches no latent vectors"
     entries = LatentEntries(latent=latent, rotated=k_rotated, index_keys=index_k)
     index = None

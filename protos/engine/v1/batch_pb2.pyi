@@ -58,7 +58,7 @@ STEP_FAILURE_OUT_OF_MEMORY: StepFailure
 STEP_FAILURE_SKIPPED: StepFailure
 
 class BatchDescriptor(_message.Message):
-    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "num_failed_steps")
+    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "state_metadata", "num_failed_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class BatchDescriptor(_message.Message):
     SPEC_DECODE_METADATA_FIELD_NUMBER: _ClassVar[int]
     DP_METADATA_FIELD_NUMBER: _ClassVar[int]
     ROW_ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_METADATA_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     context: Context
@@ -80,8 +81,9 @@ class BatchDescriptor(_message.Message):
     spec_decode_metadata: SpecDecodeMetadata
     dp_metadata: DPMetadata
     row_assignments: _containers.RepeatedCompositeFieldContainer[RowAssignment]
+    state_metadata: StateMetadata
     num_failed_steps: int
-    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., state_metadata: _Optional[_Union[StateMetadata, _Mapping]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
     __slots__ = ("is_prefill", "batch_size", "num_tokens", "max_q_len")
@@ -134,6 +136,18 @@ class BlockTableUpdates(_message.Message):
     counts: bytes
     block_ids: bytes
     def __init__(self, rows: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+
+class StateMetadata(_message.Message):
+    __slots__ = ("saved_from", "saved_to", "restored_from", "restored_to")
+    SAVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    SAVED_TO_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TO_FIELD_NUMBER: _ClassVar[int]
+    saved_from: bytes
+    saved_to: bytes
+    restored_from: bytes
+    restored_to: bytes
+    def __init__(self, saved_from: _Optional[bytes] = ..., saved_to: _Optional[bytes] = ..., restored_from: _Optional[bytes] = ..., restored_to: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
     __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs", "last_token_ids")

@@ -38,8 +38,6 @@ class ModelFolder:
     architecture: str
     vocab_size: int
     max_model_len: int
-    sliding_windows: tuple[int | None, ...]
-    """Of each layer; see `ModelConfig`."""
     eos_token_ids: frozenset[int]
     default_sampling: DefaultSampling
     tokenizer: TokenizerFiles
@@ -106,7 +104,6 @@ class ModelFolder:
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             max_model_len=_max_model_len(config.max_position_embeddings, max_model_len),
-            sliding_windows=config.sliding_windows,
             eos_token_ids=eos_token_ids,
             default_sampling=default_sampling,
             tokenizer=tokenizer,

@@ -1,6 +1,7 @@
 """Refuses limits whose tables fit into no machine, before a worker allocates them."""
 
 from models.config import ModelConfig
+from models.config_sections.mixers import STATE
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.config.engine_config import EngineConfig
 
@@ -31,7 +32,7 @@ def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
             f"bytes; the limit is {MAX_TABLE_BYTES}. Lower --max-num-batched-tokens"
         )
     length = config.checkpoint.max_model_len or model.max_position_embeddings
-    num_groups = len(set(model.sliding_windows))
+    num_groups = len({window for window in model.cache_windows if window != STATE})
     block_entries = -(-length // config.cache.block_size) * num_groups
     row_bytes = _INT32_BYTES * (length + 1 + block_entries)
     num_bytes = (

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -274,6 +274,7 @@ class EngineCore:
         """Serves requests with one worker until it is lost."""
         config = self._config
         self.worker = ready
+        self._limits = replace(self._limits, state_pages=ready.state_pages)
         allows_padding = config.compilation.cudagraph_padding
         self._graphs = GraphLedger(ready, allows_padding=allows_padding)
         self._coverage = GraphCoverage.of(

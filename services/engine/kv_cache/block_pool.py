@@ -59,3 +59,8 @@ class BlockPool:
         if not keep_long:
             self._free.move_to_end(block_id, last=False)
         return True
+
+    def reuse_first(self, block_id: int) -> None:
+        """Makes a block the next to be reused, if it is free."""
+        if block_id in self._free:
+            self._free.move_to_end(block_id, last=False)

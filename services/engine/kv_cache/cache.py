@@ -7,16 +7,36 @@ before any query attends.
 
 With G layer groups, a request's `block_ids` interleaves G block tables: entry i belongs to group i
 % G and holds the tokens of block i // G of the sequence. An entry whose tokens have left its
-group's window is the null block.
+group's window is the null block. Groups of states have blocks of their own, `state_block_ids`.
 """
 
+from dataclasses import dataclass
 from itertools import islice
 
 from services.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
-from services.engine.request import Request
+from services.engine.kv_cache.snapshots import StateCopies
+from services.engine.kv_cache.states import StateCache
+from services.engine.request import Request, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The computed beginning of a request's tokens.
+
+    block_ids: its block table. num_tokens: its length. snapshot: the state after it, of a model
+    with states. junction: tokens whose blocks are known though no snapshot is; 0 for none.
+    """
+
+    block_ids: list[int]
+    num_tokens: int
+    snapshot: Snapshot | None = None
+    junction: int = 0
+
+
+NO_PREFIX = Prefix(block_ids=[], num_tokens=0)
 
 
 class KVCache:
@@ -32,6 +52,7 @@ class KVCache:
         block_size: int,
         enable_prefix_caching: bool,
         groups: CacheGroups | None = None,
+        num_state_blocks: int = 0,
         journal: PrefixJournal | None = None,
     ) -> None:
         """Starts with all blocks free.
@@ -41,14 +62,26 @@ class KVCache:
             block_size: tokens in one block.
             enable_prefix_caching: whether requests find blocks by their content.
             groups: of the model's layers; by default one group without a window.
+            num_state_blocks: blocks of a request's state; 0 of a model without states.
             journal: takes the changes of prefixes; by default one of its own.
         """
         self._pool = BlockPool(num_blocks)
-        self._groups = groups or CacheGroups(block_size=block_size, max_query_tokens=1)
+        if groups is None:
+            groups = CacheGroups(block_size=block_size, max_query_tokens=1)
+        self._groups = groups
         # The first group bounds every match, so it alone has a journal to read.
         self._indexes = [
             PrefixIndex(None if group else journal) for group in range(len(self._groups.windows))
         ]
+        self.states: StateCache | None = None
+        """The requests' states, of a model that has some."""
+        if num_state_blocks:
+            self.states = StateCache(
+                self._pool,
+                num_blocks_each=num_state_blocks,
+                block_size=block_size,
+                is_caching=enable_prefix_caching,
+            )
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
         self._num_cached_blocks = 0
@@ -61,53 +94,119 @@ class KVCache:
     @property
     def num_cached_blocks(self) -> int:
         """Free blocks that the prefix cache can still find."""
-        return self._num_cached_blocks
+        num_of_snapshots = self.states.index.num_free_blocks if self.states is not None else 0
+        return self._num_cached_blocks + num_of_snapshots
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns the prefixes added and removed after a cursor; None starts over.
 
-        They are prefixes of the first group, which bounds every match.
+        They are prefixes of the first group, which bounds every match; none without one.
         """
+        if not self._indexes:
+            return PrefixJournal().since(cursor, (), max_keys=max_keys)
         return self._indexes[0].changes_since(cursor, max_keys=max_keys)
 
-    def match_prefix(self, request: Request) -> list[int]:
-        """Returns the block table of the longest known prefix of the request's tokens.
+    def match_prefix(self, request: Request) -> Prefix:
+        """Returns the longest known prefix of the request's tokens.
 
         It never covers all tokens: the last one must be computed for its logits. A group with a
-        window has only the blocks that the token after the prefix attends to.
+        window has only the blocks that the token after the prefix attends to. With states, it ends
+        at a snapshot.
         """
         if not self._is_caching:
-            return []
+            return NO_PREFIX
         limit = (len(request.token_ids) - 1) // self._block_size
         self._extend_keys(request, limit)
-        keys, groups = request.block_keys, self._groups
-        if len(groups) == 1 and groups.windows[0] is None:
-            return self._indexes[0].find(islice(keys, limit))
-        length = self._prefix_length(keys, limit)
-        first = [groups.first_block(g, length * self._block_size) for g in range(len(groups))]
-        return [
+        keys, groups, size = request.block_keys, self._groups, self._block_size
+        if self.states is None and len(groups) == 1 and groups.windows[0] is None:
+            block_ids = self._indexes[0].find(islice(keys, limit))
+            return Prefix(block_ids=block_ids, num_tokens=len(block_ids) * size)
+        length, snapshot, junction = self._prefix_length(keys, limit), None, 0
+        if self.states is not None:
+            snapshot = self._snapshot_within(self.states, keys, length)
+            place = length * size // self.states.interval * self.states.interval
+            length = 0 if snapshot is None else snapshot.num_tokens // size
+            junction = place if place > length * size and self._indexes else 0
+        first = [groups.first_block(g, length * size) for g in range(len(groups))]
+        block_ids = [
             (i >= first[g] and index.block_of(keys[i])) or NULL_BLOCK
             for i in range(length)
             for g, index in enumerate(self._indexes)
         ]
+        return Prefix(
+            block_ids=block_ids, num_tokens=length * size, snapshot=snapshot, junction=junction
+        )
 
-    def fits(self, prefix: list[int], num_tokens: int) -> bool:
-        """Whether the free blocks suffice for a request of `num_tokens` that shares `prefix`."""
-        num_needed = sum(map(self._pool.is_free, prefix))
-        for group in range(len(self._groups)):
-            table = prefix[group :: len(self._groups)]
-            num_held = len(table) - table.count(NULL_BLOCK)
-            num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
-        return num_needed <= self._pool.num_free
+    def fits(self, prefix: Prefix, num_tokens: int) -> bool:
+        """Whether the free blocks suffice for a request of `num_tokens` that shares `prefix`.
 
-    def take_prefix(self, request: Request, prefix: list[int]) -> None:
-        """Gives a request without blocks its matched prefix."""
+        They do if its state can only have the blocks of the snapshot, too.
+        """
+        return self._num_needed(prefix, num_tokens) <= self._pool.num_free
+
+    def take_prefix(self, request: Request, prefix: Prefix, num_tokens: int) -> None:
+        """Gives a request without blocks its matched prefix, and its state.
+
+        num_tokens: for which it fits.
+        """
         assert not request.block_ids, "a prefix comes before all other blocks"
-        for block_id in prefix:
+        states, snapshot = self.states, prefix.snapshot
+        copies = True
+        if states is not None and snapshot is not None and states.index.is_free(snapshot):
+            num_left = self._pool.num_free - self._num_needed(prefix, num_tokens)
+            copies = num_left >= states.num_blocks_each
+        for block_id in prefix.block_ids:
             if block_id != NULL_BLOCK:
                 self._num_cached_blocks -= self._pool.share(block_id)
-        request.block_ids.extend(prefix)
-        request.num_indexed_blocks = len(prefix) // len(self._groups)
+        request.block_ids.extend(prefix.block_ids)
+        request.num_indexed_blocks = prefix.num_tokens // self._block_size
+        if states is not None:
+            if snapshot is not None and copies:
+                states.index.pin(snapshot)  # before new blocks are taken
+            blocks = self._take(states.num_blocks_each) if copies else None
+            states.start(request, snapshot, blocks, prefix.junction)
+
+    def save_state(self, request: Request) -> None:
+        """Makes a snapshot of a request's state before its next step, if one is due.
+
+        Nobody is preempted for it: without free blocks there is none.
+        """
+        states = self.states
+        if states is None or not states.is_due(request):
+            return
+        if self._pool.num_free >= states.num_blocks_each:
+            states.save(request, self._take(states.num_blocks_each))
+            self.cache_full_blocks(request)
+
+    def _num_needed(self, prefix: Prefix, num_tokens: int) -> int:
+        """Returns the free blocks that a request of `num_tokens` takes."""
+        num_needed = sum(map(self._pool.is_free, prefix.block_ids))
+        for group in range(len(self._groups)):
+            table = prefix.block_ids[group :: len(self._groups)]
+            num_held = len(table) - table.count(NULL_BLOCK)
+            num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
+        return num_needed + (0 if self.states is None else self.states.num_blocks_each)
+
+    def _take(self, count: int) -> list[int]:
+        """Takes free blocks, whose content nobody finds any more."""
+        new = self._pool.take(count)
+        for block_id in new:
+            for index in self._indexes:  # at most one of them has the block
+                self._num_cached_blocks -= index.forget(block_id)
+            if self.states is not None:
+                self.states.index.forget_block(block_id)
+        return new
+
+    def _snapshot_within(
+        self, states: StateCache, keys: list[bytes], length: int
+    ) -> Snapshot | None:
+        """Returns the last snapshot within `length` blocks that all groups have the blocks for."""
+        num_tokens = length * self._block_size
+        while (snapshot := states.find(keys, num_tokens)) is not None:
+            if self._last_hole(keys, snapshot.num_tokens // self._block_size) is None:
+                return snapshot
+            num_tokens = snapshot.num_tokens - states.interval
+        return None
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extends the request's blocks to its first `num_tokens` tokens.
@@ -122,10 +221,7 @@ class KVCache:
         num_new = num_blocks * len(self._groups) - len(request.block_ids)
         if num_new > self._pool.num_free:
             return None
-        new = self._pool.take(max(num_new, 0))
-        for block_id in new:
-            for index in self._indexes:  # at most one of them has the block
-                self._num_cached_blocks -= index.forget(block_id)
+        new = self._take(max(num_new, 0))
         request.block_ids.extend(new)
         return new
 
@@ -133,7 +229,12 @@ class KVCache:
         """Adds the request's full, computed blocks to the prefix index."""
         num_tokens = min(request.num_computed_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
-        if not self._is_caching or num_full <= request.num_indexed_blocks:
+        if not self._is_caching:
+            return
+        if request.snapshots and self.states is not None:
+            self._extend_keys(request, num_full)
+            self.states.register(request, request.block_keys[:num_full])
+        if num_full <= request.num_indexed_blocks:
             return
         self._extend_keys(request, num_full)
         entry = request.num_indexed_blocks * len(self._groups)
@@ -155,6 +256,8 @@ class KVCache:
                 self._release(block_id)
         request.block_ids.clear()
         request.num_indexed_blocks = 0
+        if self.states is not None:
+            self.states.free(request)
 
     def forget_from(self, request: Request, num_tokens: int) -> None:
         """Removes the blocks after a request's first `num_tokens` tokens from the prefix index.
@@ -168,6 +271,12 @@ class KVCache:
                 if block_id is not None and self._pool.is_free(block_id):
                     self._num_cached_blocks -= 1
         request.num_indexed_blocks = min(request.num_indexed_blocks, first)
+        if self.states is not None:
+            self.states.forget_from(request, num_tokens)
+
+    def take_copies(self) -> StateCopies | None:
+        """Returns the copies of states that belong to the step sent now; None for none."""
+        return None if self.states is None else self.states.take_copies()
 
     def _release(self, block_id: int) -> None:
         is_findable = any(block_id in index for index in self._indexes)

@@ -1,7 +1,8 @@
 """Layer groups: layers that keep the same blocks for the same tokens.
 
-A group has layers of one kind: with the same sliding window, or without one. A request has one
-block per group for the same tokens until they leave the group's window. All blocks come from one
+A group has layers of one kind: with the same sliding window, without one, or with a state. A
+request has one block per group for the same tokens until they leave the group's window, and for
+each group of states as many blocks as a state takes, whatever the tokens. All blocks come from one
 pool: groups are of equal size, and the n-th layers of all groups share memory, so a block can serve
 any group.
 """
@@ -9,6 +10,12 @@ any group.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
+
+STATE: Final = "state"
+"""Stands for a window where a cache entry is a state, as in `ModelConfig.cache_windows`."""
+Window = int | Literal["state"] | None
+"""Keys that a query sees, its own included; None: all; STATE: the entry is a state."""
 
 MAX_GROUPS = 8
 """Approximate limit: each group costs a block table in a step."""
@@ -20,20 +27,21 @@ class LayerGroup:
 
     layers: tuple[int, ...]
     """Layer indices, ascending."""
-    window: int | None
-    """Keys that a query attends to, its own included; None means all."""
+    window: Window
+    """Keys that a query attends to, its own included; None means all, STATE that each layer keeps a
+    state instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroups:
-    """The layer groups of a model and the blocks that they need."""
+    """The layer groups of a model that keep tokens, and the blocks that they need."""
 
     block_size: int
     """Tokens in one block."""
     max_query_tokens: int
     """Most tokens of a request in one step."""
     windows: tuple[int | None, ...] = (None,)
-    """Each group's window."""
+    """Each group's window; none of a model whose layers all keep states."""
 
     def __len__(self) -> int:
         """Number of groups."""
@@ -69,25 +77,31 @@ class CacheGroups:
         return (bisect_right(lengths, num_blocks, key=needed) - 1) * self.block_size
 
 
-def group_layers(windows: Sequence[int | None], *, max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Divides a model's layers into groups; a group without a window comes first.
+def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[LayerGroup, ...]:
+    """Divides a model's layers into groups; one without a window comes first, states come last.
 
     A kind with more layers than a group holds gets several groups; a smaller group leaves memory
-    unused.
+    unused. States fit into groups of any size, so the layers that keep tokens decide it.
 
     Args:
         windows: each layer's sliding window; None attends to all keys.
         max_model_len: a window of at least this length counts as None.
     """
     kinds: dict[int | None, list[int]] = {}
+    states: list[int] = []
     for layer, window in enumerate(windows):
-        kind = window if window is not None and window < max_model_len else None
+        if window == STATE:
+            states.append(layer)
+            continue
+        kind = window if isinstance(window, int) and window < max_model_len else None
         kinds.setdefault(kind, []).append(layer)
-    size = len(windows)
+    num_token_layers = len(windows) - len(states)
+    size = num_token_layers or len(windows)
     if len(kinds) > 1:
-        size = max(min(map(len, kinds.values())), -(-len(windows) // MAX_GROUPS))
+        size = max(min(map(len, kinds.values())), -(-num_token_layers // MAX_GROUPS))
+    ordered: list[tuple[Window, list[int]]] = sorted(kinds.items(), key=lambda kind: kind[0] or 0)
     return tuple(
         LayerGroup(layers=tuple(layers[start : start + size]), window=window)
-        for window, layers in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        for window, layers in (*ordered, (STATE, states))
         for start in range(0, len(layers), size)
     )

@@ -36,6 +36,10 @@ def replay(
     recording = Recording.open(config.replay.trace)
     settings = _load(config, recording.snapshot.engine, load)
     limits = settings.loaded.limits
+    if limits.num_state_groups:
+        raise ReplayError(
+            "a model whose layers keep states cannot be replayed: a recording has none"
+        )
     if recording.is_cut:
         write(f"{config.replay.trace} ends in the middle of a message; what is whole is replayed")
     blocks = BlockNumbers(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from services.engine.kv_cache.cache import NO_PREFIX
 from services.engine.limits import StepLimits
 from services.engine.request import Request, StepMark
 from services.engine.scheduler.holdings import Holdings
@@ -61,21 +62,25 @@ class Admission:
             if not self._recovery.may_join(request, is_in_flight=is_in_flight):
                 break
             # Cached tokens have no log-probabilities.
-            prefix = [] if request.needs_prompt_logits else cache.match_prefix(request)
-            num_prefix_tokens = len(prefix) // limits.num_groups * limits.block_size
-            if self._is_being_computed(request, num_prefix_tokens):
+            prefix = NO_PREFIX if request.needs_prompt_logits else cache.match_prefix(request)
+            if self._is_being_computed(request, prefix.num_tokens):
                 break
             num_tokens = len(request.token_ids)
             if not cache.fits(prefix, self._reach(num_tokens)):
                 break
-            row = holdings.start(request, prefix, num_prefix_tokens)
+            row = holdings.start(request, prefix, self._reach(num_tokens))
             self._count(request, step_id)
             q_len = min(num_tokens - request.num_computed_tokens, step.budget)
             q_len = step.bound_logprobs(request, q_len)
+            if cache.states is not None:
+                q_len = cache.states.cut(request, q_len)
             added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
             step.assign_row(row, request)
-            step.add_blocks(row, 0, request.block_ids)
+            if request.block_ids:
+                step.add_blocks(row, 0, request.block_ids)
+            if cache.states is not None:
+                step.add_blocks(row, limits.token_table_width, request.state_block_ids)
             step.compute(request, row, q_len, num_tokens)
             cache.cache_full_blocks(request)
 
@@ -83,12 +88,22 @@ class Admission:
         """Whether a running request is about to compute the block after this one's prefix.
 
         Waiting for it costs less than computing it twice; the outputs of one prompt share blocks
-        this way.
+        this way. With states it waits for the snapshot at the end of a prompt like its own.
         """
         end = num_prefix_tokens + self._limits.block_size
         is_alone = not self._enable_prefix_caching or request.needs_prompt_logits
         if is_alone or end >= len(request.token_ids):
             return False
+        if (states := self._holdings.cache.states) is not None:
+            end = states.last_place(len(request.token_ids))
+            if end <= num_prefix_tokens:
+                return False
+            return any(
+                other.num_computed_tokens <= end == states.last_place(other.num_prompt_tokens)
+                and other.cache_salt == request.cache_salt
+                and other.token_ids[:end] == request.token_ids[:end]
+                for other in self._holdings.running
+            )
         return any(
             other.num_computed_tokens < end <= len(other.token_ids)
             and other.cache_salt == request.cache_salt

@@ -21,6 +21,8 @@ def continue_running(
         drafts: says which blocks drafts need; None without speculative decoding.
     """
     running, block_size, num_groups = holdings.running, limits.block_size, limits.num_groups
+    states = holdings.cache.states
+    interval = 0 if states is None or not states.is_caching else states.interval
     share = PipelineShare(running, limits.num_stages) if limits.num_stages > 1 else None
     decoding = []
     for index, request in enumerate(running):  # preemption shortens the list from its end
@@ -37,6 +39,7 @@ def continue_running(
             and (request.constraint is None or not request.needs_mask)
             and num_computed >= request.num_prompt_tokens
             and num_tokens * num_groups <= len(request.block_ids) * block_size
+            and (not interval or num_computed % interval)
         ):
             request.num_computed_tokens = num_tokens
             request.num_pending_tokens += 1
@@ -70,6 +73,8 @@ def _compute_next(
     q_len = num_tokens - request.num_computed_tokens + request.num_drafts
     if q_len > 1:
         q_len = step.bound(q_len, holdings.running, index)
+        if holdings.cache.states is not None:
+            q_len = holdings.cache.states.cut(request, q_len)
     end = request.num_computed_tokens + q_len
     num_blocks = len(request.block_ids)
     added = holdings.allocate(request, end if drafts is None else drafts.reach(end))
@@ -77,6 +82,7 @@ def _compute_next(
         return
     if added:
         step.add_blocks(row, num_blocks, added)
+    holdings.cache.save_state(request)
     step.compute(request, row, q_len, num_tokens)
     if q_len > 1:  # share prompts at once
         holdings.cache.cache_full_blocks(request)

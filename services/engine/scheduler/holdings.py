@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.engine.errors import InvalidRequestError
-from services.engine.kv_cache.cache import KVCache
+from services.engine.kv_cache.cache import KVCache, Prefix
 from services.engine.kv_cache.prefix_journal import PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
@@ -46,6 +46,7 @@ class Holdings:
             block_size=limits.block_size,
             enable_prefix_caching=enable_prefix_caching,
             groups=limits.cache_groups,
+            num_state_blocks=limits.num_state_blocks,
             journal=journal,
         )
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
@@ -63,6 +64,7 @@ class Holdings:
         self._max_model_len = limits.max_model_len
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
+        self._num_state_blocks = limits.num_state_blocks
 
     def bound_tokens(self, request: Request) -> int:
         """Returns how many tokens a request can reach, prompt and output together.
@@ -112,20 +114,20 @@ class Holdings:
             self.waiting.promote(oldest, min(first.rank_s, highest))
         return oldest
 
-    def start(self, request: Request, prefix: list[int], num_prefix_tokens: int) -> int:
+    def start(self, request: Request, prefix: Prefix, num_tokens: int) -> int:
         """Starts the next waiting request; returns its row.
 
         Args:
             request: the result of `next_waiting`.
-            prefix: blocks of its tokens that are already computed.
-            num_prefix_tokens: tokens in these blocks.
+            prefix: its tokens that are already computed.
+            num_tokens: tokens that its blocks must hold, with the prefix; they fit.
         """
         self._num_overtakings += 1
         if request is self.waiting.oldest():
             self._num_overtakings = 0
         self.waiting.pop()
-        self.cache.take_prefix(request, prefix)
-        request.num_computed_tokens = num_prefix_tokens
+        self.cache.take_prefix(request, prefix, num_tokens)
+        request.num_computed_tokens = prefix.num_tokens
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=service_order)
         row = self._free_rows.pop()
@@ -156,9 +158,11 @@ class Holdings:
         """
         live = (*self.running, *self.waiting)
         num_wanted = sum(-(-len(each.token_ids) // self._block_size) for each in (*live, request))
-        num_held = sum(len(each.block_ids) for each in live)
-        num_held += len(self.cache.match_prefix(request))
-        return self.cache.num_free_blocks - num_wanted * self._num_groups + num_held
+        num_held = sum(len(each.block_ids) + len(each.state_block_ids) for each in live)
+        num_held += len(self.cache.match_prefix(request).block_ids)
+        num_of_states = (len(live) + 1) * self._num_state_blocks
+        num_wanted = num_wanted * self._num_groups + num_of_states
+        return self.cache.num_free_blocks - num_wanted + num_held
 
     def preempt_last(self) -> Request:
         """Preempts the last running request; it starts over at its next turn."""

@@ -16,7 +16,7 @@ With several pipeline stages the steps in flight share the requests; see continu
 import time
 from collections.abc import Callable, Sequence
 
-from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.batch import BatchDescriptor, StepResult, pack_copies
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.limits import StepLimits
@@ -246,6 +246,8 @@ class Scheduler:
             return None
         self._last_step_id += 1
         ordered = step.order(self._last_step_id, self._dispatcher)
+        if copies := holdings.cache.take_copies():
+            ordered.descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
         if recovery.num_failed_steps:
             ordered.descriptor.num_failed_steps = recovery.num_failed_steps
         return ordered

@@ -43,6 +43,7 @@ class Batch:
     num_sampling_across_dp: [ranks], requests that sample; None without speculative decoding, too.
     last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
+    saved_states, restored_states: [2, n], blocks to copy, from and to; None for no copy.
     assignments: rows that requests take with this step.
     sampling: work that sampling can leave out; read while the device computes.
     """
@@ -62,6 +63,8 @@ class Batch:
     num_tokens_across_dp: Int32Array | None = None
     num_sampling_across_dp: Int32Array | None = None
     block_writes: Int32Array | None = None
+    saved_states: Int32Array | None = None
+    restored_states: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
 
@@ -121,6 +124,7 @@ class Batch:
             descriptor.attn_metadata,
             descriptor.sampling,
         )
+        copies = descriptor.state_metadata
         batch = cls(
             query_start_loc=read_int32(attention.query_start_loc),
             seq_lens=read_int32(attention.seq_lens),
@@ -133,6 +137,8 @@ class Batch:
             step_id=descriptor.step_id,
             graph_key=ordered_graph(descriptor),
             block_writes=read_block_writes(descriptor, limits, num_blocks=num_blocks),
+            saved_states=_read_copies(copies.saved_from, copies.saved_to, num_blocks),
+            restored_states=_read_copies(copies.restored_from, copies.restored_to, num_blocks),
             assignments=read_assignments(descriptor, limits),
             sampling=sampling,
             last_token_ids=read_int32(sampling.last_token_ids) if limits.num_stages > 1 else None,
@@ -243,6 +249,22 @@ def read_block_writes(
     entries[0] = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
     entries[1] = block_ids
     return entries
+
+
+def _read_copies(sources: bytes, targets: bytes, num_blocks: int) -> Int32Array | None:
+    """Returns blocks to copy, [2, n], from and to; None for no copy.
+
+    Raises:
+        ValueError: the lists differ in length, a block does not exist, or one is written twice.
+    """
+    if not sources and not targets:
+        return None
+    from_, to = read_int32(sources), read_int32(targets)
+    require(len(from_) == len(to), "copies of states of unequal length")
+    for blocks in (from_, to):
+        require(is_below(blocks, num_blocks), "a copy of a block that does not exist")
+    require(len(np.unique(to)) == len(to), "a block that two copies write")
+    return np.stack([from_, to])
 
 
 def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequence[RowAssignment]:

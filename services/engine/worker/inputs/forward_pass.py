@@ -22,9 +22,11 @@ from models.kv_cache import CacheData
 from models.layers.decoder import DraftingModel
 from models.ops.attention.attention_metadata import (
     build_attention_metadata,
+    build_state_metadata,
     make_attention_workspace,
 )
-from services.engine.kv_cache.cache_groups import LayerGroup
+from models.state_cache import StateCacheData, StateSpec
+from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_hidden
 from services.engine.worker.inputs.input_buffers import Inputs
@@ -41,6 +43,7 @@ class ForwardPass:
         block_table: Tensor,
         block_size: int,
         groups: Sequence[LayerGroup] = (),
+        state_pages: int = 0,
     ) -> None:
         self.run_model = cast("Callable[..., Tensor]", model)
         """Computes hidden states; compilation and capture replace it."""
@@ -53,17 +56,25 @@ class ForwardPass:
         """The tokens of each data-parallel rank; None where there is one, and for a small model."""
         self.draft_dp_metadata: DPMetadata | None = None
         """The same in draft passes of one token of each request that samples."""
-        # The groups' entries alternate.
-        num_groups = max(1, len(groups))
-        self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
+        # The entries of groups with tokens alternate; those of states follow.
+        num_state_groups = sum(group.window == STATE for group in groups)
+        num_groups = max(1, len(groups)) - num_state_groups
+        width = block_table.shape[1] - num_state_groups * state_pages
+        tokens, states = block_table[:, :width], block_table[:, width:]
+        self._block_tables = [tokens[:, group::num_groups] for group in range(num_groups)]
+        self._state_tables = [
+            states[:, group * state_pages : (group + 1) * state_pages]
+            for group in range(num_state_groups)
+        ]
         self._group_of_layer = {
             layer: number for number, group in enumerate(groups) for layer in group.layers
         }
         self._block_size = block_size
         # Layers differ in how much they cache, not in how they attend.
-        self._workspace = make_attention_workspace(
-            model.cache_specs()[0], device=block_table.device
-        )
+        specs = [spec for spec in model.cache_specs() if not isinstance(spec, StateSpec)]
+        self._workspace = None
+        if specs:
+            self._workspace = make_attention_workspace(specs[0], device=block_table.device)
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -116,6 +127,17 @@ class ForwardPass:
             )
             for block_table in self._block_tables
         ]
+        group_metadata += [
+            build_state_metadata(
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                row_ids=inputs.row_ids,
+                pages=pages,
+                max_seqlen_q=inputs.max_seqlen_q,
+                max_seqlen_k=inputs.max_seqlen_k,
+            )
+            for pages in self._state_tables
+        ]
         context = ForwardContext(
             context=Context(
                 positions=inputs.positions,
@@ -144,6 +166,21 @@ class ForwardPass:
         groups = self._group_of_layer
         return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
+    def copy_states(self, blocks: Tensor) -> None:
+        """Copies blocks of all layers that keep states: [2, n] int32 or int64, from and to.
+
+        All are read before any is written.
+        """
+        from_, to = blocks.long()
+        for memory in self._state_memory:
+            memory[:, to] = memory[:, from_]
+
+    @cached_property
+    def _state_memory(self) -> list[Tensor]:
+        """The memory of layers that keep states, each part once."""
+        states = [each for each in self.kv_cache_data if isinstance(each, StateCacheData)]
+        return list({each.memory.data_ptr(): each.memory for each in states}.values())
+
     def reset_for(self, batch: Batch) -> None:
         """Resets what passes over dummy requests read, so that they repeat their results.
 
@@ -160,7 +197,13 @@ class ForwardPass:
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the null block of every layer and its reset content."""
-        blocks = [tensor[0] for layer in self.kv_cache_data for tensor in layer.tensors().values()]
+        # Dummy requests have no state: layers that keep some leave the null block alone.
+        blocks = [
+            tensor[0]
+            for layer in self.kv_cache_data
+            if not isinstance(layer, StateCacheData)
+            for tensor in layer.tensors().values()
+        ]
         # Varied values: a kernel that reads the wrong ones, or none, changes the result.
         fillings = {
             (block.shape, block.dtype): torch.linspace(-1, 1, block.numel(), device=block.device)

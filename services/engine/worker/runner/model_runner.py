@@ -77,6 +77,7 @@ class ModelRunner:
             block_table=self.buffers.block_table,
             block_size=limits.block_size,
             groups=limits.layer_groups,
+            state_pages=limits.state_pages,
         )
         self.forward.dp_metadata = self.buffers.dp_metadata
         self.forward.draft_dp_metadata = self.buffers.draft_dp_metadata
@@ -118,7 +119,9 @@ class ModelRunner:
                 small,
                 draft_caches,
                 # All layers of a request have the same tokens; those of the first group see most.
-                block_table=self.buffers.block_table[:, :: len(limits.windows)],
+                block_table=self.buffers.block_table[
+                    :, : limits.token_table_width : limits.num_groups
+                ],
                 block_size=limits.block_size,
             )
         elif limits.num_worker_drafts:
@@ -180,6 +183,9 @@ class ModelRunner:
         batch = self._read(descriptor)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
+        for copies in (batch.saved_states, batch.restored_states):
+            if copies is not None:
+                self.forward.copy_states(to_device(copies, self.device))
         num_padded = 0 if batch.graph_key is None else batch.graph_key.num_tokens
         self._handed.receive(batch.num_tokens, num_padded=num_padded)
         output = self._run(batch, header)

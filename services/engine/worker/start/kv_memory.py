@@ -1,5 +1,6 @@
 """The number of blocks of the KV cache, and their memory."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from models.kv_cache import CacheData
+from models.kv_cache import CacheData, CacheSpec, TokenSpec
 from models.layers.decoder import CausalLM
+from models.state_cache import StateCacheData, StateSpec
 from services.engine.config.cache import CacheConfig
 from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.limits import StepLimits
@@ -20,6 +22,8 @@ log = structlog.get_logger()
 
 MIN_BLOCKS = 2
 """The null block and one for requests."""
+_ALIGNMENT = 256
+"""Bytes that the units of states are a multiple of, where no other layer decides their size."""
 
 MAX_BLOCKS_FROM_MEMORY = 2**20
 """Most blocks sized from memory: a small model on a large GPU would get tens of millions of
@@ -35,13 +39,31 @@ def block_bytes(
 ) -> int:
     """Returns the bytes of one block: all that a group of layers caches of its tokens in `dtype`.
 
-    Without groups, all layers are one group.
+    Without groups, all layers are one group. A model of states alone has blocks of a whole state.
     """
     specs = model.cache_specs()
+    tokens, states = _token_specs(specs), _state_specs(specs)
+    num_places = _num_places(groups, len(specs))
+    drafts = [spec for draft in model.draft_models for spec in draft.cache_specs()]
+    if not tokens:
+        return num_places * math.prod(_state_units(tokens, states, block_size, dtype))
     if len(groups) > 1:
-        specs = specs[: max(len(group.layers) for group in groups)]
-    specs = specs + [spec for draft in model.draft_models for spec in draft.cache_specs()]
-    return block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
+        tokens = tokens[:1] * num_places
+    return block_size * sum(spec.bytes_per_token(dtype) for spec in tokens + _token_specs(drafts))
+
+
+def state_pages(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
+    """Returns the blocks of a request's state in each group of layers that keep states; or 0.
+
+    Raises:
+        ValueError: a block has no room for a row of a state.
+    """
+    specs = model.cache_specs()
+    tokens, states = _token_specs(specs), _state_specs(specs)
+    if not states:
+        return 0
+    units = _state_units(tokens, states, block_size, dtype)
+    return max(spec.num_pages(*units) for spec in states)
 
 
 def allocate_kv_cache(
@@ -55,28 +77,71 @@ def allocate_kv_cache(
 ) -> list[CacheData]:
     """Returns each layer's cache, zeroed: masked attention multiplies unseen values by 0.
 
-    The n-th layers of all groups share a cache and use different blocks of it. The layers of draft
+    The n-th layers of all groups share memory and use different blocks of it. The layers of draft
     models come last; each has a cache of its own, whose blocks are those of the first group.
 
     Raises:
-        ValueError: layers that share a cache differ in what they cache.
+        ValueError: layers that share a cache differ in what they cache of a token.
     """
     specs = model.cache_specs()
+    tokens, states = _token_specs(specs), _state_specs(specs)
     place = {layer: layer for layer in range(len(specs))}
     if len(groups) > 1:
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
-        if len(set(specs)) > 1:
+        if len(set(tokens)) > 1:
             raise ValueError("layers with sliding windows cache something else than the others")
-    caches = [
-        specs[number].allocate(num_blocks, block_size, dtype=dtype, device=device)
-        for number in range(1 + max(place.values()))
-    ]
+    if states:
+        num_regions, unit_bytes = _state_units(tokens, states, block_size, dtype)
+        caches: list[CacheData] = []
+        shared = [
+            torch.zeros(num_regions, num_blocks, unit_bytes, dtype=torch.uint8, device=device)
+            for _ in range(1 + max(place.values()))
+        ]
+        for layer, spec in enumerate(specs):
+            memory = shared[place[layer]]
+            if isinstance(spec, StateSpec):
+                caches.append(StateCacheData(memory=memory, spec=spec))
+            else:
+                caches.append(
+                    spec.allocate(num_blocks, block_size, memory=memory, dtype=dtype, device=device)
+                )
+    else:
+        of_places = [
+            tokens[number].allocate(num_blocks, block_size, dtype=dtype, device=device)
+            for number in range(1 + max(place.values()))
+        ]
+        caches = [of_places[place[layer]] for layer in range(len(specs))]
     drafts = [
         spec.allocate(num_blocks, block_size, dtype=dtype, device=device)
         for draft in model.draft_models
-        for spec in draft.cache_specs()
+        for spec in _token_specs(draft.cache_specs())
     ]
-    return [caches[place[layer]] for layer in range(len(specs))] + drafts
+    return [*caches, *drafts]
+
+
+def _token_specs(specs: Sequence[CacheSpec]) -> list[TokenSpec]:
+    return [spec for spec in specs if not isinstance(spec, StateSpec)]
+
+
+def _state_specs(specs: Sequence[CacheSpec]) -> list[StateSpec]:
+    return [spec for spec in specs if isinstance(spec, StateSpec)]
+
+
+def _num_places(groups: Sequence[LayerGroup], num_layers: int) -> int:
+    """Returns the layers whose memory is their own, the most of any group."""
+    return max((len(group.layers) for group in groups), default=num_layers)
+
+
+def _state_units(
+    tokens: Sequence[TokenSpec],
+    states: Sequence[StateSpec],
+    block_size: int,
+    dtype: torch.dtype,
+) -> tuple[int, int]:
+    """Returns the regions of a block that hold units of a state, and the bytes of a unit."""
+    if tokens:
+        return tokens[0].state_units(block_size, dtype)
+    return 1, _ALIGNMENT * -(-max(spec.num_bytes for spec in states) // _ALIGNMENT)
 
 
 def choose_num_blocks(
@@ -123,10 +188,11 @@ def choose_num_blocks(
             del runner
             available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
         num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
-    if num_blocks < MIN_BLOCKS:
+    least = max(MIN_BLOCKS, 1 + limits.num_state_blocks + limits.num_groups)
+    if num_blocks < least:
         raise ValueError(
             f"memory for the KV cache holds {num_blocks} blocks of {bytes_each} bytes; at least "
-            f"{MIN_BLOCKS} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
+            f"{least} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
             "lower max_num_batched_tokens."
         )
     num_tokens = limits.num_cache_tokens(num_blocks)

@@ -1,6 +1,7 @@
 """Loads and compiles a model and makes its runners, for a worker and for `octavo replay`."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
 from models.parallel.collectives import without_other_ranks
+from models.parallel.group import PipelineStage
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
@@ -34,7 +36,11 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.invariance import check_invariant_weights
-from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.kv_memory import (
+    allocate_kv_cache,
+    block_bytes,
+    state_pages,
+)
 from services.engine.worker.start.model_trace import (
     TRACED_LEVELS,
     ModelTrace,
@@ -140,7 +146,7 @@ class LoadedModel:
             config,
             max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
             vocab_size=model_config.vocab_size,
-            sliding_windows=model_config.sliding_windows,
+            cache_windows=model_config.cache_windows,
         )
         started_s = time.monotonic()
         model = load_model(
@@ -169,7 +175,10 @@ class LoadedModel:
         if is_invariant:
             check_invariant_weights(model, dtype)
         if model.stage.size > 1:
-            limits = limits.of_layers(model.stage.layers_of(model_config.num_hidden_layers))
+            limits = limits.of_entries(entries_of(model_config, model.stage))
+        pages = state_pages(model, block_size=limits.block_size, dtype=cache_dtype)
+        # Stages may hold different layers, and their requests' tables have one form.
+        limits = replace(limits, state_pages=-ranks.least(-pages))
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         _log_weights(model)
@@ -350,6 +359,12 @@ def _log_weights(model: CausalLM) -> None:
         log.info("activations_not_rounded", made_for=made_for, used="weights only")
     if quantization.assumes_zero_points:
         log.warning("zero_points_assumed", checkpoint_format="gptq", alternative="gptq_v2")
+
+
+def entries_of(model: ModelConfig, stage: PipelineStage) -> range:
+    """Returns the cache entries of a stage's layers among those of the whole model."""
+    layers, own = model.entry_layers, stage.layers_of(model.num_hidden_layers)
+    return range(bisect_left(layers, own.start), bisect_left(layers, own.stop))
 
 
 def _implementation(model: ModelConfig) -> str:

@@ -294,6 +294,7 @@ def _announcement(
     device = loaded.device
     return WorkerReady(
         num_blocks=num_blocks,
+        state_pages=loaded.limits.state_pages,
         block_bytes=loaded.block_bytes,
         num_parameters=_num_parameters(loaded),
         load_s=loaded.load_s,

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.engine.batch import StepFailure
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
-from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.kv_cache import snapshots, states
+from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.recovery import lose_worker
@@ -23,6 +24,7 @@ BLOCK_SIZE = 4
 MAX_MODEL_LEN = 32
 MAX_NUM_WAITING = 6
 WINDOWS = [(1,), (6,), (None, 5), (None, 9, 9), (3, 8)]
+STATES = [(None, STATE), (None, STATE, STATE), (STATE,), (None, 5, STATE)]
 STEPS_IN_FLIGHT = 3  # one more than the engine has, for orders that it would seldom meet
 
 # Few prompts, so that equal ones and equal prefixes meet, some of them a whole number of blocks.
@@ -46,22 +48,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([1, 3, 5, 5]),
         max_num_batched_tokens=st.sampled_from([1, 3, 7, 20, 20]),
         enable_prefix_caching=st.booleans(),
-        windows=st.sampled_from([(None,)] * 4 + WINDOWS),
+        windows=st.sampled_from([(None,)] * 4 + WINDOWS + STATES),
+        state_pages=st.sampled_from([1, 3]),
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
         lookup_sizes=st.sampled_from([None, None, (1, 2)]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
     )
-    def start(self, num_blocks, windows, enable_prefix_caching, **fields):
+    def start(self, num_blocks, windows, state_pages, enable_prefix_caching, **fields):
+        num_states = windows.count(STATE)
+        if num_states:
+            fields["num_speculative_tokens"] = 0
         if fields["num_speculative_tokens"]:
             fields["num_stages"] = 1
-        # A window needs blocks for itself and a whole step's tokens.
-        self.num_blocks = 1 + (num_blocks - 1) * len(windows)
+        # A window needs blocks for itself and a whole step's tokens; a state is there twice.
+        self.num_blocks = 1 + (num_blocks - 1) * len(windows) + 2 * num_states * state_pages
         self.enable_prefix_caching = enable_prefix_caching
         self.limits = StepLimits(
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
             vocab_size=VOCAB_SIZE,
             layer_groups=tuple(LayerGroup(layers=(), window=window) for window in windows),
+            state_pages=state_pages if num_states else 0,
             **fields,
         )
         self.now_s = 0.0
@@ -85,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 num_blocks=self.num_blocks,
                 block_size=BLOCK_SIZE,
                 windows=self.limits.windows,
+                num_state_blocks=self.limits.num_state_blocks,
                 num_cache_tokens=self.capacity,
                 makes_drafts=self.limits.lookup_sizes is None,
                 has_stages=self.limits.num_stages > 1,
@@ -215,6 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.abort(request)
         self.live.remove(request)
         assert not request.block_ids
+        assert not request.state_block_ids
         assert request.row is None
 
     @rule()
@@ -256,8 +265,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.live:
             if request.status is RequestStatus.WAITING:
                 assert not request.block_ids
+                assert not request.state_block_ids
+            else:
+                assert len(request.state_block_ids) == self.limits.num_state_blocks
+            for entry, block_id in enumerate(request.state_block_ids):
+                assert content.setdefault(block_id, (request, "state", entry)) == (
+                    request,
+                    "state",
+                    entry,
+                )
+            for snapshot in request.snapshots:
+                content |= dict.fromkeys(snapshot.block_ids, (request, snapshot.num_tokens))
             num_groups = len(self.limits.windows)
-            assert len(request.block_ids) % num_groups == 0
+            assert len(request.block_ids) == 0 or len(request.block_ids) % num_groups == 0
             for entry, block_id in enumerate(request.block_ids):
                 i, group = divmod(entry, num_groups)
                 if not block_id:
@@ -322,6 +342,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             len(expected) > request.sampling.min_tokens
         )
         assert reason is (FinishReason.STOP if ended_by_token else FinishReason.LENGTH)
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch):
+    """Snapshots every few tokens, so that short sequences have some."""
+    monkeypatch.setattr(snapshots, "CHUNK", 2 * BLOCK_SIZE)
+    monkeypatch.setattr(states, "LONG_PROMPT", 3 * BLOCK_SIZE)
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -1,0 +1,109 @@
+"""States of requests among the blocks: admission, snapshots, and who starts from them."""
+
+import pytest
+
+from services.engine.kv_cache.cache_groups import STATE, LayerGroup
+from tests.support.requests import make_request
+from tests.support.scheduler_rig import Rig, q_lens
+
+PAGES = 3
+HYBRID = (None, STATE, STATE)
+
+
+def rig(*windows, **fields) -> Rig:
+    groups = tuple(LayerGroup(layers=(0,), window=window) for window in windows or HYBRID)
+    sizes = {"max_num_batched_tokens": 256, "max_model_len": 512, "num_blocks": 200} | fields
+    return Rig(layer_groups=groups, state_pages=PAGES, **sizes)
+
+
+def run(a_rig: Rig, prompt: list[int], max_tokens: int = 4):
+    request = make_request(prompt, max_tokens=max_tokens)
+    a_rig.add(request)
+    a_rig.run()
+    return request
+
+
+def test_a_prompt_is_cut_before_its_end_and_the_next_one_starts_there():
+    a_rig = rig()
+    first = make_request(list(range(100)), max_tokens=2)
+    a_rig.add(first)
+    assert q_lens(a_rig.send()) == [64]
+    assert q_lens(a_rig.send()) == [36]
+    a_rig.run()
+    second = run(a_rig, list(range(100)))
+    assert second.num_cached_tokens == 64
+    assert second.sink.token_ids[:2] == first.sink.token_ids
+
+
+def test_a_prompt_shorter_than_a_chunk_is_not_cut():
+    a_rig = rig()
+    a_rig.add(make_request(list(range(64)), max_tokens=2))
+    assert q_lens(a_rig.send()) == [64]
+
+
+def test_prompts_that_part_make_a_snapshot_where_they_do():
+    a_rig = rig()
+    shared = list(range(200))
+    run(a_rig, shared + [300] * 90)
+    assert run(a_rig, shared + [400] * 90).num_cached_tokens == 0
+    assert run(a_rig, shared + [500] * 90).num_cached_tokens == 192
+
+
+def test_an_output_is_found_by_the_next_turn():
+    a_rig = rig()
+    prompt = list(range(100))
+    first = run(a_rig, prompt, max_tokens=150)
+    turn = prompt + first.sink.token_ids + [7, 8, 9]
+    assert run(a_rig, turn).num_cached_tokens == 192
+
+
+def test_long_prompts_have_snapshots_on_their_way():
+    a_rig = rig(max_model_len=9000, max_num_batched_tokens=2100, num_blocks=4000)
+    prompt = [token % 1000 for token in range(8900)]
+    run(a_rig, prompt)
+    assert run(a_rig, prompt[:4500] + [5] * 100).num_cached_tokens == 4160
+
+
+def test_states_alone_have_no_blocks_of_tokens():
+    a_rig = rig(STATE, num_blocks=1 + 4 * PAGES)
+    first = run(a_rig, list(range(130)))
+    assert not first.block_ids
+    assert run(a_rig, list(range(130))).num_cached_tokens == 128
+
+
+def test_the_state_of_a_snapshot_moves_where_no_block_is_free_for_a_copy():
+    num_tokens = 130
+    a_rig = rig(num_blocks=1 + -(-(num_tokens + 4) // 4) + 2 * PAGES)
+    first = run(a_rig, list(range(num_tokens)))
+    again = run(a_rig, list(range(num_tokens)))
+    assert again.sink.token_ids == first.sink.token_ids
+
+
+@pytest.mark.parametrize("num_blocks", [60, 90, 200])
+def test_requests_that_preempt_each_other_end_as_alone(num_blocks):
+    a_rig = rig(num_blocks=num_blocks, max_num_batched_tokens=70)
+    prompts = [list(range(start, start + 70)) for start in (0, 0, 50, 200)]
+    requests = [make_request(prompt, max_tokens=60) for prompt in prompts]
+    a_rig.add(*requests)
+    a_rig.run()
+    alone = [run(rig(), prompt, max_tokens=60) for prompt in prompts]
+    assert [r.sink.token_ids for r in requests] == [r.sink.token_ids for r in alone]
+    assert a_rig.scheduler.num_free_blocks == num_blocks - 1
+
+
+def test_equal_prompts_wait_for_the_first_ones_snapshot():
+    a_rig = rig()
+    requests = [make_request(list(range(100)), max_tokens=3) for _ in range(3)]
+    a_rig.add(*requests)
+    a_rig.run()
+    assert [request.num_cached_tokens for request in requests] == [0, 64, 64]
+    assert not a_rig.scheduler.running
+
+
+def test_all_blocks_are_free_or_cached_in_the_end():
+    a_rig = rig()
+    for length in (64, 65, 100, 190, 300):
+        run(a_rig, list(range(length)), max_tokens=70)
+    scheduler = a_rig.scheduler
+    assert scheduler.num_free_blocks == 199
+    assert 0 < scheduler.num_cached_blocks <= 199
