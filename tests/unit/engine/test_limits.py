@@ -25,7 +25,7 @@ def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
         config,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
-        cache_windows=model.cache_windows,
+        cache_windows=model.config.cache_windows,
     )
     assert limits.windows == (None, 64, 64)
     assert limits.block_table_width == 3 * limits.max_blocks_per_seq

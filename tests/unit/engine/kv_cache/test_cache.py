@@ -17,7 +17,7 @@ def cache() -> KVCache:
 def compute(cache: KVCache, request: Request) -> None:
     """Does what the scheduler does for a request that is computed at one go."""
     prefix = cache.match_prefix(request)
-    cache.take_prefix(request, prefix)
+    cache.take_prefix(request, prefix, len(request.token_ids))
     assert cache.allocate(request, len(request.token_ids)) is not None
     request.num_computed_tokens = len(request.token_ids)
     cache.cache_full_blocks(request)
@@ -50,12 +50,12 @@ def test_requests_with_equal_prefixes_share_its_full_blocks(cache):
 def test_a_match_leaves_the_last_token_to_compute(cache):
     first, second = make_request(range(8)), make_request(range(8))
     compute(cache, first)
-    assert cache.match_prefix(second) == first.block_ids[:1]
+    assert cache.match_prefix(second).block_ids == first.block_ids[:1]
 
 
 def test_requests_with_different_salts_share_nothing(cache):
     compute(cache, make_request(range(8), cache_salt="a"))
-    assert cache.match_prefix(make_request(range(8), cache_salt="b")) == []
+    assert cache.match_prefix(make_request(range(8), cache_salt="b")).block_ids == []
 
 
 def test_blocks_with_a_pending_token_are_not_found(cache):
@@ -64,7 +64,7 @@ def test_blocks_with_a_pending_token_are_not_found(cache):
     first.num_pending_tokens = 1
     first.num_computed_tokens = 8
     cache.cache_full_blocks(first)
-    assert len(cache.match_prefix(make_request([*range(7), 7, 8]))) == 1
+    assert len(cache.match_prefix(make_request([*range(7), 7, 8])).block_ids) == 1
 
 
 def test_blocks_that_are_not_computed_yet_are_not_found(cache):
@@ -72,7 +72,7 @@ def test_blocks_that_are_not_computed_yet_are_not_found(cache):
     cache.allocate(first, 12)
     first.num_computed_tokens = 7
     cache.cache_full_blocks(first)
-    assert cache.match_prefix(make_request(range(12))) == first.block_ids[:1]
+    assert cache.match_prefix(make_request(range(12))).block_ids == first.block_ids[:1]
 
 
 def test_blocks_given_back_stay_findable_until_they_are_reused(cache):
@@ -82,10 +82,10 @@ def test_blocks_given_back_stay_findable_until_they_are_reused(cache):
     cache.free(first)
     assert cache.num_free_blocks == 8
     assert cache.num_cached_blocks == 3
-    assert cache.match_prefix(make_request(range(13))) == held[:3]
+    assert cache.match_prefix(make_request(range(13))).block_ids == held[:3]
     cache.allocate(make_request(1), 8 * BLOCK_SIZE)
     assert cache.num_cached_blocks == 0
-    assert cache.match_prefix(make_request(range(13))) == []
+    assert cache.match_prefix(make_request(range(13))).block_ids == []
 
 
 def test_the_deepest_block_of_a_chain_is_reused_first(cache):
@@ -94,7 +94,7 @@ def test_the_deepest_block_of_a_chain_is_reused_first(cache):
     held = list(first.block_ids)
     cache.free(first)
     cache.allocate(make_request(1), 6 * BLOCK_SIZE)  # the five others, and one of the chain
-    assert cache.match_prefix(make_request(range(13))) == held[:2]
+    assert cache.match_prefix(make_request(range(13))).block_ids == held[:2]
 
 
 def test_free_blocks_of_a_prefix_count_as_needed(cache):
@@ -105,7 +105,7 @@ def test_free_blocks_of_a_prefix_count_as_needed(cache):
     cache.allocate(other, 4 * BLOCK_SIZE)
     again = make_request(range(17))
     prefix = cache.match_prefix(again)
-    assert len(prefix) == 4
+    assert len(prefix.block_ids) == 4
     assert cache.num_free_blocks == 4
     assert not cache.fits(prefix, 17)
     assert cache.fits(prefix, 16)
@@ -114,5 +114,5 @@ def test_free_blocks_of_a_prefix_count_as_needed(cache):
 def test_without_prefix_caching_nothing_is_found():
     cache = KVCache(num_blocks=9, block_size=BLOCK_SIZE, enable_prefix_caching=False)
     compute(cache, make_request(range(8)))
-    assert cache.match_prefix(make_request(range(8))) == []
+    assert cache.match_prefix(make_request(range(8))).block_ids == []
     assert cache.num_cached_blocks == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.kv_cache.cache import KVCache
+from services.engine.kv_cache.cache import NO_PREFIX, KVCache
 from services.engine.kv_cache.cache_groups import CacheGroups
 from tests.support.requests import make_request
 
@@ -31,7 +31,7 @@ def start(cache, tokens):
     """Lets a request run that computes all of its tokens; returns how many it found computed."""
     request = make_request(tokens)
     prefix = cache.match_prefix(request)
-    cache.take_prefix(request, prefix)
+    cache.take_prefix(request, prefix, len(request.token_ids))
     found = request.num_indexed_blocks * BLOCK_SIZE
     request.num_computed_tokens = found
     grow(cache, request, len(request.token_ids))
@@ -66,7 +66,7 @@ def test_a_prefix_brings_the_blocks_that_the_next_token_sees():
     cache = make_cache(None, 6)
     first, _ = start(cache, range(21))
     second = make_request([*range(20), 77, 78])
-    prefix = cache.match_prefix(second)
+    prefix = cache.match_prefix(second).block_ids
     assert prefix[::2] == first.block_ids[: 2 * 5 : 2]
     # The token at 20 sees tokens from 15 on, in block 3.
     assert prefix[1::2] == [0, 0, 0, *first.block_ids[7:11:2]]
@@ -80,8 +80,8 @@ def test_a_prefix_ends_where_a_window_has_a_hole():
     # Sixteen blocks are not enough for 22: those of the first tokens were reused first.
     cache = make_cache(None, 6, num_blocks=17)
     start(cache, range(41))
-    assert cache.match_prefix(make_request([*range(24), 99])) == []
-    longer = cache.match_prefix(make_request([*range(32), 99]))
+    assert cache.match_prefix(make_request([*range(24), 99])).block_ids == []
+    longer = cache.match_prefix(make_request([*range(32), 99])).block_ids
     assert len(longer) == 2 * 8
     assert longer[1::2][:6] == [0] * 6
 
@@ -93,7 +93,7 @@ def test_what_a_window_left_can_be_found_until_it_is_reused():
     assert cache.num_cached_blocks == 7
     # Its own window begins with a block that the first request gave back.
     shorter = make_request([*range(16), 50])
-    prefix = cache.match_prefix(shorter)
+    prefix = cache.match_prefix(shorter).block_ids
     assert len(prefix) == 4
     assert prefix[:3] == [0] * 3
     assert prefix[3] != 0
@@ -106,8 +106,8 @@ def test_room_for_a_request_is_room_for_its_most_blocks_of_each_group(windows):
     cache = make_cache(*windows, num_blocks=13)
     limit = CacheGroups(block_size=BLOCK_SIZE, max_query_tokens=BLOCK_SIZE, windows=windows)
     longest = limit.num_tokens(12, limit=400)
-    assert cache.fits([], longest)
-    assert longest == 400 or not cache.fits([], longest + 1)
+    assert cache.fits(NO_PREFIX, longest)
+    assert longest == 400 or not cache.fits(NO_PREFIX, longest + 1)
     request = make_request(range(longest))
     grow(cache, request, longest)
 
