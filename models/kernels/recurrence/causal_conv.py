@@ -1,0 +1,175 @@
+"""Short causal convolution of each channel, whose last inputs the cache keeps."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import AttentionMetadata
+from models.kernels.attention.request_search import request_of_tile
+from models.kernels.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.kernels.launching.launch import Launch
+from models.kernels.recurrence.state_rows import StateForm, conv_form, conv_offset, request_span
+from models.state_cache import StateCacheData
+
+_MOST_FEW = 16
+"""Query tokens up to which one program has all tokens of a request."""
+_TOKENS = 32
+_CHANNELS = 256
+
+_VARYING = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_blocks",
+    "num_requests",
+]  # fmt: skip  # specialising on these would compile again while serving
+
+
+@triton.jit
+def _load_input(
+    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, channel, start, has_state, mask,
+    is_first, form: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Returns inputs of tokens [N, 1] and channels [1, C].
+
+    is_first: some may be before the request's first token, `start`: those are the state's.
+    """
+    at = tokens.to(tl.int64) * x_stride + channel
+    inputs = tl.load(x_ptr + at, mask=mask & (tokens >= start), other=0.0).to(tl.float32)
+    if is_first:
+        is_kept = mask & (tokens < start)
+        # The state's last input is that of the token before the first.
+        row = tokens - start + WIDTH - 1
+        at = conv_offset(row * form.columns + channel, table_ptr, is_kept, num_blocks, form)
+        kept = tl.load(memory_ptr + at, mask=is_kept & has_state, other=0.0).to(tl.float32)
+        inputs = tl.where(tokens < start, kept, inputs)
+    return inputs
+
+
+@triton.jit
+def _keep_inputs(
+    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, channel, start, end, has_state,
+    form: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Stores the last inputs up to the token before `end`, for channels [1, C]."""
+    row = tl.arange(0, ROWS)[:, None]
+    mask = (row < WIDTH - 1) & (channel < form.columns)
+    inputs = _load_input(
+        x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end - WIDTH + 1 + row, channel, start,
+        has_state, mask, True, form, WIDTH,
+    )  # fmt: skip
+    at = conv_offset(row * form.columns + channel, table_ptr, mask, num_blocks, form)
+    # Threads write rows that others read.
+    tl.debug_barrier()
+    tl.store(memory_ptr + at, inputs.to(memory_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _causal_conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, output_ptr, memory_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, x_stride, table_stride, num_blocks, num_requests,
+    form: tl.constexpr, WIDTH: tl.constexpr, ACTIVATES: tl.constexpr, TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, SEARCHES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Does CHANNELS channels of TOKENS tokens of a request, by default its first ones.
+
+    SEARCHES: the tile may be a later one. The program with the first tile also keeps the last
+    inputs, as it is the only one that reads the inputs kept before.
+    """
+    let_next_start(DEPENDENT)
+    channel = (tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    is_channel = channel < form.columns
+    wait_for_previous(DEPENDENT)
+    tile = tl.program_id(1)
+    request = tile
+    if SEARCHES:
+        request = request_of_tile(tile, query_start_ptr, num_requests, TOKENS)
+    start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
+    first = start
+    if SEARCHES:
+        first = start + (tile - start // TOKENS - request) * TOKENS
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    if first < end:
+        tokens = first + tl.arange(0, TOKENS)[:, None]
+        mask = (tokens < end) & is_channel
+        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
+        for tap in tl.static_range(WIDTH):
+            weight = tl.load(weight_ptr + channel * WIDTH + tap, mask=is_channel, other=0.0)
+            inputs = _load_input(
+                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens - (WIDTH - 1 - tap),
+                channel, start, has_state, mask, first == start, form, WIDTH,
+            )  # fmt: skip
+            total += inputs * weight.to(tl.float32)
+        if bias_ptr is not None:
+            total += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
+        if ACTIVATES:
+            total = total / (1.0 + tl.exp(-total))
+        at = tokens.to(tl.int64) * form.columns + channel
+        tl.store(output_ptr + at, total.to(output_ptr.dtype.element_ty), mask=mask)
+        if first == start:
+            _keep_inputs(
+                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, channel, start, end,
+                has_state, form, WIDTH, ROWS,
+            )  # fmt: skip
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    output: torch.Tensor,
+    cache: StateCacheData,
+    metadata: AttentionMetadata,
+    *,
+    activates: bool,
+) -> None:
+    """Convolves each channel with its last K inputs, and keeps the last K - 1 of each request.
+
+    Launches may be captured. T tokens, C channels, R requests.
+
+    Args:
+        x: [T, C]; rows may be apart. Not the memory of `output`.
+        weight: [C, K], contiguous, the newest input's last.
+        bias: [C].
+        output: [T, C], contiguous, of x's dtype. Tokens of no request keep their content.
+        cache: the inputs kept, of each request that has computed tokens; those of requests without
+            query tokens stay.
+        metadata: of the step; block_tables name the pages of states.
+        activates: applies silu.
+    """
+    num_tokens, channels = x.shape
+    width = weight.shape[1]
+    assert x.stride(1) == 1, "the channels of a token are contiguous"
+    num_requests = len(metadata.seq_lens)
+    tokens = triton.next_power_of_2(max(1, metadata.max_seqlen_q))
+    searches = tokens > _MOST_FEW
+    if searches:
+        tokens = _TOKENS
+    launch = _launcher(conv_form(cache), width, activates, tokens, searches, x.device)
+    num_tiles = num_tokens // tokens + num_requests if searches else num_requests
+    tables = metadata.block_tables
+    launch(
+        (-(-channels // _CHANNELS), num_tiles, 1),
+        x, weight, bias, output, cache.memory.view(cache.spec.conv_dtype), tables,
+        metadata.seq_lens, metadata.query_start_loc, x.stride(0), tables.stride(0),
+        cache.num_blocks, num_requests,
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    form: StateForm,
+    width: int,
+    activates: bool,
+    tokens: int,
+    searches: bool,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _causal_conv_kernel, form=form, WIDTH=width, ACTIVATES=activates, TOKENS=tokens,
+        CHANNELS=_CHANNELS, ROWS=triton.next_power_of_2(width - 1), SEARCHES=searches,
+        num_warps=min(4, tokens), **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""The gated delta rule: chooses the kernels."""
+
+import torch
+
+from models.forward_context import AttentionMetadata
+from models.kernels.recurrence.gated_delta_step import delta_heads, gated_delta_step
+from models.state_cache import StateCacheData
+
+
+def gated_delta_rule(
+    qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    output: torch.Tensor,
+    cache: StateCacheData,
+    metadata: AttentionMetadata,
+    *,
+    num_k_heads: int,
+    head_k_dim: int,
+) -> None:
+    """Applies the rule to the state [H, Dk, Dv] of each request, which it updates in place.
+
+    Launches may be captured. T tokens, Hk heads of queries and keys, H of values.
+
+    Args:
+        qkv: [T, 2 Hk Dk + H Dv], queries, keys and values; rows may be apart.
+        a: gates [T, H], or [T, H, Dk]: each channel of k has a decay; rows may be apart.
+        b: gates [T, H] of what is written; rows may be apart.
+        a_log: [H] float32.
+        dt_bias: float32, as many as gates `a` of a token.
+        output: [T, H, Dv], contiguous, of qkv's dtype. Tokens of no request keep their content.
+        cache: states, of each request that has computed tokens; those of requests without query
+            tokens stay.
+        metadata: of the step; block_tables name the pages of states.
+        num_k_heads: Hk; head h of values has the keys of head h // (H // Hk).
+        head_k_dim: Dk.
+    """
+    heads = delta_heads(a, output, num_k_heads, head_k_dim)
+    arguments = (qkv, a, b, a_log, dt_bias, output, cache, metadata, heads)
+    gated_delta_step(*arguments, most_tokens=len(qkv))

@@ -1,0 +1,159 @@
+"""The gated delta rule, a token at a time: S <- e^g S; S <- S + k (beta (v - k^T S)); o = q^T S.
+
+Source: arXiv 2412.06464; with a decay of each channel of k, arXiv 2510.26692.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from models.batch_invariance import is_batch_invariant
+from models.forward_context import AttentionMetadata
+from models.kernels.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.kernels.launching.launch import Launch
+from models.kernels.recurrence.gates import normalised, sigmoid, softplus
+from models.kernels.recurrence.state_rows import (
+    StateForm,
+    recurrent_form,
+    request_span,
+    row_offset,
+)
+from models.state_cache import StateCacheData
+
+_COLUMNS = 16
+"""Columns of the state that a program has; the order of its sums may change with this."""
+
+_VARYING = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_blocks",
+    "most_tokens",
+]  # fmt: skip  # specialising on these would compile again while serving
+
+
+class DeltaHeads(NamedTuple):
+    """Sizes of the gated delta rule.
+
+    num_k_heads, num_heads: of queries and keys, and of values. k_dim, v_dim: of their heads.
+    block_k: the power of two that holds k_dim. decays_channels: each channel of k has a decay.
+    """
+
+    num_k_heads: int
+    num_heads: int
+    k_dim: int
+    v_dim: int
+    block_k: int
+    decays_channels: bool
+
+
+@triton.jit
+def load_decays(ptr, head, dim, is_dim, heads: tl.constexpr):
+    """Returns the value of a head, or those of its channels, like dim."""
+    if heads.decays_channels:
+        values = tl.load(ptr + head * heads.k_dim + dim, mask=is_dim, other=0.0)
+    else:
+        values = tl.load(ptr + head)
+    return values.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _gated_delta_step_kernel(
+    qkv_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, output_ptr, memory_ptr, block_tables_ptr,
+    seq_lens_ptr, query_start_ptr, qkv_stride, a_stride, b_stride, table_stride, num_blocks,
+    most_tokens, scale, form: tl.constexpr, heads: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Does all tokens of a request, if these are at most most_tokens, for COLUMNS of a head."""
+    let_next_start(DEPENDENT)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    head = tl.program_id(1)
+    request = tl.program_id(2)
+    dim = tl.arange(0, heads.block_k)[:, None]
+    is_dim = dim < heads.k_dim
+    is_column = column < heads.v_dim
+    mask = is_dim & is_column
+    rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
+    dt_bias = load_decays(dt_bias_ptr, head, dim, is_dim, heads)
+    wait_for_previous(DEPENDENT)
+    start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
+    if (start < end) & (end - start <= most_tokens):
+        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+        row = head * heads.k_dim + dim
+        state_ptrs = memory_ptr + row_offset(row, table_ptr, is_dim, num_blocks, form) + column
+        state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
+        k_head = head // (heads.num_heads // heads.num_k_heads)
+        for step in range(end - start):
+            token = start.to(tl.int64) + step
+            q_ptrs = qkv_ptr + token * qkv_stride + k_head * heads.k_dim + dim
+            q = tl.load(q_ptrs, mask=is_dim, other=0.0).to(tl.float32)
+            k_ptrs = q_ptrs + heads.num_k_heads * heads.k_dim
+            k = tl.load(k_ptrs, mask=is_dim, other=0.0).to(tl.float32)
+            v_ptrs = qkv_ptr + token * qkv_stride + head * heads.v_dim + column
+            v_ptrs += 2 * heads.num_k_heads * heads.k_dim
+            v = tl.load(v_ptrs, mask=is_column, other=0.0).to(tl.float32)
+            beta = sigmoid(tl.load(b_ptr + token * b_stride + head).to(tl.float32))
+            a = load_decays(a_ptr + token * a_stride, head, dim, is_dim, heads)
+            q = normalised(q, 0) * scale
+            k = normalised(k, 0)
+            state *= tl.exp(rate * softplus(a + dt_bias))
+            written = (v - tl.sum(state * k, 0, keep_dims=True)) * beta
+            # Of the state before the write, so that both sums are under way together.
+            read = tl.sum(state * q, 0, keep_dims=True)
+            output = read + tl.sum(q * k, 0, keep_dims=True) * written
+            state += k * written
+            if form.rounds:
+                state = state.to(memory_ptr.dtype.element_ty).to(tl.float32)
+            out_ptrs = output_ptr + (token * heads.num_heads + head) * heads.v_dim + column
+            tl.store(out_ptrs, output.to(output_ptr.dtype.element_ty), mask=is_column)
+        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask)
+
+
+def delta_heads(
+    a: torch.Tensor, output: torch.Tensor, num_k_heads: int, head_k_dim: int
+) -> DeltaHeads:
+    """Returns the sizes of a rule with gates `a`, [T, H] or [T, H, Dk], and `output` [T, H, Dv]."""
+    return DeltaHeads(
+        num_k_heads=num_k_heads,
+        num_heads=output.shape[1],
+        k_dim=head_k_dim,
+        v_dim=output.shape[2],
+        block_k=triton.next_power_of_2(head_k_dim),
+        decays_channels=a.dim() == 3,
+    )
+
+
+def gated_delta_step(
+    qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    output: torch.Tensor,
+    cache: StateCacheData,
+    metadata: AttentionMetadata,
+    heads: DeltaHeads,
+    *,
+    most_tokens: int,
+) -> None:
+    """Runs gated_delta_rule for requests of at most most_tokens query tokens."""
+    form = recurrent_form(cache, rounds=is_batch_invariant())
+    tables = metadata.block_tables
+    _launcher(form, heads, qkv.device)(
+        (-(-heads.v_dim // _COLUMNS), heads.num_heads, len(metadata.seq_lens)),
+        qkv, a, b, a_log, dt_bias, output, cache.memory.view(cache.spec.dtype), tables,
+        metadata.seq_lens, metadata.query_start_loc, qkv.stride(0), a.stride(0), b.stride(0),
+        tables.stride(0), cache.num_blocks, most_tokens, heads.k_dim**-0.5,
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(form: StateForm, heads: DeltaHeads, device: torch.device) -> Launch:
+    return Launch(
+        _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=_COLUMNS, num_warps=1,
+        **launch_options(device),
+    )  # fmt: skip

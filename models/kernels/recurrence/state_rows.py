@@ -1,0 +1,84 @@
+"""Where the rows of a state are among the blocks of a cache; see models.state_cache."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from models.state_cache import StateCacheData
+
+
+class StateForm(NamedTuple):
+    """Layout of a part of a state in a cache: its recurrent rows, or the inputs of its convolution.
+
+    regions: of a block. unit: elements of one region of a block. per_unit: rows of a state, or
+    inputs of a convolution, in a unit. columns: elements of a row, or channels. first_unit: the
+    unit in which they begin. rounds: the state has the bits of the cache after every token.
+    """
+
+    regions: int
+    unit: int
+    per_unit: int
+    columns: int
+    first_unit: int
+    rounds: bool
+
+
+def recurrent_form(cache: StateCacheData, *, rounds: bool) -> StateForm:
+    """Returns the form of a cache's recurrent states.
+
+    Raises:
+        ValueError: see StateSpec.num_row_units.
+    """
+    spec = cache.spec
+    spec.num_row_units(cache.unit_bytes)
+    return StateForm(
+        regions=len(cache.memory),
+        unit=cache.unit_bytes // spec.dtype.itemsize,
+        per_unit=cache.rows_per_unit,
+        columns=spec.head_columns,
+        first_unit=0,
+        rounds=rounds and spec.dtype != torch.float32,
+    )
+
+
+def conv_form(cache: StateCacheData) -> StateForm:
+    """Returns the form of a cache's inputs of the convolution."""
+    return StateForm(
+        regions=len(cache.memory),
+        unit=cache.unit_bytes // cache.spec.conv_dtype.itemsize,
+        per_unit=cache.conv_per_unit,
+        columns=cache.spec.conv_channels,
+        first_unit=cache.first_conv_unit,
+        rounds=False,
+    )
+
+
+@triton.jit
+def unit_offset(unit, table_ptr, mask, num_blocks, form: tl.constexpr):
+    """Returns where units of a request's state begin, in elements; table_ptr: its pages."""
+    page = tl.load(table_ptr + unit // form.regions, mask=mask, other=0).to(tl.int64)
+    return ((unit % form.regions) * num_blocks + page) * form.unit
+
+
+@triton.jit
+def row_offset(row, table_ptr, mask, num_blocks, form: tl.constexpr):
+    """Returns where rows of a request's recurrent state begin, in elements."""
+    at_unit = unit_offset(row // form.per_unit, table_ptr, mask, num_blocks, form)
+    return at_unit + (row % form.per_unit) * form.columns
+
+
+@triton.jit
+def conv_offset(element, table_ptr, mask, num_blocks, form: tl.constexpr):
+    """Returns where kept inputs of a request's convolution are, in elements."""
+    unit = form.first_unit + element // form.per_unit
+    return unit_offset(unit, table_ptr, mask, num_blocks, form) + element % form.per_unit
+
+
+@triton.jit
+def request_span(request, query_start_ptr, seq_lens_ptr):
+    """Returns a request's first token, the end of its tokens, and whether it has a state."""
+    start = tl.load(query_start_ptr + request)
+    end = tl.load(query_start_ptr + request + 1)
+    return start, end, tl.load(seq_lens_ptr + request) > end - start

@@ -1,0 +1,130 @@
+"""Kernels of recurrent states on a GPU, against loops in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.state_cache import StateSpec
+from tests.support.invariance import batch_invariance
+from tests.support.recurrence_case import (
+    check,
+    delta_spec,
+    make_conv_case,
+    make_delta_case,
+    make_step,
+)
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float32]
+BATCHES = {
+    "single-tokens": [1] * 9,
+    "drafts": [5, 3, 0, 5, 1],
+    "lengths": [0, 1, 5, 63, 64, 65, 200, 1, 0, 128],
+    "long": [1, 1500, 2, 0, 700],
+}
+STATES = {
+    "full": (16, 32, 128, 128, torch.float32),
+    "one-head": (1, 1, 128, 128, torch.float32),
+    "narrow": (2, 4, 64, 128, torch.float32),
+    "odd": (3, 6, 24, 40, torch.float32),
+    "bfloat16": (4, 8, 128, 128, torch.bfloat16),
+}
+CACHES = {"keys": (16 * 2 * 128 * 2, 2), "one-row": (0, 1), "odd": (5 * 516, 2)}
+STATE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+
+
+def step_of(lens, spec, cache, **options):
+    unit_bytes, regions = cache
+    return make_step(
+        lens, spec, unit_bytes=max(unit_bytes, spec.row_bytes), regions=regions, device="cuda",
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("width", [2, 3, 4, 7])
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_convolution(dtype, lens, width, cache):
+    for channels in (8192, 100):
+        spec = StateSpec(conv_channels=channels, conv_width=width, conv_dtype=dtype)
+        step = step_of(lens, spec, cache, num_dummies=3)
+        check(make_conv_case(step, dtype=dtype, num_padding=5, has_bias=width == 3))
+
+
+@pytest.mark.parametrize("decays_channels", [False, True], ids=["gdn", "kda"])
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_delta_rule(dtype, lens, state, cache, decays_channels):
+    num_k_heads, *sizes = state
+    step = step_of(lens, delta_spec(*sizes), cache, num_dummies=3)
+    case = make_delta_case(
+        step, num_k_heads, dtype=dtype, num_padding=5, decays_channels=decays_channels
+    )
+    check(case, state_tolerance=max(STATE_TOLERANCE[dtype], STATE_TOLERANCE[sizes[-1]]))
+
+
+def delta_case(lens, **options):
+    step = step_of(lens, delta_spec(8, 128, 128), CACHES["keys"], **options)
+    return make_delta_case(step, 4, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+def test_a_graph_replays_with_other_contents(lens):
+    cases = [delta_case(lens, seed=seed) for seed in range(3)]
+    captured = delta_case(lens, seed=3)
+    output = captured.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.run_into(output)
+    for case in cases:
+        source, target = case.step, captured.step
+        target.cache.memory.copy_(source.cache.memory)
+        for name in ("block_tables", "seq_lens", "query_start_loc"):
+            getattr(target.metadata, name).copy_(getattr(source.metadata, name))
+        for name in ("qkv", "a", "b", "a_log", "dt_bias"):
+            getattr(captured, name).copy_(getattr(case, name))
+        graph.replay()
+        assert torch.equal(output, case.run())
+        assert torch.equal(target.cache.memory, source.cache.memory)
+
+
+@pytest.mark.parametrize("dtype", STATE_TOLERANCE, ids=str)
+def test_bits_do_not_depend_on_the_batch(dtype):
+    spec = delta_spec(8, 128, 128, dtype)
+    lens = [65, 0, 1, 130, 5]
+    with batch_invariance():
+        whole = make_delta_case(step_of(lens, spec, CACHES["keys"]), 4, dtype=torch.bfloat16)
+        cut = make_delta_case(step_of(lens, spec, CACHES["keys"]), 4, dtype=torch.bfloat16)
+        output = whole.run()
+        cut_output = torch.full_like(output, torch.nan)
+        for part in parts_of(cut, 48):
+            part_output = part.run()
+            cut_output = torch.where(part_output.isnan(), cut_output, part_output)
+        assert torch.equal(output, cut_output)
+        assert torch.equal(whole.step.cache.memory, cut.step.cache.memory)
+
+
+def parts_of(case, size):
+    """Yields steps of one request each, of at most `size` tokens, which stay where they are."""
+    metadata = case.step.metadata
+    lengths, seq_lens = metadata.query_start_loc.diff().tolist(), metadata.seq_lens.tolist()
+    for request, (start, end) in enumerate(case.step.spans):
+        for first in range(start, end, size):
+            last = min(first + size, end)
+            computed = seq_lens[request] - lengths[request] + last - start
+            step = replace(
+                case.step,
+                metadata=replace(
+                    metadata,
+                    query_start_loc=metadata.query_start_loc.new_tensor([first, last]),
+                    seq_lens=metadata.seq_lens.new_tensor([computed]),
+                    block_tables=metadata.block_tables[request : request + 1],
+                    max_seqlen_q=last - first,
+                ),
+            )
+            yield replace(case, step=step)

@@ -1,0 +1,273 @@
+"""Steps of layers with a recurrent state, and what loops over tokens in float64 make of them."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import silu, softplus
+
+from models.forward_context import AttentionMetadata
+from models.kernels.recurrence.causal_conv import causal_conv
+from models.kernels.recurrence.gated_delta_rule import gated_delta_rule
+from models.state_cache import (
+    StateCacheData,
+    StateSpec,
+    read_conv,
+    read_recurrent,
+    write_conv,
+    write_recurrent,
+)
+from tests.support.tolerances import assert_rows_close
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Requests of a step and their states, which are among other requests' blocks."""
+
+    cache: StateCacheData
+    metadata: AttentionMetadata
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First token of each request, and the end of its tokens."""
+        return list(pairwise(self.metadata.query_start_loc.tolist()))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.spans[-1][1]
+
+    def recurrent(self) -> torch.Tensor:
+        """Returns the states that the step begins with, in float64; zeros for new requests."""
+        return self._of_old(read_recurrent(self.cache, self.metadata.block_tables))
+
+    def conv(self) -> torch.Tensor:
+        """Returns the inputs that the step begins with, in float64."""
+        return self._of_old(read_conv(self.cache, self.metadata.block_tables))
+
+    def _of_old(self, values: torch.Tensor) -> torch.Tensor:
+        lengths = self.metadata.query_start_loc.diff()
+        is_new = (self.metadata.seq_lens == lengths) & (lengths > 0)
+        shape = (-1, *[1] * (values.dim() - 1))
+        return values.double().masked_fill(is_new.view(shape), 0.0)
+
+    def others(self) -> torch.Tensor:
+        """Returns the cache's bytes, less the null block and the states."""
+        cache = StateCacheData(memory=self.cache.memory.clone(), spec=self.cache.spec)
+        pages = self.metadata.block_tables
+        write_recurrent(cache, pages, torch.zeros_like(read_recurrent(cache, pages)))
+        write_conv(cache, pages, torch.zeros_like(read_conv(cache, pages)))
+        return cache.memory[:, 1:]
+
+
+def make_step(
+    query_lens, spec, *, unit_bytes=None, regions=2, device="cpu", new=(0, 3), seed=0, num_dummies=0
+):
+    """Draws states, which are of requests by numbers of tokens; all other bytes are NaNs.
+
+    new: requests without computed tokens. num_dummies: requests of one token, in the null block.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    unit_bytes = unit_bytes or 5 * max(spec.row_bytes, 64)
+    num_requests = len(query_lens)
+    num_pages = -(-spec.num_units(unit_bytes) // regions)
+    num_blocks = 2 + num_requests * num_pages
+    memory = torch.full((regions, num_blocks, unit_bytes), 255, dtype=torch.uint8, device=device)
+    memory[:, 0] = 0
+    cache = StateCacheData(memory=memory, spec=spec)
+    order = torch.randperm(num_blocks - 1, generator=generator, device=device) + 1
+    pages = order[: num_requests * num_pages].view(num_requests, num_pages).int()
+    # Tables are wider than states.
+    tables = torch.zeros(num_requests + num_dummies, num_pages + 3, device=device).int()
+    tables[:num_requests, :num_pages] = pages
+    lengths = torch.tensor([*query_lens, *[1] * num_dummies], device=device)
+    seq_lens = lengths + 7
+    states = (spec.num_heads, spec.head_rows, spec.head_columns)
+    inputs = (spec.conv_width - 1, spec.conv_channels)
+    recurrent = torch.randn(num_requests, *states, generator=generator, device=device)
+    conv = torch.randn(num_requests, *inputs, generator=generator, device=device)
+    for request in new:
+        if request < num_requests and query_lens[request]:
+            seq_lens[request] = query_lens[request]
+            recurrent[request] = conv[request] = torch.nan
+    write_recurrent(cache, pages, recurrent.to(spec.dtype))
+    write_conv(cache, pages, conv.to(spec.conv_dtype))
+    starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    metadata = AttentionMetadata(
+        query_start_loc=starts.int(),
+        seq_lens=seq_lens.int(),
+        row_ids=torch.arange(len(lengths), device=device).int(),
+        block_tables=tables,
+        slot_mapping=torch.empty(0, dtype=torch.int64, device=device),
+        groups=(),
+        max_seqlen_q=max(1, *query_lens),
+        max_seqlen_k=int(seq_lens.max()),
+    )
+    return Step(cache=cache, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvCase:
+    """A step of a causal convolution."""
+
+    step: Step
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activates: bool
+
+    def run(self) -> torch.Tensor:
+        output = torch.full(self.x.shape, torch.nan, dtype=self.x.dtype, device=self.x.device)
+        self.run_into(output)
+        return output
+
+    def run_into(self, output: torch.Tensor) -> None:
+        causal_conv(
+            self.x, self.weight, self.bias, output, self.step.cache, self.step.metadata,
+            activates=self.activates,
+        )  # fmt: skip
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output and the inputs kept after the step."""
+        kept, weight = self.step.conv(), self.weight.double()
+        outputs = []
+        for request, (start, end) in enumerate(self.step.spans):
+            for token in range(start, end):
+                window = torch.cat((kept[request], self.x[token : token + 1].double()))
+                outputs.append((window * weight.T).sum(0))
+                kept[request] = window[1:]
+        output = torch.stack(outputs)
+        if self.bias is not None:
+            output += self.bias.double()
+        return silu(output) if self.activates else output, kept
+
+
+def make_conv_case(
+    step, *, dtype=torch.float32, has_bias=True, activates=True, num_padding=0, seed=1
+):
+    spec, device = step.cache.spec, step.cache.memory.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    channels = spec.conv_channels
+    return ConvCase(
+        step=step,
+        x=draw(step.num_tokens + num_padding, channels + 8)[:, :channels],
+        weight=draw(channels, spec.conv_width),
+        bias=draw(channels) if has_bias else None,
+        activates=activates,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaCase:
+    """A step of the gated delta rule."""
+
+    step: Step
+    qkv: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    num_k_heads: int
+
+    def run(self) -> torch.Tensor:
+        spec, qkv = self.step.cache.spec, self.qkv
+        shape = (len(qkv), spec.num_heads, spec.head_columns)
+        output = torch.full(shape, torch.nan, dtype=qkv.dtype, device=qkv.device)
+        self.run_into(output)
+        return output
+
+    def run_into(self, output: torch.Tensor) -> None:
+        gated_delta_rule(
+            self.qkv, self.a, self.b, self.a_log, self.dt_bias, output, self.step.cache,
+            self.step.metadata, num_k_heads=self.num_k_heads,
+            head_k_dim=self.step.cache.spec.head_rows,
+        )  # fmt: skip
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output and the states after the step."""
+        spec, states = self.step.cache.spec, self.step.recurrent()
+        dim, heads = spec.head_rows, spec.num_heads
+        keys = self.num_k_heads * dim
+        qkv = self.qkv.double()
+        repeats = heads // self.num_k_heads
+        q, k = (
+            normalised(x.unflatten(1, (-1, dim))).repeat_interleave(repeats, 1)
+            for x in (qkv[:, :keys], qkv[:, keys : 2 * keys])
+        )
+        q = q * dim**-0.5
+        v = qkv[:, 2 * keys :].unflatten(1, (heads, -1))
+        a = self.a.double().reshape(len(qkv), heads, -1)
+        rate = -self.a_log.double().exp()[:, None]
+        decay = (rate * softplus(a + self.dt_bias.double().view(heads, -1))).exp()
+        beta = self.b.double().sigmoid()
+        output = torch.zeros_like(v)
+        for request, (start, end) in enumerate(self.step.spans):
+            state = states[request]
+            for t in range(start, end):
+                state = state * decay[t, :, :, None]
+                error = v[t] - torch.einsum("hk,hkv->hv", k[t], state)
+                state = state + k[t, :, :, None] * (beta[t, :, None] * error)[:, None]
+                output[t] = torch.einsum("hk,hkv->hv", q[t], state)
+            states[request] = state
+        return output[: self.step.num_tokens], states
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    """Returns x by its length, as the rule does."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def delta_spec(num_heads, k_dim, v_dim, dtype=torch.float32):
+    """Returns the state of a gated delta rule, beside some inputs of a convolution."""
+    return StateSpec(
+        num_heads=num_heads, head_rows=k_dim, head_columns=v_dim, dtype=dtype,
+        conv_channels=5, conv_width=4,
+    )  # fmt: skip
+
+
+def make_delta_case(
+    step, num_k_heads, *, dtype=torch.float32, decays_channels=False, num_padding=0, seed=1
+):
+    spec, device = step.cache.spec, step.cache.memory.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device=device)
+
+    heads, dim = spec.num_heads, spec.head_rows
+    num_tokens = step.num_tokens + num_padding
+    width = 2 * num_k_heads * dim + heads * spec.head_columns
+    num_gates = heads * dim if decays_channels else heads
+    a = draw(num_tokens, num_gates + 4).to(dtype)[:, :num_gates]
+    return DeltaCase(
+        step=step,
+        qkv=draw(num_tokens, width + 8).to(dtype)[:, :width],
+        a=a.unflatten(1, (heads, dim)) if decays_channels else a,
+        b=draw(num_tokens, heads + 2).to(dtype)[:, :heads],
+        a_log=torch.rand(heads, generator=generator, device=device) * 3 - 2,
+        dt_bias=draw(num_gates) - 1.5,
+        num_k_heads=num_k_heads,
+    )
+
+
+def check(case, *, tolerance=None, state_tolerance=None) -> torch.Tensor:
+    """Compares a case's output and states with the exact ones; returns the output."""
+    exact, exact_states = case.exact()
+    step = case.step
+    others = step.others()
+    output = case.run()
+    lengths, owned = step.metadata.query_start_loc.diff(), step.metadata.block_tables[:, 0] > 0
+    # Dummy requests share a state.
+    is_real = owned.repeat_interleave(lengths)
+    assert_rows_close(output[: len(exact)][is_real], exact[is_real], tolerance)
+    read = read_conv if isinstance(case, ConvCase) else read_recurrent
+    states = read(step.cache, step.metadata.block_tables)
+    has_tokens = lengths > 0
+    assert_rows_close(states[owned & has_tokens], exact_states[owned & has_tokens], state_tolerance)
+    idle = owned & ~has_tokens
+    assert torch.equal(states[idle].double(), exact_states[idle])
+    assert torch.equal(step.others(), others)
+    return output
