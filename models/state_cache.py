@@ -129,8 +129,9 @@ def read_recurrent(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
     """Returns the recurrent states of R requests with [R, P] pages: [R, heads, rows, columns]."""
     spec, rows = cache.spec, cache.rows_per_unit
     units = _units(cache, pages)[:, : cache.first_conv_unit, : rows * spec.row_bytes]
-    values = units.contiguous().view(spec.dtype).view(len(pages), -1, spec.head_columns)
-    return values[:, : spec.num_rows].view(len(pages), spec.num_heads, spec.head_rows, -1)
+    shape = (len(pages), cache.first_conv_unit * rows, spec.head_columns)
+    values = units.contiguous().view(spec.dtype).view(shape)[:, : spec.num_rows]
+    return values.view(len(pages), spec.num_heads, spec.head_rows, spec.head_columns)
 
 
 def write_recurrent(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor) -> None:
@@ -148,7 +149,7 @@ def read_conv(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
     spec = cache.spec
     used = cache.conv_per_unit * spec.conv_dtype.itemsize
     units = _units(cache, pages)[:, cache.first_conv_unit :, :used].contiguous()
-    values = units.view(spec.conv_dtype).view(len(pages), -1)[:, : spec.num_conv_elements]
+    values = units.view(spec.conv_dtype).flatten(1)[:, : spec.num_conv_elements]
     return values.view(len(pages), spec.conv_width - 1, spec.conv_channels)
 
 
