@@ -26,7 +26,7 @@ from services.engine.worker.start.graph_setup import (
     piece_graphs,
     prepare_graphs,
 )
-from services.engine.worker.start.kv_memory import allocate_kv_cache
+from services.engine.worker.start.kv_memory import allocate_kv_cache, state_pages
 from tests.support.compiled_models import compile_model
 from tests.support.engine_harness import RecordingSink
 
@@ -85,6 +85,7 @@ class GraphEngine:
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
             layer_groups=groups,
+            state_pages=state_pages(self.model, block_size=block_size, dtype=cache_dtype or dtype),
             num_speculative_tokens=num_speculative_tokens,
             min_speculative_tokens=min_speculative_tokens,
             lookup_sizes=lookup_sizes,
