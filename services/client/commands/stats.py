@@ -95,6 +95,18 @@ async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
                 await asyncio.sleep(interval_s)
 
 
+def _states(stats: Stats) -> dict[str, str]:
+    """Returns a line on states, of a model whose layers keep some."""
+    size = stats.num_state_blocks
+    if not size:
+        return {}
+    return {
+        "states": f"{size} blocks each, {(stats.num_blocks - 1) // size} at most; "
+        f"{stats.num_snapshots} snapshots kept, {stats.num_snapshots_made} made, "
+        f"{stats.num_snapshots_used} used"
+    }
+
+
 def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     table = Table(title=f"engine {address}", show_header=False)
     used = stats.num_blocks - stats.num_free_blocks
@@ -107,6 +119,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"{stats.num_sessions} sessions",
         "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "
         f"{stats.num_cached_blocks} free ones cached",
+        **_states(stats),
         "now": _rates(stats, before),
         "so far": f"{stats.output_tokens} output tokens, {stats.prompt_tokens} prompt tokens "
         f"({cached_share:.0%} cached), {stats.num_steps} steps",

@@ -255,6 +255,8 @@ class EngineCore:
             load=self.load(),
             num_blocks=self.num_blocks,
             num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
+            num_state_blocks=self._limits.num_state_blocks,
+            num_snapshots=0 if scheduler is None else scheduler.num_snapshots,
             num_speculative_tokens=self._limits.num_speculative_tokens,
             num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,
             is_ready=self.is_ready,

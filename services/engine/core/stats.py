@@ -95,6 +95,10 @@ class EngineStats:
     load: EngineLoad
     num_blocks: int
     num_cached_blocks: int
+    num_state_blocks: int
+    """Blocks of a request's state; 0 of a model without states."""
+    num_snapshots: int
+    """Snapshots of states that can be found."""
     num_speculative_tokens: int
     num_batched_tokens_limit: int
     is_ready: bool

@@ -166,17 +166,19 @@ class KVCache:
             blocks = self._take(states.num_blocks_each) if copies else None
             states.start(request, snapshot, blocks, prefix.junction)
 
-    def save_state(self, request: Request) -> None:
-        """Makes a snapshot of a request's state before its next step, if one is due.
+    def save_state(self, request: Request) -> bool:
+        """Makes a snapshot of a request's state before its next step; returns whether it did.
 
-        Nobody is preempted for it: without free blocks there is none.
+        It does if one is due. Nobody is preempted for it: without free blocks there is none.
         """
         states = self.states
         if states is None or not states.is_due(request):
-            return
-        if self._pool.num_free >= states.num_blocks_each:
-            states.save(request, self._take(states.num_blocks_each))
-            self.cache_full_blocks(request)
+            return False
+        if self._pool.num_free < states.num_blocks_each:
+            return False
+        states.save(request, self._take(states.num_blocks_each))
+        self.cache_full_blocks(request)
+        return True
 
     def _num_needed(self, prefix: Prefix, num_tokens: int) -> int:
         """Returns the free blocks that a request of `num_tokens` takes."""

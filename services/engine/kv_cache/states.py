@@ -40,8 +40,6 @@ class StateCache:
         self.index = SnapshotIndex(pool)
         self.interval = snapshot_interval(block_size)
         self.is_caching = is_caching
-        self.num_saved = 0
-        """Snapshots made so far."""
         self._pool = pool
         self._block_size = block_size
         self._copies = StateCopies()
@@ -96,7 +94,6 @@ class StateCache:
         position = request.num_computed_tokens
         snapshot = Snapshot(num_tokens=position, block_ids=blocks)
         self._copies.saved.extend(zip(request.state_block_ids, blocks, strict=True))
-        self.num_saved += 1
         self.index.pin(snapshot)  # its blocks are nobody else's until the step was sent
         if request.last_snapshot > request.num_prompt_tokens:
             self._forget_at(request, request.last_snapshot)

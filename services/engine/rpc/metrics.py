@@ -64,6 +64,8 @@ class EngineFamilies:
         yield gauge("kv_cache_usage_perc", used, "Share of KV blocks that requests hold, 0 to 1")
         yield gauge("kv_cache_blocks", num_usable, "KV blocks that requests can hold")
         yield gauge("kv_cache_cached_blocks", stats.num_cached_blocks, "Free blocks with content")
+        if stats.num_state_blocks:
+            yield gauge("snapshots", stats.num_snapshots, "States that requests can start from")
         yield gauge("sessions", self._num_sessions(), "Frontends connected")
         yield gauge("ready", stats.is_ready, "1 while new requests are taken")
         yield gauge("step_age_seconds", load.step_age_s, "Time since the last step, 0 when idle")
@@ -95,6 +97,9 @@ class EngineFamilies:
         yield counter("generation_tokens", done.output_tokens, "Tokens generated")
         yield counter("prefix_cache_queries", done.prompt_tokens, "Prompt tokens looked up")
         yield counter("prefix_cache_hits", done.cached_tokens, "Prompt tokens found computed")
+        if stats.num_state_blocks:
+            yield counter("snapshots_made", done.num_snapshots_made, "Copies of states kept")
+            yield counter("snapshots_used", done.num_snapshots_used, "Requests started from one")
         drafts = stats.counters.drafts
         yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
         yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")

@@ -82,7 +82,7 @@ def _compute_next(
         return
     if added:
         step.add_blocks(row, num_blocks, added)
-    holdings.cache.save_state(request)
+    holdings.counts.num_snapshots_made += holdings.cache.save_state(request)
     step.compute(request, row, q_len, num_tokens)
     if q_len > 1:  # share prompts at once
         holdings.cache.cache_full_blocks(request)

@@ -88,6 +88,11 @@ class DataParallelScheduler:
         return sum(each.num_cached_blocks for each in self._ranks)
 
     @property
+    def num_snapshots(self) -> int:
+        """Snapshots of states that requests can start from, of all ranks."""
+        return sum(each.num_snapshots for each in self._ranks)
+
+    @property
     def num_batched_tokens_limit(self) -> int:
         """Most query tokens of a rank's step at present."""
         return min(each.num_batched_tokens_limit for each in self._ranks)

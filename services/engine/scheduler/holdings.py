@@ -127,6 +127,7 @@ class Holdings:
             self._num_overtakings = 0
         self.waiting.pop()
         self.cache.take_prefix(request, prefix, num_tokens)
+        self.counts.num_snapshots_used += prefix.snapshot is not None
         request.num_computed_tokens = prefix.num_tokens
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=service_order)

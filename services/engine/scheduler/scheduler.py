@@ -145,6 +145,12 @@ class Scheduler:
         return self._holdings.cache.num_cached_blocks
 
     @property
+    def num_snapshots(self) -> int:
+        """Snapshots of states that requests can start from."""
+        states = self._holdings.cache.states
+        return 0 if states is None else len(states.index)
+
+    @property
     def must_wait(self) -> bool:
         """Whether `schedule` plans nothing before a result is back, as drafts depend on it."""
         drafts = self._drafts

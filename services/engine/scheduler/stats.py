@@ -11,6 +11,10 @@ class SchedulerCounts:
     """Prompt tokens of admitted requests."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
+    num_snapshots_made: int = 0
+    """Copies of states that others can start from."""
+    num_snapshots_used: int = 0
+    """Requests that started from one."""
     output_tokens: int = 0
     """Tokens generated for requests that were still live."""
     num_preemptions: int = 0

@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
+from services.engine.limits import StepLimits
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.meeting import Meeting
@@ -259,8 +260,15 @@ def _choose_num_blocks(
         num_blocks=num_blocks,
         block_bytes=bytes_each,
         total_mb=num_blocks * bytes_each // 2**20,
+        **_state_facts(limits, num_blocks),
     )
     return num_blocks
+
+
+def _state_facts(limits: StepLimits, num_blocks: int) -> dict[str, int]:
+    """Returns what the log says of states: blocks of one, and how many the cache holds."""
+    size = limits.num_state_blocks
+    return {"blocks_of_a_state": size, "max_states": (num_blocks - 1) // size} if size else {}
 
 
 def _rank_info(loaded: LoadedModel, num_blocks: int) -> RankInfo:
