@@ -6,15 +6,24 @@ from typing import Literal
 
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
+    FAMILIES_WITH_NORMS_FROM_ONE,
     FAMILY_DEFAULTS,
     OWN_ARCHITECTURES,
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
-from models.config_sections.mixers import ATTENTION, STATE, Part, Window, cache_entries
+from models.config_sections.mixers import (
+    ATTENTION,
+    STATE,
+    Part,
+    Window,
+    cache_entries,
+    read_mixers,
+)
 from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
+from models.config_sections.recurrence import RecurrenceConfig, read_recurrence
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part
 from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
@@ -86,6 +95,8 @@ class ModelConfig:
     """Layers whose queries and keys have no positions."""
     mixers: tuple[str, ...] = ()
     """Kind of each layer's token mixer: attention, state, both or none; empty: all attention."""
+    recurrence: RecurrenceConfig | None = None
+    """Layers that keep a state, if there are some."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -108,6 +119,7 @@ class ModelConfig:
         fields = stored.with_defaults(defaults)
         _refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")
+        adds_one = is_gemma or fields.architecture() in FAMILIES_WITH_NORMS_FROM_ONE
         hidden_size = fields.count("hidden_size")
         num_heads = fields.count("num_attention_heads")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
@@ -123,7 +135,7 @@ class ModelConfig:
             architecture=fields.architecture(),
             vocab_size=fields.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.count("intermediate_size"),
+            intermediate_size=fields.count("intermediate_size", _expert_size(fields)),
             num_hidden_layers=num_layers,
             num_attention_heads=num_heads,
             num_key_value_heads=num_kv_heads,
@@ -143,7 +155,7 @@ class ModelConfig:
             sliding_windows=windows,
             unrotated_layers=read_unrotated_layers(fields, windows),
             hidden_act="gelu_pytorch_tanh" if is_gemma else "silu",
-            norm_offset=1.0 if is_gemma else 0.0,
+            norm_offset=1.0 if adds_one else 0.0,
             multipliers=read_multipliers(stored),
             dtype=read_dtype(fields),
             eos_token_ids=fields.token_ids("eos_token_id"),
@@ -151,6 +163,8 @@ class ModelConfig:
             mla=mla,
             quantization=quantization_of(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
+            mixers=read_mixers(fields, num_layers),
+            recurrence=read_recurrence(fields),
             is_text_part=is_wrapper(whole),
         )
 
@@ -162,6 +176,10 @@ class ModelConfig:
         """Returns a layer's window in tokens; None if it sees all, as draft layers do."""
         is_draft = layer_index >= self.num_hidden_layers
         return None if is_draft else self.sliding_windows[layer_index]
+
+    def mixer(self, layer_index: int) -> str:
+        """Returns the kind of a layer's token mixer; draft layers have attention."""
+        return self.mixers[layer_index] if layer_index < len(self.mixers) else ATTENTION
 
     def cache_index(self, layer_index: int, part: Part = ATTENTION) -> int:
         """Returns the number of a layer's cache entry among all of the model, in layer order.
@@ -209,6 +227,12 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false")
+
+
+def _expert_size(fields: Fields) -> int | None:
+    """Returns the default size of dense feed-forward layers, which some families lack."""
+    name = "moe_intermediate_size"
+    return fields.count(name) if fields.has(name) else None
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:

@@ -27,6 +27,9 @@ OWN_ARCHITECTURES = (
     "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
     "SeedOssForCausalLM",
     "SmolLM3ForCausalLM",
 )
@@ -56,6 +59,15 @@ _GEMMA_3 = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_QWEN_STATES = {
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+}
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -74,6 +86,9 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": {"qkv_bias": True, "attention_out_bias": False, **_QWEN_WINDOWS},
     "Qwen3ForCausalLM": _QWEN_WINDOWS,
     "Qwen3MoeForCausalLM": {"use_sliding_window": False, "sliding_window": 4096},
+    "Qwen3NextForCausalLM": _QWEN_STATES,
+    "Qwen3_5ForCausalLM": _QWEN_STATES,
+    "Qwen3_5MoeForCausalLM": _QWEN_STATES,
     "SeedOssForCausalLM": {"attention_bias": True, "attention_out_bias": False, "head_dim": 128},
     "SmolLM3ForCausalLM": {
         "no_rope_layer_interval": 4,
@@ -108,6 +123,16 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
 }
 """Values of absent config.json fields, by model class."""
+
+FAMILIES_WITH_STATES = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
+"""Families some of whose layers keep a state that is not keys and values."""
+
+FAMILIES_WITH_NORMS_FROM_ONE = FAMILIES_WITH_STATES
+"""Families besides Gemma that add one to the stored weights of norms."""
 
 FAMILIES_WITHOUT_WINDOWS = (
     "DeepseekV2ForCausalLM",

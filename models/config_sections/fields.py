@@ -66,7 +66,8 @@ class Fields:
             # Reading from a pipe would block until it is written.
             status = file.stat()
             is_file, is_small = S_ISREG(status.st_mode), status.st_size <= MAX_FILE_BYTES
-            values = json.loads(file.read_bytes()) if is_file and is_small else None
+            content = file.read_bytes() if is_file and is_small else b"null"
+            values = json.loads(content, object_hook=_float_of)
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -185,6 +186,13 @@ def shown(value: object) -> str:
     shortened = reprlib.Repr()
     shortened.maxlong = shortened.maxstring = shortened.maxother = 80
     return shortened.repr(value)
+
+
+def _float_of(values: dict[str, Any]) -> Any:
+    """Returns the number of an object that transformers writes for what JSON has no number for."""
+    name = values.get("__float__")
+    is_number = len(values) == 1 and name in ("Infinity", "-Infinity", "NaN")
+    return float(str(name)) if is_number else values
 
 
 def _is_index(value: Any) -> bool:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+from models.config_sections.fields import Fields
+from models.config_sections.layer_types import STATE_TYPES, read_layer_types
+
 ATTENTION: Final = "attention"
 STATE: Final = "state"
 BOTH: Final = "both"
@@ -20,6 +23,18 @@ _PARTS: Mapping[str, tuple[Part, ...]] = {
     BOTH: (ATTENTION, STATE),
     NONE: (),
 }
+
+
+def read_mixers(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Reads the kind of each layer's mixer; empty if all are attention.
+
+    Raises:
+        ConfigError: layer_types names no such kind, or not one for each layer.
+    """
+    types = read_layer_types(fields, num_layers)
+    if types is None or not set(types) & set(STATE_TYPES):
+        return ()
+    return tuple(STATE if kind in STATE_TYPES else ATTENTION for kind in types)
 
 
 def cache_entries(mixers: Sequence[str], num_layers: int) -> list[tuple[int, Part]]:

@@ -4,22 +4,13 @@ from collections.abc import Sequence
 
 from models.config_sections.families import FAMILIES_WITHOUT_WINDOWS
 from models.config_sections.fields import Fields
-
-LAYER_TYPES = (
-    "full_attention",
-    "sliding_attention",
-    "indexed_attention",
-    "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
-)
+from models.config_sections.layer_types import read_layer_types
 
 
 def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Returns each layer's window: by layer_types, by the pattern, or one for all."""
-    layer_types = fields.values.get("layer_types")
+    layer_types = read_layer_types(fields, num_layers)
     if layer_types is not None:
-        is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
-        if not is_list or any(kind not in LAYER_TYPES for kind in layer_types):
-            raise fields.error("layer_types", f"one of {', '.join(LAYER_TYPES)} for every layer")
         is_sliding = [kind == "sliding_attention" for kind in layer_types]
     elif fields.architecture() in FAMILIES_WITHOUT_WINDOWS:
         is_sliding = [False] * num_layers

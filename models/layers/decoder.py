@@ -77,15 +77,17 @@ class DecoderLayer(nn.Module):
 
     Both outputs are scaled before they are added if the config says so.
 
-    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden].
+    self_attn, attention or another mixer, maps ([T, hidden], Rotation) to [T, hidden]; mlp [T,
+    hidden] to [T, hidden].
     """
 
     def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        size, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
+        self.input_layernorm = RMSNorm(size, eps, offset=offset)
+        self.post_attention_layernorm = RMSNorm(size, eps, offset=offset)
         self._scale = config.multipliers.residual
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -253,6 +255,9 @@ class CausalLM(nn.Module):
     weights_mapping: ClassVar[dict[str, str]] = {}
     """Replacements of parts of the checkpoint's tensor names, done first."""
 
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names, after these replacements, of parts that are passed over."""
+
     stage: PipelineStage = WHOLE_MODEL
     """The layers that this process holds."""
 
@@ -342,17 +347,18 @@ class CausalLM(nn.Module):
             name = name.replace(stored, ours)
         return name
 
-    def is_derived(self, name: str) -> bool:
-        """Returns whether a stored tensor only repeats another part of the model."""
-        return name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
+    def is_unused(self, name: str) -> bool:
+        """Returns whether a stored tensor repeats another part of the model, or is of none."""
+        repeats = name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
+        return repeats or name.startswith(self.unused_parts)
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Returns the cache entry of each of this stage's layers, draft layers last."""
-        return [
-            cast("CacheSpec", cast("DecoderLayer", layer).self_attn.cache_spec)
-            for layer in self.model.layers
-            if not isinstance(layer, PPMissingLayer)
-        ]
+        """Returns the cache entries of this stage's layers, draft layers last.
+
+        In a layer with several, they are in the order of its modules.
+        """
+        specs = (getattr(module, "cache_spec", None) for module in self.model.layers.modules())
+        return [spec for spec in specs if spec is not None]
 
     @property
     def output_size(self) -> int:

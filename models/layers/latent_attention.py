@@ -41,7 +41,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         mla = _mla_config(config)
         self._mla = mla
-        self.layer_index = layer_index
+        self.layer_index = config.cache_index(layer_index)
         head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         self._scale = head_size**-0.5 * config.rope.score_scale
         num_heads = config.num_attention_heads

@@ -8,6 +8,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention
+from models.layers.state_mixer import StateMixer
 from models.parallel.group import ParallelGroup
 
 
@@ -25,7 +26,7 @@ def make_layers(
 ) -> list[nn.Module]:
     """Returns all layers of a model, those of other stages missing.
 
-    Attention layers are numbered within the stage, as its caches are.
+    Cache entries are numbered within the stage.
 
     Args:
         config: the model's.
@@ -40,8 +41,9 @@ def make_layers(
         make_layer(index) if index in own else PPMissingLayer()
         for index in range(config.num_hidden_layers)
     ]
+    num_before = sum(layer < own.start for layer in config.entry_layers)
     for layer in layers:
         for module in layer.modules():
-            if isinstance(module, Attention | LatentAttention):
-                module.layer_index -= own.start
+            if isinstance(module, Attention | LatentAttention | StateMixer):
+                module.layer_index -= num_before
     return layers

@@ -8,7 +8,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.kv_cache import KVCacheSpec
 from models.layers.attention import Attention
-from models.layers.linear import RowParallelLinear
+from models.layers.linear import QKVParallelLinear, RowParallelLinear
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryHeadNorm, RotaryQKVLinear
 from models.layers.weight import check_shape, empty_parameter
@@ -38,7 +38,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._group = group
         self._num_heads = config.num_attention_heads
-        self.qkv_proj = RotaryQKVLinear(
+        self.qkv_proj: QKVParallelLinear = RotaryQKVLinear(
             config.hidden_size,
             config.head_dim,
             config.num_attention_heads,
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
         self._rotates = layer_index not in config.unrotated_layers
         self.attn = Attention(
-            layer_index,
+            config.cache_index(layer_index),
             sliding_window=config.sliding_window(layer_index),
             scale=config.multipliers.attention,
             soft_cap=config.multipliers.attention_cap,
@@ -74,13 +74,20 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         q, k, v = self.qkv_proj.forward_heads(hidden)
+        output: torch.Tensor = self.o_proj(self.attended(q, k, v, rotation))
+        return output
+
+    def attended(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation
+    ) -> torch.Tensor:
+        """Maps q [T, Hq, D], k and v [T, Hk, D], as projected, to attended values [T, Hq * D]."""
         q, k = self.normalized(q, k)
         if self._rotates:
             q, k = rotary(q, *rotation), rotary(k, *rotation)
         else:
             q = q.contiguous()
-        output: torch.Tensor = self.o_proj(self.attn(q, k, v, sinks=self.sinks))
-        return output
+        values: torch.Tensor = self.attn(q, k, v, sinks=self.sinks)
+        return values
 
     def normalized(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns q [T, Hq, D] and k [T, Hk, D], normalised if the family does that."""

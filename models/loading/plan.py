@@ -33,6 +33,7 @@ from models.loading.names import (
 )
 from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, PackedWeight, packed_module
 from models.loading.rounding import RoundsToFP8, is_rounded
+from models.loading.stacked_experts import single_experts
 from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
@@ -109,11 +110,13 @@ def by_model_name(
         name = renamed(tensor.name, model)
         if model.config.is_text_part and not is_of_text(name):
             continue
-        if name in named:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name} is {named[name].name} of {named[name].file}"
-            )
-        named[name] = tensor
+        for own_name, each in single_experts(name, tensor, model):
+            if own_name in named:
+                other = named[own_name]
+                raise CheckpointError(
+                    f"{each.file}: tensor {each.name} is {other.name} of {other.file}"
+                )
+            named[own_name] = each
     return named
 
 
@@ -330,7 +333,7 @@ class _Plan:
     def _check_superfluous(self, name: str, tensor: CheckpointTensor) -> None:
         """Raises CheckpointError unless a tensor that fills nothing may be skipped."""
         model = self._model
-        if model.is_derived(name) or is_past_the_last_layer(name, model):
+        if model.is_unused(name) or is_past_the_last_layer(name, model):
             return
         if is_of_another_stage(name, model):
             return

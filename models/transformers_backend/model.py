@@ -138,7 +138,7 @@ class TransformersForCausalLM(CausalLM):
                     return other
         return name
 
-    def is_derived(self, name: str) -> bool:
+    def is_unused(self, name: str) -> bool:
         """Returns whether a stored tensor only repeats another part of the model."""
         if name in self.tied_weights:
             return True

@@ -4,16 +4,19 @@ The worker's part of a forward pass in its plainest form, for tests of model cod
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from models.forward_context import Context, ForwardContext, forward_context
 from models.layers.decoder import CausalLM
 from models.ops.attention.attention_metadata import build_attention_metadata
+from models.state_cache import StateCacheData, StateSpec
 
 POISON = 1e4
 """Content of unwritten cache entries: finite, as a cache must be, but reading it spoils results."""
+POISON_BYTE = 0x7B
+"""The same for bytes of states: floats of 16 and 32 bits are large and finite."""
 
 
 @dataclass
@@ -45,12 +48,16 @@ class PagedRunner:
     ):
         dtype = cache_dtype or model.dtype
         self.kv_caches = [
-            spec.allocate(num_blocks, block_size, dtype=dtype, device=torch.device(device))
+            _states(spec, num_rows, device)
+            if isinstance(spec, StateSpec)
+            else spec.allocate(num_blocks, block_size, dtype=dtype, device=torch.device(device))
             for spec in model.cache_specs()
         ]
         for cache in self.kv_caches:
             for tensor in cache.tensors().values():
-                tensor.fill_(min(POISON, torch.finfo(tensor.dtype).max))
+                is_state = tensor.dtype == torch.uint8
+                poison = POISON_BYTE if is_state else torch.finfo(tensor.dtype).max
+                tensor.fill_(min(POISON, poison))
         self.model = model
         self.device = device
         self.block_size = block_size
@@ -58,6 +65,10 @@ class PagedRunner:
         order = random.Random(seed)
         self._free_blocks = order.sample(range(1, num_blocks), num_blocks - 1)
         self._free_rows = order.sample(range(num_rows), num_rows)
+        self._state_pages = [
+            _scattered_pages(cache, num_rows, order) if isinstance(cache, StateCacheData) else None
+            for cache in self.kv_caches
+        ]
 
     def add(self, token_ids: list[int]) -> Sequence:
         """Takes a row for a new sequence of which nothing is computed yet."""
@@ -116,7 +127,15 @@ class PagedRunner:
             max_q_len=max(lengths),
         )
         context = ForwardContext(
-            context=shape, attn_metadata=metadata, kv_cache_data=self.kv_caches
+            context=shape,
+            attn_metadata=metadata,
+            kv_cache_data=self.kv_caches,
+            layer_attn_metadata=tuple(
+                metadata
+                if pages is None
+                else replace(metadata, block_tables=pages.to(self.device)[metadata.row_ids])
+                for pages in self._state_pages
+            ),
         )
         return self._tensor(token_ids), context
 
@@ -136,3 +155,18 @@ class PagedRunner:
 
     def _tensor(self, values: list[int], dtype=torch.int32) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+def _states(spec: StateSpec, num_rows: int, device: str) -> StateCacheData:
+    """Returns memory for a state of each row, in blocks that hold a few rows of one."""
+    unit_bytes = 3 * max(spec.row_bytes, 4 * spec.conv_dtype.itemsize) + 4
+    num_blocks = 1 + num_rows * spec.num_units(unit_bytes)
+    memory = torch.empty(2, num_blocks, unit_bytes, dtype=torch.uint8, device=device)
+    return StateCacheData(memory=memory, spec=spec)
+
+
+def _scattered_pages(cache: StateCacheData, num_rows: int, order: random.Random) -> torch.Tensor:
+    """Returns each row's pages, [rows, P] int32, none of them the null block."""
+    blocks = range(1, cache.num_blocks)
+    pages = order.sample(blocks, num_rows * cache.num_pages)
+    return torch.tensor(pages, dtype=torch.int32).view(num_rows, cache.num_pages)

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.dense_variants import DENSE_VARIANTS
 from tests.support.expert_variants import EXPERT_VARIANTS
+from tests.support.state_variants import STATE_VARIANTS
 
 SHAPE = {
     "vocab_size": 97,
@@ -20,8 +21,13 @@ SHAPE = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 VARIANTS = {
-    name: row for name, row in (DENSE_VARIANTS | EXPERT_VARIANTS).items() if None not in row[:2]
+    name: row
+    for name, row in (DENSE_VARIANTS | EXPERT_VARIANTS | STATE_VARIANTS).items()
+    if None not in row[:2]
 }
+
+_WITH_NORMS_FROM_ONE = ("gemma", "qwen3_next", "qwen3_5")
+"""Beginnings of model types that add one to the weights of norms."""
 
 _OF_EACH_KIND = {
     *("llama_bias", "llama_odd_heads", "internlm3", "mistral_window", "qwen2_windows", "qwen3"),
@@ -29,6 +35,7 @@ _OF_EACH_KIND = {
     *("olmo3", "exaone4", "smollm3_odd", "ernie4_5_bias", "seed_oss_odd"),
     *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
+    *("qwen3_next", "qwen3_5_odd"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [
@@ -52,8 +59,10 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
         model = model_class(config).eval()
         for name, param in model.named_parameters():
             # Norms near one and biases off zero, or leaving them out would go unnoticed.
-            has_norm_of_one = not config.model_type.startswith("gemma")
-            center = 1.0 if has_norm_of_one and name.endswith("norm.weight") else 0.0
+            adds_one = config.model_type.startswith(_WITH_NORMS_FROM_ONE)
+            is_norm = name.endswith("norm.weight")
+            is_of_one = is_norm and (not adds_one or name.endswith("linear_attn.norm.weight"))
+            center = 1.0 if is_of_one else 0.0
             with torch.no_grad():
                 param.normal_(center, 0.3)
         for name, buffer in model.named_buffers():

@@ -36,8 +36,12 @@ MAX_NUM_STREAMS = 64
 DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
+    "octavo::gated_delta_net",
+    "octavo::mamba2",
+    "octavo::short_conv",
+    "octavo::lightning_attention",
 )
-"""Attention reads metadata that changes from step to step and brings kernels of its own."""
+"""Mixers read metadata that changes from step to step and bring kernels of their own."""
 
 Size = Annotated[int, Field(ge=1, le=MAX_INT32)]
 Level = Annotated[

@@ -57,6 +57,20 @@ SHAPE = {
 }
 SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
 M_ROPE = SHAPE | {"rope_parameters": SECTIONS}
+HYBRID = SHAPE | {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "rope_parameters": SECTIONS | {"mrope_interleaved": True, "partial_rotary_factor": 0.5},
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 VISION = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 14,
@@ -76,6 +90,12 @@ WHOLE = {
     "Qwen3VL": (
         M_ROPE | {"rope_parameters": SECTIONS | {"mrope_interleaved": True}},
         QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        {"tie_word_embeddings": True},
+    ),
+    "Qwen3_5": (HYBRID, QWEN_VISION | {"num_position_embeddings": 16}, {}),
+    "Qwen3_5Moe": (
+        HYBRID | EXPERTS | {"model_type": "qwen3_5_moe_text"},
+        QWEN_VISION | {"num_position_embeddings": 16},
         {"tie_word_embeddings": True},
     ),
     "Gemma3": (SHAPE | {"layer_types": ["sliding_attention", "full_attention"]}, SIGLIP, {}),

@@ -198,7 +198,7 @@ def test_each_rank_reads_only_its_slices(tmp_path, monkeypatch, variant):
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("variant", ["qwen3", "gpt_oss", "deepseek_v3", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3", "gpt_oss", "deepseek_v3", "mixtral", "qwen3_next"])
 def test_each_stage_reads_only_its_layers(tmp_path, monkeypatch, variant, is_tied):
     write_checkpoint(tmp_path, variant, tie_word_embeddings=is_tied, num_hidden_layers=5)
     num_read = []

@@ -7,9 +7,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from models.number_formats import FP8
 from models.ops.elementwise import (  # noqa: F401  # register
+    gated_rms_norm,
     local_embedding,
     rms_norm,
     rotary,
+    sigmoid_gate,
     silu_and_mul,
 )
 from models.ops.products import (  # noqa: F401  # register
@@ -38,6 +40,11 @@ def samples():
     yield "add_rms_norm", (torch.randn(T, H), torch.randn(T, H), gain, EPS)
     yield "silu_and_mul", (torch.randn(T, 2 * N),)
     yield "silu_and_mul", (torch.randn(T, 4 * N)[:, N : 3 * N],)
+    wide = torch.randn(T, 3 * H)
+    for weight in (torch.randn(8), torch.randn(3, 8)):
+        yield "gated_rms_norm", (torch.randn(T, H), wide[:, H:-H], weight, EPS, True, False)
+        yield "gated_rms_norm", (torch.randn(T, H), wide[:, H:-H], weight, EPS, False, True)
+    yield "sigmoid_gate", (torch.randn(T, H), wide[:, H:-H])
     yield "local_embedding", (torch.arange(T), torch.randn(N, H), 2)
     yield "rotary", (heads, *rotation)
     yield "rotary", (heads.transpose(1, 2).contiguous().transpose(1, 2), *rotation)

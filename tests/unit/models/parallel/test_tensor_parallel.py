@@ -26,7 +26,11 @@ def run_two_ranks(folder, tmp_path, *options):
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"]
+    "variant",
+    [
+        *("llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"),
+        *("qwen3_next", "qwen3_5"),
+    ],
 )
 def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):
     folder, reference = checkpoint(variant)

@@ -15,6 +15,12 @@ TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
 DENSE = {"linear_gate": 2, "linear_residual": 4, "norm_linear": 4, "qk_norm_rope_cache": 2}
 SPARSE = {"linear_residual": 2, "residual_norm": 2, "norm_linear": 1, "qk_norm_rope_cache": 2}
 LATENT = {"linear_gate": 3, "multi_stream": 2, "linear_residual": 4, "residual_norm": 2}
+DELTA_NET = {
+    "linear_gate": 4,
+    "linear_residual": 4,
+    "residual_norm": 4,
+    "qk_norm_rope_cache": 1,
+}
 # Layers: 2 by default, 3 with experts of which the first is dense, and 3 of gpt_oss.
 MATCHES = {
     "llama": DENSE,
@@ -46,6 +52,15 @@ MATCHES = {
     "qwen3": DENSE,
     "qwen3_moe": SPARSE,
     "mixtral": SPARSE,
+    # One layer of four has attention; two products read the norm before a state's layer.
+    "qwen3_next": DELTA_NET,
+    "qwen3_5_moe": DELTA_NET,
+    "qwen3_5": {
+        "linear_gate": 4,
+        "linear_residual": 8,
+        "norm_linear": 5,
+        "qk_norm_rope_cache": 1,
+    },
     "gpt_oss": {**SPARSE, "linear_residual": 3, "residual_norm": 3, "qk_norm_rope_cache": 3},
     "glm4_moe": {**LATENT, "norm_linear": 3, "qk_norm_rope_cache": 3},
     # Compressed queries are normalised before their product: one match more in each layer.

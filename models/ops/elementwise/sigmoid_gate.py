@@ -1,0 +1,19 @@
+"""Scaling by the sigmoid of a gate: octavo::sigmoid_gate."""
+
+import torch
+
+from models.batch_invariance import row_wise
+from models.ops.custom_op import direct_register_custom_op
+
+
+def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Returns x * sigmoid(gate), contiguous; x and gate are [T, K], their rows may be apart."""
+    return row_wise(lambda x, gate: x * gate.sigmoid(), x, gate)
+
+
+def _fake_sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    del gate
+    return x.new_empty(x.shape)
+
+
+sigmoid_gate = direct_register_custom_op("sigmoid_gate", _sigmoid_gate, (), _fake_sigmoid_gate)

@@ -1,0 +1,1 @@
+"""Operators of layers that keep a state of each request, with their PyTorch references."""

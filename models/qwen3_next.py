@@ -1,0 +1,78 @@
+"""Qwen3-Next, and the text parts of Qwen3.5 to 3.8: Gated DeltaNet in most layers.
+
+The others have attention whose output is gated. Norms add one to their weights. Feed-forward layers
+have experts, or are dense in Qwen3.5 without experts.
+Source: Qwen Team 2025, "Qwen3-Next"; transformers 5.23, models/qwen3_next and models/qwen3_5.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+
+from models.config import ModelConfig
+from models.config_sections.mixers import STATE
+from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.gated_attention import GatedAttention
+from models.layers.gated_delta_net import GatedDeltaNet
+from models.layers.moe import feed_forward
+from models.layers.pipeline import make_layers
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class Qwen3NextForCausalLM(CausalLM):
+    """Qwen3-Next with its language-model head."""
+
+    weights_mapping: ClassVar[dict[str, str]] = {
+        "model.language_model.": "model.",
+        ".linear_attn.out_proj.": ".self_attn.o_proj.",
+        ".linear_attn.": ".self_attn.",
+        ".shared_expert.": ".shared_experts.",
+    }
+    unused_parts: ClassVar[tuple[str, ...]] = ("mtp.", "model.visual.")
+    is_interleaved: ClassVar[bool] = True
+    """Whether projections of Gated DeltaNet are stored together, by heads of keys."""
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    self._mixer(config, index, group),
+                    self._feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )
+
+    @classmethod
+    def _mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        if config.mixer(index) == STATE:
+            return GatedDeltaNet(config, index, group, is_interleaved=cls.is_interleaved)
+        return GatedAttention(config, index, group)
+
+    @classmethod
+    def _feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        return feed_forward(config, index, group)
+
+
+class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801  # the name in config.json
+    """Qwen3.5 with experts and its language-model head."""
+
+    is_interleaved: ClassVar[bool] = False
+    packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
+        **CausalLM.packed_modules_mapping,
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    }
+
+
+class Qwen3_5ForCausalLM(Qwen3_5MoeForCausalLM):  # noqa: N801  # the name in config.json
+    """Qwen3.5 without experts, and its language-model head."""
+
+    @classmethod
+    def _feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        del index
+        return GatedMLP(config, group)
