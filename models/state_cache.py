@@ -9,6 +9,9 @@ The memory of a layer is [G, N, U] bytes: G regions (keys and values, or one) of
 takes units of U bytes, unit u in region u % G of page u // G. Units have whole rows of the
 recurrent state, [heads * rows, columns]; then whole elements of the convolution's inputs, [width -
 1, channels], oldest first, which begin in a unit of their own.
+
+Block 0 is nobody's. A request whose first page it is, a dummy, has no state: it starts from zeros,
+and nothing of it is kept, as the block's content must stay finite for attention.
 """
 
 from dataclasses import dataclass
@@ -125,19 +128,30 @@ class StateCacheData:
         return {f"state{region}": memory for region, memory in enumerate(self.memory)}
 
 
+def has_state(pages: torch.Tensor) -> torch.Tensor:
+    """Returns which of R requests with [R, P] pages have a state: [R] bool."""
+    return pages[:, 0] != 0
+
+
 def read_recurrent(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
-    """Returns the recurrent states of R requests with [R, P] pages: [R, heads, rows, columns]."""
+    """Returns the recurrent states of R requests with [R, P] pages: [R, heads, rows, columns].
+
+    Zeros of a request without a state.
+    """
     spec, rows = cache.spec, cache.rows_per_unit
     units = _units(cache, pages)[:, : cache.first_conv_unit, : rows * spec.row_bytes]
     shape = (len(pages), cache.first_conv_unit * rows, spec.head_columns)
     values = units.contiguous().view(spec.dtype).view(shape)[:, : spec.num_rows]
-    return values.view(len(pages), spec.num_heads, spec.head_rows, spec.head_columns)
+    states = values.view(len(pages), spec.num_heads, spec.head_rows, spec.head_columns)
+    return states.masked_fill(~has_state(pages)[:, None, None, None], 0)
 
 
 def write_recurrent(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor) -> None:
     """Stores recurrent states, [R, heads, rows, columns], of R requests with [R, P] pages."""
     spec, rows = cache.spec, cache.rows_per_unit
     num_units = cache.first_conv_unit
+    is_kept = has_state(pages)
+    pages, values = pages[is_kept], values[is_kept]
     padded = values.new_zeros((len(pages), num_units * rows, spec.head_columns), dtype=spec.dtype)
     padded[:, : spec.num_rows] = values.flatten(1, 2)
     data = padded.view(torch.uint8).view(len(pages), num_units, rows * spec.row_bytes)
@@ -145,18 +159,24 @@ def write_recurrent(cache: StateCacheData, pages: torch.Tensor, values: torch.Te
 
 
 def read_conv(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
-    """Returns the last inputs of R requests with [R, P] pages: [R, width - 1, channels]."""
+    """Returns the last inputs of R requests with [R, P] pages: [R, width - 1, channels].
+
+    Zeros of a request without a state.
+    """
     spec = cache.spec
     used = cache.conv_per_unit * spec.conv_dtype.itemsize
     units = _units(cache, pages)[:, cache.first_conv_unit :, :used].contiguous()
     values = units.view(spec.conv_dtype).flatten(1)[:, : spec.num_conv_elements]
-    return values.view(len(pages), spec.conv_width - 1, spec.conv_channels)
+    inputs = values.view(len(pages), spec.conv_width - 1, spec.conv_channels)
+    return inputs.masked_fill(~has_state(pages)[:, None, None], 0)
 
 
 def write_conv(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor) -> None:
     """Stores the last inputs, [R, width - 1, channels], of R requests with [R, P] pages."""
     spec, size = cache.spec, cache.conv_per_unit
     num_units = -(-spec.num_conv_elements // size)
+    is_kept = has_state(pages)
+    pages, values = pages[is_kept], values[is_kept]
     padded = values.new_zeros((len(pages), num_units * size), dtype=spec.conv_dtype)
     padded[:, : spec.num_conv_elements] = values.flatten(1)
     data = padded.view(torch.uint8).view(len(pages), num_units, size * spec.conv_dtype.itemsize)

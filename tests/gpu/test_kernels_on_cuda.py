@@ -7,9 +7,11 @@ import torch
 import triton
 
 from models.forward_context import forward_context
+from models.ops.elementwise.gated_rms_norm import gated_rms_norm
 from models.ops.elementwise.local_embedding import local_embedding
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.rotary import rotary
+from models.ops.elementwise.sigmoid_gate import sigmoid_gate
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from tests.support.attention_case import AttentionCase, Heads, exact_cache, make_case
 from tests.support.step_driver import StepDriver
@@ -323,6 +325,28 @@ def test_norms_and_rotations_read_slices_and_write_whole_tensors(num_tokens, dty
 def test_silu_and_mul_is_the_references(shape, dtype):
     x = torch.randn(*shape, device="cuda").to(dtype)
     assert_rows_close(silu_and_mul(x), silu_and_mul(x.cpu().double()))
+
+
+@DTYPES
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("options", [{}, {"has_silu": False}, {"gates_first": True}], ids=str)
+def test_gated_norms_are_the_references(num_tokens, options, dtype):
+    for num_groups, size, has_weights in ((32, 128, False), (3, 100, True), (1, 4096, False)):
+        x = torch.randn(num_tokens, num_groups * size, device="cuda").to(dtype)
+        gate = torch.randn(num_tokens, 2 * x.shape[1], device="cuda").to(dtype)[:, x.shape[1] :]
+        shape = (num_groups, size) if has_weights else (size,)
+        weight = torch.randn(*shape, device="cuda").to(dtype)
+        exact = gated_rms_norm(
+            *(each.cpu().double() for each in (x, gate, weight)), 1e-6, **options
+        )
+        assert_rows_close(gated_rms_norm(x, gate, weight, 1e-6, **options), exact)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 36), (7, 4096), (300, 6144)], ids=str)
+def test_sigmoid_gates_are_the_references(shape, dtype):
+    x, gate = torch.randn(2, *shape, device="cuda").to(dtype)
+    assert_rows_close(sigmoid_gate(x, gate), sigmoid_gate(x.cpu().double(), gate.cpu().double()))
 
 
 @DTYPES

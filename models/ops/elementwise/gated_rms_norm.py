@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
 
 
@@ -29,6 +30,13 @@ def _gated_rms_norm(
 
     Source: Dao and Gu 2024, "Transformers are SSMs", section 7.
     """
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.elementwise import gated_rms_norm as kernel
+
+        return kernel.gated_rms_norm(
+            x.contiguous(), gate, weight, eps, has_silu=has_silu, gates_first=gates_first
+        )
     act = functional.silu if has_silu else torch.sigmoid
     size = weight.shape[-1]
 

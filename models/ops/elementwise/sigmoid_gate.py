@@ -3,11 +3,17 @@
 import torch
 
 from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
 
 
 def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Returns x * sigmoid(gate), contiguous; x and gate are [T, K], their rows may be apart."""
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.elementwise import sigmoid_gate as kernel
+
+        return kernel.sigmoid_gate(x, gate)
     return row_wise(lambda x, gate: x * gate.sigmoid(), x, gate)
 
 

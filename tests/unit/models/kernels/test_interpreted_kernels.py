@@ -19,6 +19,10 @@ from models.kernels.elementwise import local_embedding as shards
 from models.kernels.elementwise import rms_norm as norms
 from models.kernels.elementwise import rotary as turning
 from models.kernels.elementwise import silu_and_mul as gate
+from models.kernels.elementwise import gated_rms_norm as gated_norms
+from models.kernels.elementwise import sigmoid_gate as factors
+from models.ops.elementwise.gated_rms_norm import gated_rms_norm
+from models.ops.elementwise.sigmoid_gate import sigmoid_gate
 from models.kernels.products.linear_configurations import VectorTiles
 from models.kernels.attention.cache.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
@@ -41,6 +45,7 @@ CASES = [
 ]
 # Cases take turns with types; both see each kernel. tests/gpu has all of both.
 DTYPES = torch.float32, torch.float16
+DEFAULTS = {"has_silu": True, "gates_first": False}
 for number, (batch, options) in enumerate(CASES):
     dtype = DTYPES[number % 2]
     case = make_case(*batch, ODD, dtype=dtype, **options)
@@ -77,6 +82,14 @@ def check_elementwise(dtype):
     assert wide.dtype == dtype
     assert_rows_close(wide, rms_norm(x.double(), weight.double() + 1.0, 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
+    wide = torch.randn(7, 80).to(dtype)[:, 5:41]
+    assert torch.equal(factors.sigmoid_gate(x, wide), sigmoid_gate(x, wide))
+    for size, has_weights in ((12, False), (12, True), (36, False)):
+        weights = torch.randn(*((36 // size,) if has_weights else ()), size).to(dtype)
+        for options in ({}, {"has_silu": False}, {"gates_first": True}):
+            found = gated_norms.gated_rms_norm(x, wide, weights, 1e-6, **(DEFAULTS | options))
+            exact = gated_rms_norm(x.double(), wide.double(), weights.double(), 1e-6, **options)
+            assert_rows_close(found, exact)
     for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
         gain = weight[: part.shape[-1]]
         normed = norms.rms_norm(part, gain, 1e-6)
