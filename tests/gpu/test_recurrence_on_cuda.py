@@ -32,7 +32,7 @@ STATES = {
     "bfloat16": (4, 8, 128, 128, torch.bfloat16),
 }
 CACHES = {"keys": (16 * 2 * 128 * 2, 2), "one-row": (0, 1), "odd": (5 * 516, 2)}
-STATE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+STATE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def step_of(lens, spec, cache, **options):

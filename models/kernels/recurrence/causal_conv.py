@@ -19,7 +19,7 @@ from models.state_cache import StateCacheData
 
 _MOST_FEW = 16
 """Query tokens up to which one program has all tokens of a request."""
-_TOKENS = 32
+_TOKENS = 16
 _CHANNELS = 256
 
 _VARYING = [
@@ -30,41 +30,48 @@ _VARYING = [
 
 @triton.jit
 def _load_input(
-    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, channel, start, has_state, mask,
-    is_first, form: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, end, start, has_state, first, lane,
+    is_first, form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Returns inputs of tokens [N, 1] and channels [1, C].
+    """Returns inputs of tokens [N, 1] before `end` and channels first + lane [1, C].
 
     is_first: some may be before the request's first token, `start`: those are the state's.
     """
-    at = tokens.to(tl.int64) * x_stride + channel
-    inputs = tl.load(x_ptr + at, mask=mask & (tokens >= start), other=0.0).to(tl.float32)
+    is_lane = first + lane < form.columns
+    is_new = (tokens >= start) & (tokens < end)
+    x_ptrs = x_ptr + tokens.to(tl.int64) * x_stride + first + lane
+    inputs = tl.load(x_ptrs, mask=is_new & is_lane, other=0.0).to(tl.float32)
     if is_first:
-        is_kept = mask & (tokens < start)
+        is_kept = tokens < start
         # The state's last input is that of the token before the first.
         row = tokens - start + WIDTH - 1
-        at = conv_offset(row * form.columns + channel, table_ptr, is_kept, num_blocks, form)
-        kept = tl.load(memory_ptr + at, mask=is_kept & has_state, other=0.0).to(tl.float32)
-        inputs = tl.where(tokens < start, kept, inputs)
+        at = conv_offset(
+            row, is_kept, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE
+        )  # fmt: skip
+        mask = is_kept & is_lane & has_state
+        inputs += tl.load(memory_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return inputs
 
 
 @triton.jit
 def _keep_inputs(
-    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, channel, start, end, has_state,
-    form: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first, lane,
+    form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the last inputs up to the token before `end`, for channels [1, C]."""
+    """Stores the last inputs up to the token before `end`, for channels first + lane [1, C]."""
     row = tl.arange(0, ROWS)[:, None]
-    mask = (row < WIDTH - 1) & (channel < form.columns)
+    is_row = row < WIDTH - 1
+    is_lane = first + lane < form.columns
+    # Rows past the last have tokens from `end` on.
+    tokens = end - WIDTH + 1 + row
     inputs = _load_input(
-        x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end - WIDTH + 1 + row, channel, start,
-        has_state, mask, True, form, WIDTH,
+        x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, end, start, has_state, first,
+        lane, True, form, WIDTH, WHOLE,
     )  # fmt: skip
-    at = conv_offset(row * form.columns + channel, table_ptr, mask, num_blocks, form)
+    at = conv_offset(row, is_row, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE)
     # Threads write rows that others read.
     tl.debug_barrier()
-    tl.store(memory_ptr + at, inputs.to(memory_ptr.dtype.element_ty), mask=mask)
+    tl.store(memory_ptr + at, inputs.to(memory_ptr.dtype.element_ty), mask=is_row & is_lane)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -72,7 +79,8 @@ def _causal_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, output_ptr, memory_ptr, block_tables_ptr, seq_lens_ptr,
     query_start_ptr, x_stride, table_stride, num_blocks, num_requests,
     form: tl.constexpr, WIDTH: tl.constexpr, ACTIVATES: tl.constexpr, TOKENS: tl.constexpr,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, SEARCHES: tl.constexpr, DEPENDENT: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, SEARCHES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Does CHANNELS channels of TOKENS tokens of a request, by default its first ones.
 
@@ -80,39 +88,41 @@ def _causal_conv_kernel(
     inputs, as it is the only one that reads the inputs kept before.
     """
     let_next_start(DEPENDENT)
-    channel = (tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-    is_channel = channel < form.columns
+    first = tl.program_id(0) * CHANNELS
+    lane = tl.arange(0, CHANNELS)[None, :]
+    is_lane = first + lane < form.columns
     wait_for_previous(DEPENDENT)
     tile = tl.program_id(1)
     request = tile
     if SEARCHES:
         request = request_of_tile(tile, query_start_ptr, num_requests, TOKENS)
     start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
-    first = start
+    first_token = start
     if SEARCHES:
-        first = start + (tile - start // TOKENS - request) * TOKENS
+        first_token = start + (tile - start // TOKENS - request) * TOKENS
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    if first < end:
-        tokens = first + tl.arange(0, TOKENS)[:, None]
-        mask = (tokens < end) & is_channel
+    if first_token < end:
+        tokens = first_token + tl.arange(0, TOKENS)[:, None]
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(WIDTH):
-            weight = tl.load(weight_ptr + channel * WIDTH + tap, mask=is_channel, other=0.0)
+            weight_ptrs = weight_ptr + (first + lane) * WIDTH + tap
+            weight = tl.load(weight_ptrs, mask=is_lane, other=0.0).to(tl.float32)
             inputs = _load_input(
                 x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens - (WIDTH - 1 - tap),
-                channel, start, has_state, mask, first == start, form, WIDTH,
+                end, start, has_state, first, lane, first_token == start, form, WIDTH, WHOLE,
             )  # fmt: skip
-            total += inputs * weight.to(tl.float32)
+            total += inputs * weight
         if bias_ptr is not None:
-            total += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
+            total += tl.load(bias_ptr + first + lane, mask=is_lane, other=0.0).to(tl.float32)
         if ACTIVATES:
             total = total / (1.0 + tl.exp(-total))
-        at = tokens.to(tl.int64) * form.columns + channel
-        tl.store(output_ptr + at, total.to(output_ptr.dtype.element_ty), mask=mask)
-        if first == start:
+        out_ptrs = output_ptr + tokens.to(tl.int64) * form.columns + first + lane
+        mask = (tokens < end) & is_lane
+        tl.store(out_ptrs, total.to(output_ptr.dtype.element_ty), mask=mask)
+        if first_token == start:
             _keep_inputs(
-                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, channel, start, end,
-                has_state, form, WIDTH, ROWS,
+                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first,
+                lane, form, WIDTH, WHOLE, ROWS,
             )  # fmt: skip
 
 
@@ -170,6 +180,7 @@ def _launcher(
 ) -> Launch:
     return Launch(
         _causal_conv_kernel, form=form, WIDTH=width, ACTIVATES=activates, TOKENS=tokens,
-        CHANNELS=_CHANNELS, ROWS=triton.next_power_of_2(width - 1), SEARCHES=searches,
+        CHANNELS=_CHANNELS, ROWS=triton.next_power_of_2(width - 1),
+        WHOLE=form.columns % _CHANNELS == form.per_unit % _CHANNELS == 0, SEARCHES=searches,
         num_warps=min(4, tokens), **launch_options(device),
     )  # fmt: skip

@@ -1,8 +1,15 @@
-"""The gated delta rule: chooses the kernels."""
+"""The gated delta rule: chooses the kernels.
+
+In batch-invariant mode, and in 32 bits, every token is computed after the one before it; otherwise
+only those of requests with few query tokens are.
+"""
 
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionMetadata
+from models.kernels.recurrence.chunks import MOST_STEP
+from models.kernels.recurrence.gated_delta_chunks import gated_delta_chunks
 from models.kernels.recurrence.gated_delta_step import delta_heads, gated_delta_step
 from models.state_cache import StateCacheData
 
@@ -39,4 +46,10 @@ def gated_delta_rule(
     """
     heads = delta_heads(a, output, num_k_heads, head_k_dim)
     arguments = (qkv, a, b, a_log, dt_bias, output, cache, metadata, heads)
-    gated_delta_step(*arguments, most_tokens=len(qkv))
+    has_chunks = metadata.max_seqlen_q > MOST_STEP and qkv.itemsize == 2 and a.dim() == 2
+    if not has_chunks or is_batch_invariant():
+        gated_delta_step(*arguments, most_tokens=len(qkv))
+        return
+    if len(metadata.seq_lens) > 1:
+        gated_delta_step(*arguments, most_tokens=MOST_STEP)
+    gated_delta_chunks(*arguments)

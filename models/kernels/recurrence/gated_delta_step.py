@@ -70,13 +70,13 @@ def _gated_delta_step_kernel(
 ):  # fmt: skip
     """Does all tokens of a request, if these are at most most_tokens, for COLUMNS of a head."""
     let_next_start(DEPENDENT)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     head = tl.program_id(1)
     request = tl.program_id(2)
-    dim = tl.arange(0, heads.block_k)[:, None]
+    dim = tl.arange(0, heads.block_k)
     is_dim = dim < heads.k_dim
     is_column = column < heads.v_dim
-    mask = is_dim & is_column
+    mask = is_dim[:, None] & is_column[None, :]
     rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     dt_bias = load_decays(dt_bias_ptr, head, dim, is_dim, heads)
     wait_for_previous(DEPENDENT)
@@ -84,7 +84,8 @@ def _gated_delta_step_kernel(
     if (start < end) & (end - start <= most_tokens):
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         row = head * heads.k_dim + dim
-        state_ptrs = memory_ptr + row_offset(row, table_ptr, is_dim, num_blocks, form) + column
+        at_rows = row_offset(row, table_ptr, is_dim, num_blocks, form)
+        state_ptrs = memory_ptr + at_rows[:, None] + column[None, :]
         state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
         k_head = head // (heads.num_heads // heads.num_k_heads)
         for step in range(end - start):
@@ -100,12 +101,13 @@ def _gated_delta_step_kernel(
             a = load_decays(a_ptr + token * a_stride, head, dim, is_dim, heads)
             q = normalised(q, 0) * scale
             k = normalised(k, 0)
-            state *= tl.exp(rate * softplus(a + dt_bias))
-            written = (v - tl.sum(state * k, 0, keep_dims=True)) * beta
+            decay = tl.exp(rate * softplus(a + dt_bias))
+            state *= decay[:, None] if heads.decays_channels else decay
+            written = (v - tl.sum(state * k[:, None], 0)) * beta
             # Of the state before the write, so that both sums are under way together.
-            read = tl.sum(state * q, 0, keep_dims=True)
-            output = read + tl.sum(q * k, 0, keep_dims=True) * written
-            state += k * written
+            read = tl.sum(state * q[:, None], 0)
+            output = read + tl.sum(q * k, 0) * written
+            state += k[:, None] * written[None, :]
             if form.rounds:
                 state = state.to(memory_ptr.dtype.element_ty).to(tl.float32)
             out_ptrs = output_ptr + (token * heads.num_heads + head) * heads.v_dim + column
@@ -155,5 +157,5 @@ def gated_delta_step(
 def _launcher(form: StateForm, heads: DeltaHeads, device: torch.device) -> Launch:
     return Launch(
         _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=_COLUMNS, num_warps=1,
-        **launch_options(device),
+        num_stages=1, **launch_options(device),
     )  # fmt: skip

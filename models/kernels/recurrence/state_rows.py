@@ -70,10 +70,31 @@ def row_offset(row, table_ptr, mask, num_blocks, form: tl.constexpr):
 
 
 @triton.jit
-def conv_offset(element, table_ptr, mask, num_blocks, form: tl.constexpr):
-    """Returns where kept inputs of a request's convolution are, in elements."""
-    unit = form.first_unit + element // form.per_unit
-    return unit_offset(unit, table_ptr, mask, num_blocks, form) + element % form.per_unit
+def conv_offset(
+    row,
+    is_row,
+    first,
+    lane,
+    is_lane,
+    table_ptr,
+    num_blocks,
+    form: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Returns where kept inputs are, rows [N, 1] of channels first + lane [1, C], in elements.
+
+    WHOLE: all channels of a row are in one unit.
+    """
+    element = row * form.columns + first
+    mask = is_row
+    if not WHOLE:
+        element += lane
+        mask = is_row & is_lane
+    unit = element // form.per_unit
+    # Not the remainder: Triton would not know that it is aligned.
+    at = element - unit * form.per_unit
+    at += unit_offset(form.first_unit + unit, table_ptr, mask, num_blocks, form)
+    return at + lane if WHOLE else at
 
 
 @triton.jit

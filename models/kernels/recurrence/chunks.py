@@ -1,0 +1,75 @@
+"""Chunks of a request's tokens, for rules in which a chunk's tokens are computed together."""
+
+import triton
+import triton.language as tl
+
+from models.kernels.attention.request_search import request_of_tile
+
+CHUNK = 64
+"""Tokens of a chunk, counted from a request's first token of the step."""
+MOST_STEP = 16
+"""Query tokens of a request up to which its tokens are computed one after the other."""
+
+_CHUNK = tl.constexpr(CHUNK)
+_BLOCK = tl.constexpr(16)
+_BLOCKS = tl.constexpr(CHUNK // 16)
+
+
+def num_chunks(num_tokens: int, num_requests: int) -> int:
+    """Returns the programs that find a chunk, or none, by `find_chunk`."""
+    return num_tokens // CHUNK + num_requests
+
+
+@triton.jit
+def find_chunk(program, query_start_ptr, num_requests, least_tokens):
+    """Returns first and last token of a program's chunk, the latter excluded; equal for none.
+
+    Requests of fewer than least_tokens have no chunks.
+    """
+    request = request_of_tile(program, query_start_ptr, num_requests, _CHUNK)
+    start = tl.load(query_start_ptr + request)
+    end = tl.load(query_start_ptr + request + 1)
+    first = start + (program - start // _CHUNK - request) * _CHUNK
+    last = tl.minimum(first + _CHUNK, end)
+    if end - start < least_tokens:
+        last = first
+    return first, tl.maximum(first, last)
+
+
+@triton.jit
+def decay_between(sums, IS_STRICT: tl.constexpr):
+    """Returns e^(c_i - c_j), [N, N], for j <= i, or j < i if strict; else 0. sums: c, [N]."""
+    row = tl.arange(0, _CHUNK)[:, None]
+    column = tl.arange(0, _CHUNK)[None, :]
+    is_seen = column < row if IS_STRICT else column <= row
+    difference = tl.minimum(sums[:, None] - sums[None, :], 0.0)
+    return tl.where(is_seen, tl.exp(difference), 0.0)
+
+
+@triton.jit
+def unit_inverse(a, PRECISION: tl.constexpr):
+    """Returns (I + a)^-1 of a strictly lower triangular matrix [64, 64], in float32.
+
+    Diagonal blocks of 16 by substitution, which no large powers of `a` enter; the others by
+    products: with N = D^-1 (a - blocks), nilpotent in blocks, it is (I - N + N^2 - N^3) D^-1.
+    """
+    row = tl.arange(0, _CHUNK)[:, None]
+    column = tl.arange(0, _CHUNK)[None, :]
+    blocks = tl.reshape(a, (_BLOCKS, _BLOCK, _BLOCKS, _BLOCK))
+    number = tl.arange(0, _BLOCKS)
+    is_diagonal = number[:, None, None, None] == number[None, None, :, None]
+    inverse = -tl.sum(tl.where(is_diagonal, blocks, 0.0), 2)
+    place = tl.arange(0, _BLOCK)[None, :, None]
+    for index in range(1, _BLOCK):
+        is_row = place == index
+        values = tl.sum(tl.where(is_row, inverse, 0.0), 1)
+        values += tl.sum(values[:, :, None] * inverse, 1)
+        inverse = tl.where(is_row, values[:, None, :], inverse)
+    inverse = tl.where(is_diagonal, inverse[:, :, None, :], 0.0)
+    unit = (row == column).to(tl.float32)
+    inverse = tl.reshape(inverse, (_CHUNK, _CHUNK)) + unit
+    rest = tl.where(row // _BLOCK > column // _BLOCK, a, 0.0)
+    powers = tl.dot(inverse, rest, input_precision=PRECISION)
+    square = tl.dot(powers, powers, input_precision=PRECISION)
+    series = unit - powers + square - tl.dot(powers, square, input_precision=PRECISION)
+    return tl.dot(series, inverse, input_precision=PRECISION)
