@@ -96,11 +96,11 @@ def _causal_conv_kernel(
     request = tile
     if SEARCHES:
         request = request_of_tile(tile, query_start_ptr, num_requests, TOKENS)
-    start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
     first_token = start
     if SEARCHES:
         first_token = start + (tile - start // TOKENS - request) * TOKENS
-    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     if first_token < end:
         tokens = first_token + tl.arange(0, TOKENS)[:, None]
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
@@ -119,7 +119,7 @@ def _causal_conv_kernel(
         out_ptrs = output_ptr + tokens.to(tl.int64) * form.columns + first + lane
         mask = (tokens < end) & is_lane
         tl.store(out_ptrs, total.to(output_ptr.dtype.element_ty), mask=mask)
-        if first_token == start:
+        if keeps & (first_token == start):
             _keep_inputs(
                 x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first,
                 lane, form, WIDTH, WHOLE, ROWS,

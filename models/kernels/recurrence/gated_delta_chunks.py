@@ -164,9 +164,9 @@ def _pass_delta_chunks_kernel(
     k_ptr = q_ptr + heads.num_k_heads * heads.k_dim
     at_head = head.to(tl.int64) * num_tokens
     wait_for_previous(DEPENDENT)
-    start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
     if end - start >= least_tokens:
-        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         row = head * heads.k_dim + dims
         at_rows = row_offset(row, table_ptr, dims < heads.k_dim, num_blocks, form)
         state_ptrs = memory_ptr + at_rows[:, None] + columns[None, :]
@@ -198,7 +198,7 @@ def _pass_delta_chunks_kernel(
             added = (values * k_factor[:, None]).to(k.dtype)
             state *= tl.load(prepared.decays + at_head + first)
             state = tl.dot(tl.trans(k), added, state)
-        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask)
+        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
 
 
 def gated_delta_chunks(

@@ -80,9 +80,9 @@ def _gated_delta_step_kernel(
     rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     dt_bias = load_decays(dt_bias_ptr, head, dim, is_dim, heads)
     wait_for_previous(DEPENDENT)
-    start, end, has_state = request_span(request, query_start_ptr, seq_lens_ptr)
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
     if (start < end) & (end - start <= most_tokens):
-        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         row = head * heads.k_dim + dim
         at_rows = row_offset(row, table_ptr, is_dim, num_blocks, form)
         state_ptrs = memory_ptr + at_rows[:, None] + column[None, :]
@@ -112,7 +112,7 @@ def _gated_delta_step_kernel(
                 state = state.to(memory_ptr.dtype.element_ty).to(tl.float32)
             out_ptrs = output_ptr + (token * heads.num_heads + head) * heads.v_dim + column
             tl.store(out_ptrs, output.to(output_ptr.dtype.element_ty), mask=is_column)
-        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask)
+        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
 
 
 def delta_heads(

@@ -98,8 +98,12 @@ def conv_offset(
 
 
 @triton.jit
-def request_span(request, query_start_ptr, seq_lens_ptr):
-    """Returns a request's first token, the end of its tokens, and whether it has a state."""
+def request_span(request, query_start_ptr, seq_lens_ptr, table_ptr):
+    """Returns a request's first token, the end of its tokens, and whether it has and keeps a state.
+
+    A dummy request, whose first page is the null block, does neither. table_ptr: its pages.
+    """
     start = tl.load(query_start_ptr + request)
     end = tl.load(query_start_ptr + request + 1)
-    return start, end, tl.load(seq_lens_ptr + request) > end - start
+    keeps = tl.load(table_ptr) != 0
+    return start, end, keeps & (tl.load(seq_lens_ptr + request) > end - start), keeps
