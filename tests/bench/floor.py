@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from models.config import ModelConfig
+from models.config_sections.mixers import STATE
 from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.loading.stored_formats import keep_stored_formats
 from models.registry import model_class
+from models.state_cache import StateSpec
 
 BYTES_PER_MS = 4482e6
 FLOP_PER_MS = 734e9
@@ -31,6 +33,7 @@ class StepFloor:
     dense_params, expert_params: the number of parameters; the head is counted apart, as only
     sampled tokens go through it. num_experts, top_k: of each layer; 1 and 1 without experts.
     cached: for each layer bytes per token and how many tokens a query sees at most.
+    state_bytes: states of a request, which a step reads and writes.
     pair_flop: arithmetic of one layer's attention for one query and one key that it sees.
     """
 
@@ -43,6 +46,7 @@ class StepFloor:
     top_k: int
     cached: Sequence[tuple[float, int | None]]
     pair_flop: float
+    state_bytes: float = 0.0
 
     def weight_bytes(self, num_tokens: int) -> float:
         """Returns the weights that a step reads if tokens choose experts evenly.
@@ -71,7 +75,8 @@ class StepFloor:
 
     def decode_ms(self, batch: int, context: int) -> float:
         """Returns the floor of a step of one token for each sequence of `context` tokens."""
-        num_bytes = self.weight_bytes(batch) + batch * self.cache_bytes(context)
+        of_request = self.cache_bytes(context) + 2 * self.state_bytes
+        num_bytes = self.weight_bytes(batch) + batch * of_request
         return max(num_bytes / BYTES_PER_MS, self.token_flop(batch, batch) / FLOP_PER_MS)
 
     def prefill_ms(self, num_tokens: int) -> float:
@@ -127,15 +132,22 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
         top_k=config.moe.num_experts_per_tok if config.moe else 1,
         cached=_cached(config, model, cache_dtype),
         pair_flop=2 * config.num_attention_heads * _pair_elements(config),
+        state_bytes=sum(
+            spec.num_bytes for spec in model.cache_specs() if isinstance(spec, StateSpec)
+        ),
     )
 
 
 def _cached(
     config: ModelConfig, model: CausalLM, dtype: torch.dtype
 ) -> list[tuple[float, int | None]]:
-    """Returns each layer's bytes per token and its window."""
-    num_bytes = [float(spec.bytes_per_token(dtype)) for spec in model.cache_specs()]
-    return list(zip(num_bytes, config.sliding_windows, strict=True))
+    """Returns the bytes per token and the window of each entry that keeps tokens."""
+    entries = zip(model.cache_specs(), config.cache_windows, strict=True)
+    return [
+        (float(spec.bytes_per_token(dtype)), window)
+        for spec, window in entries
+        if not isinstance(spec, StateSpec) and window != STATE
+    ]
 
 
 def _pair_elements(config: ModelConfig) -> int:

@@ -1,0 +1,88 @@
+"""Models whose layers keep states on a GPU: graphs, snapshots and preemption change no token."""
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
+from tests.support.invariance import batch_invariance
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.state_variants import STATE_VARIANTS
+
+pytestmark = pytest.mark.gpu
+
+LONG = [(7 * i * i + 3 * i + 11) % 90 for i in range(200)]
+PROMPTS = [LONG[:3], LONG[:100], LONG[50:115], LONG[:70] + LONG[120:150], LONG[5:6], LONG[:130]]
+NUM_OUTPUT = 24
+EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+GRAPHS = compilation_config(
+    cudagraph_mode=CUDAGraphMode.FULL,
+    cudagraph_capture_sizes=(2, 4, 8, 64),
+)
+COMPILED = compilation_config(
+    level=CompilationLevel.PIECEWISE,
+    use_inductor=False,
+    cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+    cudagraph_capture_sizes=(2, 4, 8, 64),
+)
+SIZES = {
+    "max_model_len": 256, "block_size": 16, "num_blocks": 400, "max_num_batched_tokens": 256,
+    "device": "cuda",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=sorted(STATE_VARIANTS))
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, request.param, max_position_embeddings=256)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What the CPU says, each prompt in an engine of its own."""
+    sizes = SIZES | {"device": "cpu"}
+    outputs = []
+    for prompt in PROMPTS:
+        outputs += GraphEngine(folder, EAGER, **sizes).run([prompt], NUM_OUTPUT)
+    return outputs
+
+
+@pytest.mark.parametrize("config", [EAGER, GRAPHS, COMPILED], ids=["eager", "graphs", "compiled"])
+def test_float32_tokens_are_those_of_the_cpu(folder, expected, config, tmp_path):
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
+    engine = GraphEngine(folder, config, **SIZES)
+    engine.capture()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert engine.scheduler.counts.cached_tokens >= 3 * 64
+    assert engine.faults == []
+
+
+def test_few_blocks_cost_preemptions_and_no_token(folder, expected):
+    pages = GraphEngine(folder, EAGER, **SIZES).limits.num_state_blocks
+    sizes = SIZES | {"num_blocks": 1 + 10 + 3 * pages, "max_num_batched_tokens": 40}
+    engine = GraphEngine(folder, EAGER, **sizes)
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [23, 256])
+def test_batch_invariant_logprobs_of_a_resumed_request_have_the_bits_of_a_cold_one(
+    folder, max_num_batched_tokens
+):
+    def logprobs(engine):
+        engine.run([LONG[:130]], 8, logprobs=5)
+        results = [result for _, result in engine.steps if result.logprobs]
+        return [result.logprobs for result in results], [r.token_ids for r in results]
+
+    sizes = SIZES | {"max_num_batched_tokens": max_num_batched_tokens, "dtype": torch.bfloat16}
+    with batch_invariance():
+        cold = logprobs(GraphEngine(folder, EAGER, **sizes))
+        warm = GraphEngine(folder, EAGER, **sizes)
+        warm.run([LONG[:110], LONG[:90]], 30)
+        warm.steps.clear()
+        assert logprobs(warm) == cold
+        assert warm.scheduler.counts.cached_tokens >= 64
