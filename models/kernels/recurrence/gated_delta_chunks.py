@@ -7,7 +7,8 @@ these of all chunks. A second one goes from chunk to chunk: V' = U - W S; o = (e
 
 Queries and keys enter products as they are, not normalised, as their lengths are factors of rows.
 No operand is a transposed result of a product: Triton 3.4 to 3.7 miscompiles that on Hopper
-(fla-org/flash-linear-attention, issue 640).
+(fla-org/flash-linear-attention, issue 640). Nor does a product add to a scaled result: with Triton
+3.6, four warps and 32 columns that gave outputs of no use and wrong addresses on an H200.
 
 Source: arXiv 2412.06464, section 3.3.
 """
@@ -187,7 +188,7 @@ def _pass_delta_chunks_kernel(
             scores_ptr = prepared.scores + at_head * _CHUNK
             places = tl.arange(0, _CHUNK)
             scores = _load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
-            output = tl.dot(scores, values.to(scores.dtype), output)
+            output += tl.dot(scores, values.to(scores.dtype))
             width = heads.num_heads * heads.v_dim
             out_ptrs = output_ptr + tokens.to(tl.int64)[:, None] * width + head * heads.v_dim
             out_mask = in_chunk[:, None] & (columns < heads.v_dim)[None, :]
@@ -197,7 +198,7 @@ def _pass_delta_chunks_kernel(
             k_factor = tl.load(prepared.k_factors + at, mask=in_chunk, other=0.0)
             added = (values * k_factor[:, None]).to(k.dtype)
             state *= tl.load(prepared.decays + at_head + first)
-            state = tl.dot(tl.trans(k), added, state)
+            state += tl.dot(tl.trans(k), added)
         tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
 
 
@@ -245,6 +246,6 @@ def _launchers(form: StateForm, heads: DeltaHeads, device: torch.device) -> tupl
     )  # fmt: skip
     pass_on = Launch(
         _pass_delta_chunks_kernel, form=form, heads=heads, COLUMNS=_COLUMNS, num_warps=4,
-        num_stages=2, **launch_options(device),
+        num_stages=1, **launch_options(device),
     )  # fmt: skip
     return prepare, pass_on
