@@ -16,7 +16,6 @@ Wait = Generator[None, None, None]
 _SPACE = re.compile(r"[ \t\r\n]*")
 _WORD = re.compile(r"[\w.-]*")
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-_OUT_OF_STRING = re.compile(r'[^"{}\[\],]*')
 _OUT_OF_PYTHON_STRING = re.compile(r"[^\"'(){}\[\],]*")
 _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
 
@@ -30,6 +29,13 @@ def _marker_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
         for texts in (markers, halves)
     )
     return re.compile(rf"({whole})|(?:{half})\Z")
+
+
+@functools.cache
+def _out_of_string(ends: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns the expression of JSON text without strings, brackets, commas and starts of ends."""
+    starts = "".join(re.escape(end[0]) for end in ends)
+    return re.compile(rf'[^"{{}}\[\],{starts}]*')
 
 
 class UnexpectedTextError(Exception):
@@ -215,8 +221,12 @@ class IncomingText:
         """Reads white space."""
         yield from self._space()
 
-    def json_value(self, emit: Emit) -> Wait:
+    def json_value(self, emit: Emit, ends: tuple[str, ...] = ()) -> Wait:
         """Passes one JSON value on as it comes, to the letter.
+
+        Args:
+            emit: takes its text.
+            ends: texts that end an incomplete object or list, outside its strings.
 
         Raises:
             UnexpectedTextError: there is none, its brackets do not match, or it is cut off.
@@ -226,7 +236,7 @@ class IncomingText:
         if first == '"':
             yield from self._json_string(emit)
         elif first in ("{", "["):
-            yield from self._json_container(emit)
+            yield from self._json_container(emit, ends)
         else:
             yield from self._json_scalar(emit)
 
@@ -290,11 +300,14 @@ class IncomingText:
                 return
             yield from self._more()
 
-    def _json_container(self, emit: Emit) -> Wait:
-        closers = []
+    def _json_container(self, emit: Emit, ends: tuple[str, ...]) -> Wait:
+        closers: list[str] = []
+        pattern = _out_of_string(ends)
         while True:
-            match = _OUT_OF_STRING.match(self._buffer)
+            match = pattern.match(self._buffer)
             self._emit(match.end() if match else 0, emit)
+            if self._buffer and (yield from self.starts_with(*ends)):
+                raise UnexpectedTextError
             match self._buffer[:1]:
                 case "":
                     yield from self._more()
@@ -356,3 +369,18 @@ class IncomingText:
     def _emit(self, length: int, emit: Emit) -> None:
         if length:
             emit(self._take(length))
+
+
+def first_object(text: str) -> str:
+    """Returns the JSON object that a text begins with, or the text if it begins with none."""
+    incoming, pieces = IncomingText(), list[str]()
+    incoming.push(text.strip())
+    incoming.end()
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        for _ in incoming.json_value(pieces.append):
+            raise AssertionError("it waits for text after the end")
+    except UnexpectedTextError:
+        return text
+    return "".join(pieces)

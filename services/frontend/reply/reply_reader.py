@@ -23,6 +23,7 @@ from services.frontend.reply.incoming_text import (
     IncomingText,
     UnexpectedTextError,
     Wait,
+    first_object,
 )
 from services.frontend.text.surrogates import without_halves
 
@@ -70,6 +71,7 @@ class ReplyReader(ABC):
         self._continues_reasoning = continues and is_reasoning
         self._num_calls = 0
         self._has_arguments = self._has_all_arguments = False
+        self._ends: tuple[str, ...] = ()
         self._is_reasoning = is_reasoning
         self._reading = self._read(is_reasoning=is_reasoning)
 
@@ -234,6 +236,7 @@ class ReplyReader(ABC):
             following: other markers that cannot be in it.
         """
         num_calls = self._num_calls
+        self._ends = (*closing, *following)
         self._text.keep()
         try:
             yield from call
@@ -280,7 +283,7 @@ class ReplyReader(ABC):
         text = self._text
         has_name, early = False, None
         yield from text.expect("{")
-        while (yield from text.accept("}")) is None:
+        while not (yield from self._ends_call_object(has_name=has_name)):
             key = yield from text.json_string()
             yield from text.expect(":")
             if key == "name" and not has_name:
@@ -302,12 +305,19 @@ class ReplyReader(ABC):
             raise UnexpectedTextError
         self._end_call()
 
+    def _ends_call_object(self, *, has_name: bool) -> Generator[None, None, bool]:
+        """Whether the object's brace follows, which is read, or what comes after a missing one."""
+        if (yield from self._text.accept("}")) is not None:
+            return True
+        is_complete = has_name and self._has_all_arguments
+        return is_complete and (yield from self._text.starts_with("{", "]", ";"))
+
     def _read_arguments(self) -> Wait:
         """Passes a JSON object on as it comes, and anything else when it is complete."""
         yield from self._text.skip_space()
         self._text.keep()
         if (yield from self._text.starts_with("{")):
-            yield from self._text.json_value(self._emit_arguments)
+            yield from self._text.json_value(self._emit_arguments, self._ends)
         else:
             self._emit_arguments((yield from self._arguments_text()))
         self._has_all_arguments = True
@@ -319,7 +329,7 @@ class ReplyReader(ABC):
         text = "".join(pieces)
         if text.startswith('"'):
             with contextlib.suppress(ValueError):
-                text = str(json.loads(text, strict=False))
+                text = first_object(str(json.loads(text, strict=False)))
         return "{}" if text.strip() in ("", "null") else text
 
     def _read_pairs(self, name: str, *, closing: str) -> Wait:

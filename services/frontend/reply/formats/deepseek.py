@@ -3,6 +3,8 @@
 Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
 """
 
+from typing import ClassVar
+
 from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
@@ -19,6 +21,7 @@ class DeepseekV31Reader(ReplyReader):
     """Reads calls of the form `name<sep>{...}`."""
 
     special_tokens = (CALLS, CALLS_END, CALL, CALL_END, SEPARATOR)
+    closing: ClassVar[tuple[str, ...]] = (CALL_END,)
     call_markers = (CALLS, CALL)
     call_form = CallForm(
         f"{CALL}NAME{SEPARATOR}", CALL_END, begin=CALLS, end=CALLS_END, trigger=CALLS
@@ -30,7 +33,7 @@ class DeepseekV31Reader(ReplyReader):
                 yield from self._try_call(
                     self._read_call(),
                     opening=CALL,
-                    closing=(CALL_END,),
+                    closing=self.closing,
                     following=(CALL, CALLS_END),
                 )
 
@@ -43,6 +46,7 @@ class DeepseekV31Reader(ReplyReader):
 class DeepseekV3Reader(DeepseekV31Reader):
     """Reads calls of the form `function<sep>name` with the arguments in a block of code."""
 
+    closing = (f"\n```{CALL_END}", CALL_END)
     call_form = CallForm(
         f"{CALL}function{SEPARATOR}NAME\n```json\n",
         f"\n```{CALL_END}",

@@ -50,6 +50,8 @@ class PythonicReader(ReplyReader):
             yield from self._read_members(name)
             if (yield from self._text.accept(",", "]")) != ",":
                 return
+            if (yield from self._text.accept("]")) is not None:
+                return
 
     def _read_members(self, name: str) -> Wait:
         """Reads arguments; those without a name get the properties' names, in their order."""

@@ -40,9 +40,13 @@ class Qwen3CoderReader(ReplyReader):
             )
 
     def _read_call(self) -> Wait:
+        yield from self._read_function()
+        while (yield from self._text.accept(self.closing)) is None:
+            yield from self._read_function()
+
+    def _read_function(self) -> Wait:
         yield from self._text.expect(FUNCTION)
         name = yield from self._text.word()
         yield from self._text.expect(">")
         self._start_call(name)
         yield from self._read_pairs(name, closing=FUNCTION_END)
-        yield from self._text.expect(self.closing)

@@ -174,6 +174,50 @@ def test_a_call_after_a_damaged_end_is_a_call(name: str, reply: str) -> None:
     assert told(read(name, reply)) == ("", "", [("f", OBJECT), ("now", "{}")])
 
 
+UNCLOSED = '{"s": "x"'
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("hermes", hermes(UNCLOSED).replace("}\n</", "</") + hermes("{}", "now")),
+        ("mistral_v11", f"[TOOL_CALLS]f[ARGS]{UNCLOSED}[TOOL_CALLS]now[ARGS]"),
+        ("deepseek_v31", deepseek(UNCLOSED + CALL_END + f"{CALL}now{SEPARATOR}{{}}")),
+        ("deepseek_v3",
+         deepseek(f"f\n```json\n{UNCLOSED}\n```{CALL_END}\n{CALL}function{SEPARATOR}now\n```json"
+                  "\n{}\n```", "function")),
+        ("kimi_k2", kimi(kimi_call(UNCLOSED), kimi_call("{}", "now"))),
+        ("harmony", harmony(UNCLOSED) + harmony("{}", "now")),
+    ],
+)  # fmt: skip
+def test_a_brace_too_few_ends_at_the_marker_after_it(name: str, reply: str) -> None:
+    assert told(read(name, reply)) == ("", "", [("f", UNCLOSED), ("now", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {OBJECT}, {{"name": "now"}}]'),
+        ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {OBJECT}}}, {{"name": "now", '
+                    '"arguments": {}]'),
+        ("llama3_json",
+         f'{{"name": "f", "parameters": {OBJECT}; {{"name": "now", "parameters": {{}}}}'),
+        ("pythonic", '[f(s="x"), now(),]'),
+        ("qwen3_coder", coder("x").replace("</function>", "</function><function=now></function>")),
+        ("seed_oss", seed("x").replace("</function>", "</function><function=now></function>")),
+    ],
+)  # fmt: skip
+def test_all_calls_of_an_untidy_list_are_read(name: str, reply: str) -> None:
+    assert told(read(name, reply)) == ("", "", [("f", OBJECT), ("now", "{}")])
+
+
+@pytest.mark.parametrize("after", ["}", " and more", '{"s": "y"}'])
+def test_text_after_an_object_in_a_string_is_not_added_to_it(after: str) -> None:
+    assert told(read("hermes", hermes(json.dumps(OBJECT + after)))) == ("", "", [("f", OBJECT)])
+    for text in ("5 apples", "[1] x"):
+        assert told(read("hermes", hermes(json.dumps(text)))) == ("", "", [("f", text)])
+
+
 def test_a_call_without_arguments_before_another_is_complete() -> None:
     reply = read("mistral_v11", f"[TOOL_CALLS]now[ARGS][TOOL_CALLS]f[ARGS]{OBJECT}")
     assert told(reply) == ("", "", [("now", "{}"), ("f", OBJECT)])
@@ -278,7 +322,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     half = r"\ud83d"
     for name, reply, call in (
         ("hermes", hermes("{}", f"a{half}"), ("a\ufffd", "{}")),
-        ("hermes", hermes(rf'"{{\"s\": 1}}{half}"'), ("f", '{"s": 1}\ufffd')),
+        ("hermes", hermes(rf'"{{\"s\": 1{half}"'), ("f", '{"s": 1\ufffd')),
         ("hermes", hermes(rf'"{half}\ude00"'), ("f", "\U0001f600")),
         ("pythonic", f"[f(s='{half}')]", ("f", '{"s": "\ufffd"}')),
     ):
