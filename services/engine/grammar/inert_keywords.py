@@ -53,7 +53,7 @@ def simplify(schema: Schema, resolve: Callable[[str], Any]) -> None:
     if schema.get("contentEncoding") in ENCODINGS:
         encoding = schema.pop("contentEncoding")
         schema.setdefault("format", encoding)
-    if "propertyNames" in schema and not schema.keys() & {"properties", "patternProperties"}:
+    if "propertyNames" in schema:
         _move_names(schema, resolve)
 
 
@@ -71,7 +71,7 @@ def _has_no_effect(schema: Schema, keyword: str) -> bool:
         case "uniqueItems":
             return value is False or schema.get("maxItems") in (0, 1)
         case "propertyNames":
-            return value in _ANYTHING or _meaning(value) == {"type": "string"}
+            return value in _ANYTHING
         case (
             "unevaluatedItems" | "unevaluatedProperties" | "dependentRequired" | "dependentSchemas"
         ):
@@ -99,20 +99,42 @@ def _meaning(schema: Any) -> Schema | None:
 
 
 def _move_names(schema: Schema, resolve: Callable[[str], Any]) -> None:
-    """Replaces `propertyNames` by a pattern of names, where it has one."""
+    """Removes `propertyNames` that any name follows; others become a pattern, where they can."""
     names = _meaning(schema["propertyNames"])
     if names is not None and names.keys() == {"$ref"} and isinstance(names["$ref"], str):
         names = _meaning(resolve(names["$ref"]))
-    match {"type": "string", **(names or {})}:
-        case {"type": "string", "enum": list(texts), **others} if not others:
-            escaped = (re.escape(text) for text in texts if isinstance(text, str))
-            pattern = f"^(?:{'|'.join(escaped)})$"
-        case {"type": "string", "pattern": str(pattern), **others} if not others:
-            pass
-        case {"type": "string", "minLength": int(low), **others} if not others:
-            pattern = f"^(?s:.){{{low},}}$"
-        case _:
-            return
+    if names is None:
+        return
+    if names.get("format") in FREE:
+        del names["format"]
+    if not names or names == {"type": "string"}:
+        del schema["propertyNames"]
+        return
+    pattern = _pattern_of_names(names)
+    if pattern is None or schema.keys() & {"properties", "patternProperties"}:
+        return
     del schema["propertyNames"]
     value = schema.get("additionalProperties", {})
     schema |= {"patternProperties": {pattern: value}, "additionalProperties": False}
+
+
+def _pattern_of_names(schema: Schema) -> str | None:
+    """Returns the expression of the names that a schema lets through, if it has a plain one."""
+    if schema.get("type", "string") != "string":
+        return None
+    match {name: value for name, value in schema.items() if name != "type"}:
+        case {"enum": list(texts), **others} if not others:
+            return _one_of(texts)
+        case {"const": text, **others} if not others:
+            return _one_of([text])
+        case {"pattern": str(pattern), **others} if not others:
+            return pattern
+        case lengths if lengths.keys() <= {"minLength", "maxLength"}:
+            return f"^(?s:.){{{lengths.get('minLength', 0)},{lengths.get('maxLength', '')}}}$"
+    return None
+
+
+def _one_of(values: list[Any]) -> str | None:
+    """Returns the expression of the texts among some values, if there are any."""
+    texts = [re.escape(value) for value in values if isinstance(value, str)]
+    return f"^(?:{'|'.join(texts)})$" if texts else None

@@ -38,6 +38,9 @@ RECORD = {"type": "object", "additionalProperties": {"type": "number"}}
         (INTEGERS, {"minContains": 2, "maxContains": 1, "unevaluatedItems": True}),
         (RECORD, {"propertyNames": {"type": "string"}}),
         (RECORD, {"propertyNames": {"type": "string", "title": "Name"}}),
+        (RECORD, {"propertyNames": {"type": "string", "format": "path"}}),
+        ({**RECORD, "properties": {"a": {}}}, {"propertyNames": {"type": "string", "title": "N"}}),
+        ({**RECORD, "$defs": {"N": {"type": "string"}}}, {"propertyNames": {"$ref": "#/$defs/N"}}),
         (RECORD, {"propertyNames": True, "unevaluatedProperties": {}}),
         (RECORD, {"dependentRequired": {}, "dependentSchemas": {}}),
         (RECORD, {"then": {"required": ["a"]}}),
@@ -68,6 +71,12 @@ def test_a_keyword_without_effect_is_left_out(plain, inert):
         ),
         ({**RECORD, "propertyNames": {"pattern": "^x"}}, ['{"xa":1}'], ['{"a":1}', '{"xa":"b"}']),
         ({**RECORD, "propertyNames": {"minLength": 2}}, ['{"ab":1}'], ['{"a":1}']),
+        (
+            {**RECORD, "propertyNames": {"type": "string", "minLength": 1, "maxLength": 2}},
+            ['{"ab":1}'],
+            ['{"abc":1}', '{"":1}'],
+        ),
+        ({**RECORD, "propertyNames": {"const": "k"}}, ['{"k":1}'], ['{"l":1}']),
         (
             {
                 **RECORD,
