@@ -24,6 +24,11 @@ _IDENTITY = frozenset({"$id", "$schema", "id"})
 _ANYTHING: tuple[Any, ...] = (True, {})
 """Schemas that any value follows."""
 
+_ABSENT_AS_NULL = frozenset(
+    {"$defs", "definitions", "enum", "items", "patternProperties", "properties", "required"}
+)
+"""Keywords whose empty lists and objects Go's generators write as null."""
+
 Schema = dict[str, Any]
 
 
@@ -39,7 +44,8 @@ def simplify(schema: Schema, resolve: Callable[[str], Any]) -> None:
         schema: is changed; the schemas inside it are not.
         resolve: returns the target of a reference.
     """
-    for keyword in [name for name in schema if _has_no_effect(schema, name)]:
+    nulls = {name for name in schema.keys() & _ABSENT_AS_NULL if schema[name] is None}
+    for keyword in nulls | {name for name in schema if _has_no_effect(schema, name)}:
         del schema[keyword]
     if schema.get("not") == {}:
         schema.clear()

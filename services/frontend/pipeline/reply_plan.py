@@ -9,12 +9,18 @@ from services.frontend.engine_client.messages import SamplingParams, TaggedText
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Conversation, Prompt
 from services.frontend.pipeline.tools import schemas_of
+from services.frontend.reply.bare_values import ArgumentSchemas
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.reply_format import ReasoningState, ReplyFormat, ReplySettings
 from services.frontend.reply.reply_reader import ReplyReader, Tools
 
-_SAY_NOTHING = frozenset({"type", "title", "description", "$schema", "$id", "$comment"})
-"""Keywords of a schema that name no arguments."""
+_SAY_NOTHING = frozenset(
+    {
+        "type", "title", "description", "$schema", "$id", "$comment", "$defs", "definitions",
+        "$ref", "allOf",
+    }
+)  # fmt: skip
+"""Keywords of a schema that name no arguments themselves."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
@@ -174,5 +180,6 @@ def _with_no_other(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     Source: OpenAI's reference, "omitting parameters defines a function with an empty parameter
     list". A grammar would otherwise let the model make some up.
     """
-    names_none = all(key in _SAY_NOTHING or not schema[key] for key in schema)
+    parts = ArgumentSchemas(schema).parts
+    names_none = all(key in _SAY_NOTHING or not part[key] for part in parts for key in part)
     return {**schema, "additionalProperties": False} if names_none else schema

@@ -43,7 +43,8 @@ class ArgumentSchemas:
         self._root = tool_schema
         self._kinds_at: dict[str, Set[str]] = {}
         self._found: dict[str, tuple[Any, Set[str]]] = {}
-        parts = list(self._parts())
+        self.parts = parts = list(self._parts())
+        """The tool's schema and each that holds with it, or may."""
         self.by_name: dict[str, Any] = {}
         """The schema of each argument that has one, in the order of the tool's schema."""
         for part in parts:

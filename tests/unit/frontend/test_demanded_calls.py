@@ -12,12 +12,19 @@ async def test_a_demanded_call_of_a_function_without_parameters_has_no_arguments
     def function(**parameters):
         return {"type": "function", "function": {"name": "now", **parameters}}
 
-    none = [{}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}]
+    none = [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {}, "required": []},
+        {"$ref": "#/$defs/E", "$defs": {"E": {"type": "object", "properties": {}}}},
+        {"allOf": [{"type": "object"}, {"title": "Nothing"}]},
+    ]
     free = [
         {"type": "object", "properties": {"a": {}}},
         {"additionalProperties": True},
         {"type": "object", "additionalProperties": {"type": "string"}},
         {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"a": {}}}}},
+        {"allOf": [{"type": "object"}, {"required": ["a"]}]},
     ]
     async with running() as (engine, _, client):
 

@@ -148,7 +148,7 @@ def message_of(message: ChatMessage) -> Message:
             read["reasoning_content"] = reasoning
     if message.tool_calls:
         read["tool_calls"] = [
-            tool_call_of(call.id, call.function.name, call.function.arguments)
+            tool_call_of(call.id, call.function.name, call.function.arguments or "")
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:

@@ -19,10 +19,10 @@ class TextPart(CachedBody):
 
 
 class FunctionCall(Body):
-    """A function call of the model, with its arguments as JSON text; empty text is no arguments."""
+    """A function call of the model, with its arguments as JSON text; no text is no arguments."""
 
     name: str
-    arguments: str
+    arguments: str | None = None
 
 
 class ToolCall(Body):

@@ -71,7 +71,7 @@ class ToolUseBlock(CachedBody):
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
-    input: dict[str, Any]
+    input: dict[str, Any] | None = None
     caller: Annotated[dict[str, Any] | None, TAKEN] = None
 
 

@@ -204,7 +204,7 @@ def _assistant_message(blocks: Sequence[content_schema.AssistantBlock]) -> Messa
     if calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = [
-            tool_call_of(call.id, call.name, json.dumps(call.input, ensure_ascii=False))
+            tool_call_of(call.id, call.name, json.dumps(call.input or {}, ensure_ascii=False))
             for call in calls
         ]
     if thoughts:

@@ -126,10 +126,10 @@ class AnyCallItem(Item):
 
 
 class CallItem(AnyCallItem):
-    """A function call of the model, with its arguments as JSON text."""
+    """A function call of the model, with its arguments as JSON text; no text is no arguments."""
 
     type: Literal["function_call"]
-    arguments: str
+    arguments: str | None = None
 
 
 class CustomCallItem(AnyCallItem):

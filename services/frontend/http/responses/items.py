@@ -128,7 +128,10 @@ def _call_of(item: CallItem | CustomCallItem | ForeignItem) -> Message:
         call = foreign_call(item)
         assert call is not None, "others are no part of a reply"
         return call
-    arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
+    if isinstance(item, CustomCallItem):
+        arguments = custom_arguments(item.input)
+    else:
+        arguments = item.arguments or ""
     return tool_call_of(item.call_id, qualified_name(item.name, item.namespace), arguments)
 
 

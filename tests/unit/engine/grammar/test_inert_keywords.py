@@ -43,6 +43,7 @@ RECORD = {"type": "object", "additionalProperties": {"type": "number"}}
         ({**RECORD, "$defs": {"N": {"type": "string"}}}, {"propertyNames": {"$ref": "#/$defs/N"}}),
         (RECORD, {"propertyNames": True, "unevaluatedProperties": {}}),
         (RECORD, {"dependentRequired": {}, "dependentSchemas": {}}),
+        (RECORD, {"properties": None, "required": None, "$defs": None, "enum": None}),
         (RECORD, {"then": {"required": ["a"]}}),
         (RECORD, {"$dynamicAnchor": "node"}),
         (RECORD, {"if": {"required": ["a"]}}),

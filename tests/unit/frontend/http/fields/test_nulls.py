@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import openai
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from services.frontend.http.completions.schema import CompletionRequest
 from services.frontend.http.fields import generation
 from services.frontend.http.fields.body import Body
 from services.frontend.http.fields.generation import parse
-from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
+from tests.support.byte_tokenizer import TOOL_TEMPLATE, reference_tokenizer, tokenizer_files
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 
@@ -167,3 +168,37 @@ async def test_every_optional_parameter_of_the_client_may_be_null():
             names = {n for base in params.__mro__ for n in getattr(base, "__annotations__", {})}
             response = await client.post(path, json=dict.fromkeys(names) | body)
             assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("given", [{}, {"null": None}, {"empty": ""}])
+async def test_a_call_without_arguments_has_an_empty_object(given):
+    [value] = given.values() or [None]
+    arguments = {"arguments": value} if given else {}
+    hello, result = {"role": "user", "content": "hello"}, {"role": "tool", "content": "7"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", **arguments}}
+    item = {"type": "function_call", "call_id": "c", "name": "f", **arguments}
+    block = {"type": "tool_use", "id": "c", "name": "f", **({"input": None} if given else {})}
+    files = tokenizer_files(chat_template=TOOL_TEMPLATE)
+    async with (
+        FakeEngine(files=files) as engine,
+        frontend_stack(engine, http_port=0) as stack,
+        stack.http_client() as client,
+    ):
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [
+                hello, {"role": "assistant", "tool_calls": [call]}, result | {"tool_call_id": "c"}
+            ]}),
+            ("/v1/responses", {"input": [
+                hello, item, {"type": "function_call_output", "call_id": "c", "output": "7"}
+            ]}),
+            ("/v1/messages", {"max_tokens": 4, "messages": [
+                hello, {"role": "assistant", "content": [block]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": "7"}
+                ]},
+            ]}),
+        ):  # fmt: skip
+            response = await client.post(path, json={"model": "fake", **body})
+            assert response.status_code == 200, response.text
+            ids = np.frombuffer(engine.submits[-1].prompt_token_ids, "<u4").tolist()
+            assert "<call>f {}" in reference_tokenizer().decode(ids, skip_special_tokens=False)

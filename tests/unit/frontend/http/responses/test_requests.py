@@ -133,7 +133,10 @@ def test_every_parameter_of_the_client_is_known_or_refused():
         (3, "input.0: 'untyped'"),
         ({"role": "user", "content": "x", "tone": "rude"}, "input.0.tone is not supported"),
         ({"role": "boss", "content": "x"}, "input.0.role"),
-        ({"type": "function_call", "call_id": "c", "name": "f"}, "input.0.arguments"),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": 5},
+            "input.0.arguments",
+        ),
         ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no earlier tool call"),
     ],
 )
