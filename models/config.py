@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from models.config_sections.aliases import with_common_names
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
     FAMILIES_WITH_NORMS_FROM_ONE,
@@ -12,6 +13,7 @@ from models.config_sections.families import (
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
+from models.config_sections.layer_types import count_layers
 from models.config_sections.mixers import (
     ATTENTION,
     STATE,
@@ -21,9 +23,16 @@ from models.config_sections.mixers import (
     read_mixers,
 )
 from models.config_sections.mla import MlaConfig, read_mla
-from models.config_sections.moe import MoeConfig, read_moe
+from models.config_sections.moe import MoeConfig, read_inner_size, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
-from models.config_sections.recurrence import RecurrenceConfig, read_recurrence
+from models.config_sections.recurrence import (
+    DeltaNetConfig,
+    Mamba2Config,
+    ShortConvConfig,
+    read_delta_net,
+    read_mamba2,
+    read_short_conv,
+)
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part
 from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
@@ -95,8 +104,9 @@ class ModelConfig:
     """Layers whose queries and keys have no positions."""
     mixers: tuple[str, ...] = ()
     """Kind of each layer's token mixer: attention, state, both or none; empty: all attention."""
-    recurrence: RecurrenceConfig | None = None
-    """Layers that keep a state, if there are some."""
+    delta_net: DeltaNetConfig | None = None
+    mamba2: Mamba2Config | None = None
+    short_conv: ShortConvConfig | None = None
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -112,7 +122,7 @@ class ModelConfig:
                 model needs an unsupported feature. Names the file, field and value.
         """
         whole = Fields.read(folder / CONFIG_FILE)
-        stored = text_part(whole)
+        stored = with_common_names(text_part(whole))
         defaults = FAMILY_DEFAULTS.get(stored.architecture(), {})
         if "sliding_window" in stored.values:  # null means that there is none
             defaults = {name: each for name, each in defaults.items() if name != "sliding_window"}
@@ -123,7 +133,7 @@ class ModelConfig:
         hidden_size = fields.count("hidden_size")
         num_heads = fields.count("num_attention_heads")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
-        num_layers = fields.count("num_hidden_layers")
+        num_layers = count_layers(fields)
         max_positions = fields.count("max_position_embeddings")
         mla = read_mla(fields)
         if num_heads % num_kv_heads:
@@ -135,7 +145,7 @@ class ModelConfig:
             architecture=fields.architecture(),
             vocab_size=fields.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.count("intermediate_size", _expert_size(fields)),
+            intermediate_size=read_inner_size(fields),
             num_hidden_layers=num_layers,
             num_attention_heads=num_heads,
             num_key_value_heads=num_kv_heads,
@@ -164,7 +174,9 @@ class ModelConfig:
             quantization=quantization_of(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
             mixers=read_mixers(fields, num_layers),
-            recurrence=read_recurrence(fields),
+            delta_net=read_delta_net(fields),
+            mamba2=read_mamba2(fields),
+            short_conv=read_short_conv(fields),
             is_text_part=is_wrapper(whole),
         )
 
@@ -227,12 +239,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false")
-
-
-def _expert_size(fields: Fields) -> int | None:
-    """Returns the default size of dense feed-forward layers, which some families lack."""
-    name = "moe_intermediate_size"
-    return fields.count(name) if fields.has(name) else None
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:

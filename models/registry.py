@@ -5,14 +5,20 @@ from collections.abc import Callable
 from models.config import ConfigError, ModelConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
+from models.falcon_h1 import FalconH1ForCausalLM
 from models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
 from models.glm4_moe import Glm4MoeForCausalLM
 from models.gpt_oss import GptOssForCausalLM
 from models.granite import GraniteForCausalLM
+from models.granite_moe_hybrid import GraniteMoeHybridForCausalLM
 from models.layers.decoder import CausalLM
+from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
+from models.mamba2 import Mamba2ForCausalLM
 from models.mixtral import MixtralForCausalLM
+from models.nemotron_h import NemotronHForCausalLM
 from models.olmo2 import Olmo2ForCausalLM
+from models.olmo_hybrid import OlmoHybridForCausalLM
 from models.parallel.group import ParallelGroup
 from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
@@ -25,17 +31,24 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,
     "Ernie4_5ForCausalLM": LlamaForCausalLM,
     "Exaone4ForCausalLM": Exaone4ForCausalLM,
+    "FalconH1ForCausalLM": FalconH1ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
+    "GraniteMoeHybridForCausalLM": GraniteMoeHybridForCausalLM,
     "InternLM3ForCausalLM": LlamaForCausalLM,
+    "Lfm2ForCausalLM": Lfm2ForCausalLM,
+    "Lfm2MoeForCausalLM": Lfm2ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "NemotronHForCausalLM": NemotronHForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo2ForCausalLM,
+    "OlmoHybridForCausalLM": OlmoHybridForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,

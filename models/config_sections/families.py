@@ -11,17 +11,24 @@ OWN_ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
     "Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM",
+    "FalconH1ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "GraniteForCausalLM",
+    "GraniteMoeHybridForCausalLM",
     "InternLM3ForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
     "LlamaForCausalLM",
+    "Mamba2ForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
+    "NemotronHForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
+    "OlmoHybridForCausalLM",
     "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM",
@@ -59,6 +66,7 @@ _GEMMA_3 = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_LFM2 = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True}
 _QWEN_STATES = {
     "full_attention_interval": 4,
     "head_dim": 256,
@@ -78,6 +86,39 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "Exaone4ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "FalconH1ForCausalLM": {"rms_norm_eps": 1e-5},
+    "GraniteMoeHybridForCausalLM": {
+        "norm_topk_prob": True,
+        "mamba_d_state": 256,
+        "shared_intermediate_size": 1024,
+    },
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": {
+        **_LFM2,
+        "first_k_dense_replace": 2,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+    },
+    "Mamba2ForCausalLM": {
+        # It has neither attention nor feed-forward layers, and no limit of positions.
+        "num_attention_heads": 1,
+        "head_dim": 2,
+        "intermediate_size": 1,
+        "max_position_embeddings": 2**21,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 8,
+        "rms_norm_eps": 1e-5,
+    },
+    "NemotronHForCausalLM": {
+        "head_dim": 128,
+        "intermediate_size": 1,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 8,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "scoring_func": "sigmoid",
+    },
+    "OlmoHybridForCausalLM": {"full_attention_interval": 4, "rms_norm_eps": 1e-6},
     "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
     "Gemma3ForCausalLM": _GEMMA_3,
     "Olmo3ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
@@ -124,17 +165,30 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Values of absent config.json fields, by model class."""
 
-FAMILIES_WITH_STATES = (
+FAMILIES_WITH_NORMS_FROM_ONE = (
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )
-"""Families some of whose layers keep a state that is not keys and values."""
-
-FAMILIES_WITH_NORMS_FROM_ONE = FAMILIES_WITH_STATES
 """Families besides Gemma that add one to the stored weights of norms."""
 
+FAMILIES_WITH_STATES = (
+    *FAMILIES_WITH_NORMS_FROM_ONE,
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Mamba2ForCausalLM",
+    "NemotronHForCausalLM",
+    "OlmoHybridForCausalLM",
+)
+"""Families some of whose layers keep a state that is not keys and values."""
+
+FAMILIES_WITHOUT_POSITIONS = ("NemotronHForCausalLM",)
+"""Families whose attention does not rotate queries and keys."""
+
 FAMILIES_WITHOUT_WINDOWS = (
+    *FAMILIES_WITH_STATES,
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",

@@ -9,7 +9,14 @@ ATTENTION_TYPES = (
     "indexed_attention",
     "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
-STATE_TYPES = ("linear_attention",)
+STATE_TYPES = ("linear_attention", "mamba", "conv")
+HYBRID = "hybrid"
+"""Attention and a state side by side."""
+FEED_FORWARD_TYPES = ("mlp", "moe")
+"""Layers that mix no tokens."""
+
+_PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Letters of hybrid_override_pattern."""
 
 
 def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
@@ -21,15 +28,57 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     has_states = fields.architecture() in FAMILIES_WITH_STATES
     types = fields.values.get("layer_types")
     if types is None:
-        if not has_states or not fields.has("full_attention_interval"):
-            return None
-        every = fields.count("full_attention_interval")
-        return tuple(
-            "linear_attention" if (layer + 1) % every else "full_attention"
-            for layer in range(num_layers)
-        )
-    known = ATTENTION_TYPES + (STATE_TYPES if has_states else ())
+        return _implied_types(fields, num_layers) if has_states else None
+    known: tuple[str, ...] = ATTENTION_TYPES
+    if has_states:
+        known = (*ATTENTION_TYPES, "attention", *STATE_TYPES, HYBRID, *FEED_FORWARD_TYPES)
     is_list = isinstance(types, list) and len(types) == num_layers
     if not is_list or any(kind not in known for kind in types):
         raise fields.error("layer_types", f"one of {', '.join(known)} for every layer")
     return tuple(types)
+
+
+def count_layers(fields: Fields) -> int:
+    """Returns the number of layers, which Nemotron-H says by the list of their kinds.
+
+    Raises:
+        ConfigError: it is missing or ill-typed.
+    """
+    if fields.architecture() == "NemotronHForCausalLM":
+        for name in ("layer_types", "hybrid_override_pattern"):
+            if fields.has(name):
+                kinds = fields.values[name]
+                sized = {"num_hidden_layers": len(kinds) if isinstance(kinds, list | str) else 0}
+                return Fields(fields.file, sized, fields.prefix).count("num_hidden_layers")
+    return fields.count("num_hidden_layers")
+
+
+def _pattern_types(fields: Fields) -> tuple[str, ...]:
+    """Reads the kinds of layers from the letters of hybrid_override_pattern."""
+    pattern = fields.values["hybrid_override_pattern"]
+    if not isinstance(pattern, str) or set(pattern) - _PATTERN.keys():
+        raise fields.error("hybrid_override_pattern", f"letters of {''.join(_PATTERN)}")
+    return tuple(_PATTERN[letter] for letter in pattern)
+
+
+def _implied_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Returns the kinds of layers of a family with states whose file does not list them."""
+    layers = range(num_layers)
+    if fields.architecture() == "FalconH1ForCausalLM":
+        return (HYBRID,) * num_layers
+    if fields.has("hybrid_override_pattern"):
+        return _pattern_types(fields)
+    if fields.has("full_attn_idxs"):
+        attends = set(fields.layer_numbers("full_attn_idxs"))
+    elif fields.section("linear_attn_config").has("full_attn_layers"):
+        numbers = fields.section("linear_attn_config").layer_numbers("full_attn_layers")
+        attends = {number - 1 for number in numbers}  # they count from 1
+    elif fields.has("full_attention_interval"):
+        every = fields.count("full_attention_interval")
+        attends = {layer for layer in layers if (layer + 1) % every == 0}
+    elif fields.has("layer_group_size"):
+        every = fields.count("layer_group_size")
+        attends = {layer for layer in layers if (layer + 1) % every == 0}
+    else:
+        attends = set()
+    return tuple("full_attention" if layer in attends else "linear_attention" for layer in layers)

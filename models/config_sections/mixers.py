@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from models.config_sections.fields import Fields
-from models.config_sections.layer_types import STATE_TYPES, read_layer_types
+from models.config_sections.layer_types import (
+    FEED_FORWARD_TYPES,
+    HYBRID,
+    STATE_TYPES,
+    read_layer_types,
+)
 
 ATTENTION: Final = "attention"
 STATE: Final = "state"
@@ -23,6 +28,12 @@ _PARTS: Mapping[str, tuple[Part, ...]] = {
     BOTH: (ATTENTION, STATE),
     NONE: (),
 }
+_KINDS = {
+    **dict.fromkeys(STATE_TYPES, STATE),
+    **dict.fromkeys(FEED_FORWARD_TYPES, NONE),
+    HYBRID: BOTH,
+}
+"""Names of layers in config.json that are not of attention alone."""
 
 
 def read_mixers(fields: Fields, num_layers: int) -> tuple[str, ...]:
@@ -32,9 +43,8 @@ def read_mixers(fields: Fields, num_layers: int) -> tuple[str, ...]:
         ConfigError: layer_types names no such kind, or not one for each layer.
     """
     types = read_layer_types(fields, num_layers)
-    if types is None or not set(types) & set(STATE_TYPES):
-        return ()
-    return tuple(STATE if kind in STATE_TYPES else ATTENTION for kind in types)
+    kinds = tuple(_KINDS.get(kind, ATTENTION) for kind in types or ())
+    return () if set(kinds) <= {ATTENTION} else kinds
 
 
 def cache_entries(mixers: Sequence[str], num_layers: int) -> list[tuple[int, Part]]:

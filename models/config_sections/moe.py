@@ -6,6 +6,7 @@ from models.config_sections.fields import Fields
 
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
+_GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 """DeepSeek's names of ways to choose experts; scoring_func decides how groups are compared."""
 
@@ -44,8 +45,10 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         ConfigError: a field is missing or ill-typed, or the routing is not supported.
     """
     count_name = next((name for name in _EXPERT_COUNTS if fields.has(name)), None)
-    if count_name is None:
+    if count_name is None or fields.values[count_name] == 0:
         return None
+    if not fields.flag("use_expert_bias", default=True):
+        raise fields.error("use_expert_bias", "true")
     num_experts = fields.count(count_name)
     num_experts_per_tok = fields.count("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
@@ -64,6 +67,8 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
     shared_size = size * fields.count("n_shared_experts", 0, minimum=0)
     if has_shared_gate:
         shared_size = fields.count("shared_expert_intermediate_size")
+    if fields.architecture() == _GRANITE_HYBRID:
+        shared_size = fields.count("shared_intermediate_size")
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_tok=num_experts_per_tok,
@@ -79,6 +84,25 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         swiglu_alpha=fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
     )
+
+
+def read_inner_size(fields: Fields) -> int:
+    """Reads the inner size of dense feed-forward layers; a family without any has that of experts.
+
+    Raises:
+        ConfigError: a field is missing or ill-typed.
+    """
+    if fields.architecture() == _GRANITE_HYBRID:
+        return fields.count("shared_intermediate_size")
+    name = "moe_intermediate_size"
+    size = fields.count("intermediate_size", fields.count(name) if fields.has(name) else None)
+    if fields.architecture() != "Lfm2ForCausalLM" or not fields.flag(
+        "block_auto_adjust_ff_dim", default=True
+    ):
+        return size
+    multiple = fields.count("block_multiple_of", 256)
+    size = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
 
 
 def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int, int]:

@@ -6,6 +6,22 @@ from models.config_sections.fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HybridFactors:
+    """Factors of layers with attention and a state side by side.
+
+    state_parts: of projected gates, inputs, what writes and what reads states, and time steps.
+    feed_forward: of its gate, before the activation, and of its output.
+    """
+
+    attention_input: float
+    attention_output: float
+    state_input: float
+    state_output: float
+    state_parts: tuple[float, ...]
+    feed_forward: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
     """Factors that a family puts on activations. A soft cap c > 0 makes x c * tanh(x / c)."""
 
@@ -20,6 +36,7 @@ class Multipliers:
     """Soft cap of scaled attention scores; 0 means none."""
     logits_cap: float = 0.0
     """Soft cap of logits; 0 means none."""
+    hybrid: HybridFactors | None = None
 
 
 def read_multipliers(fields: Fields) -> Multipliers:
@@ -38,6 +55,8 @@ def read_multipliers(fields: Fields) -> Multipliers:
             logits=1.0 / fields.number("logits_scaling", 1.0),
             attention=fields.number("attention_multiplier", 1.0),
         )
+    if architecture.startswith("FalconH1"):
+        return _read_falcon(fields)
     if not architecture.startswith("Gemma"):
         return Multipliers()
     is_second = architecture.startswith("Gemma2")
@@ -48,6 +67,26 @@ def read_multipliers(fields: Fields) -> Multipliers:
         attention=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_cap=_cap(fields, "attn_logit_softcapping", 50.0) if is_second else 0.0,
         logits_cap=_cap(fields, "final_logit_softcapping", 30.0 if is_second else 0.0),
+    )
+
+
+def _read_falcon(fields: Fields) -> Multipliers:
+    """Reads the factors of Falcon-H1; that of keys counts among those of scores."""
+    num_heads = fields.count("num_attention_heads")
+    head_dim = fields.count("head_dim", fields.count("hidden_size") // num_heads)
+    has_mlp, has_parts = fields.has("mlp_multipliers"), fields.has("ssm_multipliers")
+    return Multipliers(
+        embedding=fields.number("embedding_multiplier", 1.0),
+        logits=fields.number("lm_head_multiplier", 1.0),
+        attention=head_dim**-0.5 * fields.number("key_multiplier", 1.0),
+        hybrid=HybridFactors(
+            attention_input=fields.number("attention_in_multiplier", 1.0),
+            attention_output=fields.number("attention_out_multiplier", 1.0),
+            state_input=fields.number("ssm_in_multiplier", 1.0),
+            state_output=fields.number("ssm_out_multiplier", 1.0),
+            state_parts=fields.numbers("ssm_multipliers", 5) if has_parts else (1.0,) * 5,
+            feed_forward=fields.numbers("mlp_multipliers", 2) if has_mlp else (1.0, 1.0),
+        ),
     )
 
 

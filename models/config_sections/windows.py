@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from models.config_sections.families import FAMILIES_WITHOUT_WINDOWS
+from models.config_sections.families import FAMILIES_WITHOUT_POSITIONS, FAMILIES_WITHOUT_WINDOWS
 from models.config_sections.fields import Fields
 from models.config_sections.layer_types import read_layer_types
 
@@ -49,6 +49,8 @@ def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> tupl
     if fields.architecture() == "Exaone4ForCausalLM":
         is_hybrid = fields.has("sliding_window")
         return tuple(layer for layer, window in enumerate(windows) if is_hybrid and window is None)
+    if _rotates_nothing(fields):
+        return tuple(range(num_layers))
     if fields.architecture() != "SmolLM3ForCausalLM":
         return ()
     rotates = fields.values.get("no_rope_layers")
@@ -59,3 +61,14 @@ def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> tupl
     if not is_list or any(each not in (0, 1) for each in rotates):
         raise fields.error("no_rope_layers", "0 or 1 for every layer; 0 has no positions")
     return tuple(layer for layer, each in enumerate(rotates) if not each)
+
+
+def _rotates_nothing(fields: Fields) -> bool:
+    """Returns whether no layer of a family or a file has positions."""
+    architecture = fields.architecture()
+    if architecture == "GraniteMoeHybridForCausalLM":
+        return fields.values.get("position_embedding_type") != "rope"
+    if architecture == "OlmoHybridForCausalLM":
+        has_rope = fields.section("rope_parameters").has("rope_theta")
+        return not has_rope and not fields.has("rope_theta")
+    return architecture in FAMILIES_WITHOUT_POSITIONS

@@ -1,6 +1,6 @@
 """Gated DeltaNet: linear attention whose state forgets by a gate and corrects its values."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -19,7 +19,8 @@ from models.state_cache import StateSpec
 class GatedDeltaNet(StateMixer):
     """Mixes tokens by the gated delta rule, after a short convolution; ranks share the heads.
 
-    is_interleaved: whether a checkpoint stores the rows of all projections by heads of keys.
+    stored: queries, keys, values and gates, 0 to 3, that each of a checkpoint's tensors holds.
+    is_interleaved: whether a checkpoint stores the rows of all of them by heads of keys.
 
     Source: Yang et al. 2024, "Gated Delta Networks", section 3.
     """
@@ -30,6 +31,7 @@ class GatedDeltaNet(StateMixer):
         layer_index: int,
         group: ParallelGroup,
         *,
+        stored: Sequence[Sequence[int]] = ((0, 1, 2), (3,)),
         is_interleaved: bool = False,
     ) -> None:
         net = delta_net_config(config)
@@ -46,7 +48,7 @@ class GatedDeltaNet(StateMixer):
         interleaved = net.num_k_heads if is_interleaved else 0
         self.in_proj_qkvz = JoinedColumnLinear(
             hidden, [k_size, k_size, v_size, v_size],
-            stored=((0, 1, 2, 3),) if is_interleaved else ((0, 1, 2), (3,)),
+            stored=((0, 1, 2, 3),) if is_interleaved else stored,
             num_interleaved=interleaved, group=group,
         )  # fmt: skip
         self.in_proj_ba = JoinedColumnLinear(
@@ -56,7 +58,7 @@ class GatedDeltaNet(StateMixer):
         self.conv1d = CausalConv([k_size, k_size, v_size], net.conv_width, bias=False, group=group)
         self.A_log = empty_parameter(self._num_v_heads, dtype=torch.float32)
         self.dt_bias = empty_parameter(self._num_v_heads, dtype=torch.float32)
-        self.norm = GatedRMSNorm(net.head_v_dim, config.rms_norm_eps, group)
+        self.norm = GatedRMSNorm(net.head_v_dim, net.norm_eps, group)
         self.o_proj = RowParallelLinear(v_size, hidden, bias=False, group=group)
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -85,10 +87,9 @@ def delta_net_config(config: ModelConfig) -> DeltaNetConfig:
     Raises:
         ValueError: it has none.
     """
-    net = config.recurrence
-    if net is None:
+    if config.delta_net is None:
         raise ValueError(f"{config.architecture} needs layers of Gated DeltaNet")
-    return net
+    return config.delta_net
 
 
 def delta_net_spec(net: DeltaNetConfig, num_k_heads: int, num_v_heads: int) -> StateSpec:

@@ -147,6 +147,13 @@ def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) ->
     return FusedMoE(config, group)
 
 
+def optional_feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
+    """Returns a layer's feed-forward part of a family with and without experts."""
+    if config.moe is None:
+        return GatedMLP(config, group)
+    return feed_forward(config, layer_index, group)
+
+
 def moe_config(config: ModelConfig) -> MoeConfig:
     """Returns a config's experts.
 

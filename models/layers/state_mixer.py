@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from models.ops.elementwise.gated_rms_norm import gated_rms_norm
+from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
 from models.state_cache import StateSpec
 
@@ -47,17 +49,27 @@ class StateMixer(nn.Module):
 class CausalConv(nn.Module):
     """The weights of a causal convolution of each channel.
 
-    Ranks share every part of the channels. weight: [channels, width]. Shard ids: parts, if a
-    checkpoint stores each by itself.
+    Ranks share every part of the channels; replicas: as in MergedColumnParallelLinear. weight:
+    [channels, width]. Shard ids: parts, if a checkpoint stores each by itself.
     """
 
     def __init__(
-        self, part_sizes: Sequence[int], width: int, *, bias: bool, group: ParallelGroup
+        self,
+        part_sizes: Sequence[int],
+        width: int,
+        *,
+        replicas: Sequence[int] | None = None,
+        bias: bool,
+        group: ParallelGroup,
     ) -> None:
         super().__init__()
-        self._rank = group.rank
+        replicas = replicas or [1] * len(part_sizes)
+        self._shares = tuple(group.rank // count for count in replicas)
         self._sizes = tuple(part_sizes)
-        self._local_sizes = tuple(group.split(size, "channels") for size in part_sizes)
+        self._local_sizes = tuple(
+            group.split(size, "channels", replicas=count)
+            for size, count in zip(part_sizes, replicas, strict=True)
+        )
         self.weight = empty_parameter(sum(self._local_sizes), width)
         self.bias = empty_parameter(sum(self._local_sizes)) if bias else None
 
@@ -72,7 +84,7 @@ class CausalConv(nn.Module):
         check_shape(loaded, (self._sizes[shard_id], *param.shape[1:]))
         size = self._local_sizes[shard_id]
         target = param.narrow(0, sum(self._local_sizes[:shard_id]), size)
-        target.copy_(loaded.narrow(0, self._rank * size, size))
+        target.copy_(loaded.narrow(0, self._shares[shard_id] * size, size))
 
 
 class JoinedColumnLinear(MergedColumnParallelLinear):
@@ -122,7 +134,8 @@ class JoinedColumnLinear(MergedColumnParallelLinear):
 class GatedRMSNorm(nn.Module):
     """A norm of groups of elements, beside a gate.
 
-    num_groups: groups with weights of their own, shared by the ranks; 0: all share one weight.
+    num_groups: groups with weights of their own; ranks share them, or the elements of a single
+        one. 0: all groups share one weight.
     """
 
     def __init__(
@@ -140,12 +153,25 @@ class GatedRMSNorm(nn.Module):
         self._group = group
         self._has_silu = has_silu
         self._gates_first = gates_first
-        shape = (group.split(num_groups, "groups of a norm"), size) if num_groups else (size,)
-        self.weight = empty_parameter(*shape)
+        self._size = size
+        self._is_shared = num_groups == 1 and group.size > 1
+        if self._is_shared:
+            self.weight = empty_parameter(1, group.split(size, "elements of a norm"))
+        elif num_groups:
+            self.weight = empty_parameter(group.split(num_groups, "groups of a norm"), size)
+        else:
+            self.weight = empty_parameter(size)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Maps x and gate, [T, K] each, to [T, K]."""
-        return gated_rms_norm(x, gate, self.weight, self.eps, self._has_silu, self._gates_first)
+        if not self._is_shared:
+            return gated_rms_norm(x, gate, self.weight, self.eps, self._has_silu, self._gates_first)
+        values, factors = x.float(), functional.silu(gate.float())
+        if self._gates_first:
+            values = values * factors
+        squares = all_reduce(values.square().sum(-1, keepdim=True), self._group.name)
+        values = values * torch.rsqrt(squares / self._size + self.eps) * self.weight.float()
+        return (values if self._gates_first else values * factors).to(x.dtype)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies the weight that all share, or the weights of this rank's groups."""

@@ -1,0 +1,64 @@
+"""Granite 4: Granite with layers of Mamba 2, and experts besides a layer that all tokens share.
+
+Some models have no layers of Mamba 2, some no experts, and most attention has no positions.
+Source: IBM 2025, "Granite 4.0"; transformers 5.23, models/granitemoehybrid.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+
+from models.config import ModelConfig
+from models.config_sections.mixers import STATE
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.mamba2 import Mamba2
+from models.layers.moe import optional_feed_forward
+from models.layers.pipeline import make_layers
+from models.layers.self_attention import SelfAttention
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class GraniteMoeHybridForCausalLM(CausalLM):
+    """Granite 4 with its language-model head."""
+
+    packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("input_linear",),
+        "down_proj": ("output_linear",),
+    }
+    weights_mapping: ClassVar[dict[str, str]] = {
+        ".mamba.out_proj.": ".self_attn.o_proj.",
+        ".mamba.": ".self_attn.",
+        ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+        ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+        ".block_sparse_moe.router.layer.": ".mlp.gate.",
+        ".block_sparse_moe.router.": ".mlp.gate.",
+        ".block_sparse_moe.": ".mlp.",
+    }
+    expert_names: ClassVar[tuple[str, str, str] | None] = None
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    _mixer(config, index, group),
+                    optional_feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )
+
+    def renamed(self, name: str) -> str:
+        """Returns a stored tensor's name in the model's family."""
+        shared = ".mlp." if self.config.moe is None else ".mlp.shared_experts."
+        return super().renamed(name).replace(".shared_mlp.", shared)
+
+
+def _mixer(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+    if config.mixer(index) == STATE:
+        return Mamba2(config, index, group)
+    return SelfAttention(config, index, group)

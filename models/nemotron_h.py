@@ -1,0 +1,50 @@
+"""Nemotron-H: layers of Mamba 2, attention without positions, and feed-forward, one part each.
+
+Feed-forward layers square the positive part of their inner values, without a gate.
+Source: NVIDIA 2025, "Nemotron-H", section 2; transformers 5.23, models/nemotron_h.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+
+from models.config import ModelConfig
+from models.config_sections.mixers import ATTENTION, STATE
+from models.layers.decoder import CausalLM
+from models.layers.mamba2 import Mamba2
+from models.layers.mixer_layer import MixerLayer
+from models.layers.pipeline import make_layers
+from models.layers.self_attention import SelfAttention
+from models.layers.squared_mlp import SquaredMLP
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class NemotronHForCausalLM(CausalLM):
+    """Nemotron-H with its language-model head."""
+
+    weights_mapping: ClassVar[dict[str, str]] = {
+        "backbone.": "model.",
+        "model.embeddings.": "model.embed_tokens.",
+        "model.norm_f.": "model.norm.",
+        ".mixer.out_proj.": ".mixer.o_proj.",
+    }
+    unused_parts: ClassVar[tuple[str, ...]] = ("mtp.",)
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: MixerLayer(config, index, _part(config, index, group)),
+            ),
+            group,
+        )
+
+
+def _part(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+    if config.mixer(index) == STATE:
+        return Mamba2(config, index, group)
+    if config.mixer(index) == ATTENTION:
+        return SelfAttention(config, index, group)
+    return SquaredMLP(config, group)
