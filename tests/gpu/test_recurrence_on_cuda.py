@@ -9,10 +9,12 @@ from models.state_cache import StateSpec
 from tests.support.invariance import batch_invariance
 from tests.support.recurrence_case import (
     check,
-    delta_spec,
     make_conv_case,
     make_delta_case,
+    make_linear_case,
+    make_space_case,
     make_step,
+    state_spec,
 )
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +32,11 @@ STATES = {
     "narrow": (2, 4, 64, 128, torch.float32),
     "odd": (3, 6, 24, 40, torch.float32),
     "bfloat16": (4, 8, 128, 128, torch.bfloat16),
+}
+SPACES = {
+    "full": (8, 64, 64, 128, torch.float32),
+    "one-group": (1, 8, 64, 128, torch.bfloat16),
+    "odd": (2, 6, 40, 24, torch.float32),
 }
 CACHES = {"keys": (16 * 2 * 128 * 2, 2), "one-row": (0, 1), "odd": (5 * 516, 2)}
 STATE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -61,15 +68,36 @@ def test_convolution(dtype, lens, width, cache):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gated_delta_rule(dtype, lens, state, cache, decays_channels):
     num_k_heads, *sizes = state
-    step = step_of(lens, delta_spec(*sizes), cache, num_dummies=3)
+    step = step_of(lens, state_spec(*sizes), cache, num_dummies=3)
     case = make_delta_case(
         step, num_k_heads, dtype=dtype, num_padding=5, decays_channels=decays_channels
     )
     check(case, state_tolerance=max(STATE_TOLERANCE[dtype], STATE_TOLERANCE[sizes[-1]]))
 
 
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("sizes", SPACES.values(), ids=SPACES)
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_state_space(dtype, lens, sizes, cache):
+    num_groups, *sizes = sizes
+    step = step_of(lens, state_spec(*sizes), cache, num_dummies=3)
+    case = make_space_case(step, num_groups, dtype=dtype, num_padding=5)
+    check(case, state_tolerance=max(STATE_TOLERANCE[dtype], STATE_TOLERANCE[sizes[-1]]))
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("dim", [128, 96, 40])
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decayed_linear_attention(dtype, lens, dim, cache):
+    step = step_of(lens, state_spec(16, dim, dim), cache, num_dummies=3)
+    case = make_linear_case(step, dtype=dtype, num_padding=5)
+    check(case, state_tolerance=STATE_TOLERANCE[dtype])
+
+
 def delta_case(lens, **options):
-    step = step_of(lens, delta_spec(8, 128, 128), CACHES["keys"], **options)
+    step = step_of(lens, state_spec(8, 128, 128), CACHES["keys"], **options)
     return make_delta_case(step, 4, dtype=torch.bfloat16)
 
 
@@ -95,7 +123,7 @@ def test_a_graph_replays_with_other_contents(lens):
 
 @pytest.mark.parametrize("dtype", STATE_TOLERANCE, ids=str)
 def test_bits_do_not_depend_on_the_batch(dtype):
-    spec = delta_spec(8, 128, 128, dtype)
+    spec = state_spec(8, 128, 128, dtype)
     lens = [65, 0, 1, 130, 5]
     with batch_invariance():
         whole = make_delta_case(step_of(lens, spec, CACHES["keys"]), 4, dtype=torch.bfloat16)

@@ -8,7 +8,9 @@ from torch.nn.functional import silu, softplus
 
 from models.forward_context import AttentionMetadata
 from models.kernels.recurrence.causal_conv import causal_conv
+from models.kernels.recurrence.decayed_linear_attention import decayed_linear_attention
 from models.kernels.recurrence.gated_delta_rule import gated_delta_rule
+from models.kernels.recurrence.state_space import state_space
 from models.state_cache import (
     StateCacheData,
     StateSpec,
@@ -220,10 +222,10 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def delta_spec(num_heads, k_dim, v_dim, dtype=torch.float32):
-    """Returns the state of a gated delta rule, beside some inputs of a convolution."""
+def state_spec(num_heads, rows, columns, dtype=torch.float32):
+    """Returns a recurrent state, with some inputs of a convolution after it."""
     return StateSpec(
-        num_heads=num_heads, head_rows=k_dim, head_columns=v_dim, dtype=dtype,
+        num_heads=num_heads, head_rows=rows, head_columns=columns, dtype=dtype,
         conv_channels=5, conv_width=4,
     )  # fmt: skip
 
@@ -251,6 +253,122 @@ def make_delta_case(
         dt_bias=draw(num_gates) - 1.5,
         num_k_heads=num_k_heads,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceCase:
+    """A step of a state-space rule."""
+
+    step: Step
+    xbc: torch.Tensor
+    dt: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    d: torch.Tensor
+    num_groups: int
+    dt_limits: tuple[float, float] = (0.001, 3.0)
+
+    def run(self) -> torch.Tensor:
+        spec, xbc = self.step.cache.spec, self.xbc
+        shape = (len(xbc), spec.num_heads, spec.head_rows)
+        output = torch.full(shape, torch.nan, dtype=xbc.dtype, device=xbc.device)
+        self.run_into(output)
+        return output
+
+    def run_into(self, output: torch.Tensor) -> None:
+        state_space(
+            self.xbc, self.dt, self.a_log, self.dt_bias, self.d, output, self.step.cache,
+            self.step.metadata, num_groups=self.num_groups,
+            state_size=self.step.cache.spec.head_columns, dt_limits=self.dt_limits,
+        )  # fmt: skip
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output and the states after the step."""
+        spec, groups = self.step.cache.spec, self.num_groups
+        heads, size = spec.num_heads, groups * spec.head_columns
+        x, b, c = self.xbc.double().split((heads * spec.head_rows, size, size), dim=1)
+        x = x.unflatten(1, (heads, -1))
+        b, c = (
+            each.unflatten(1, (groups, -1)).repeat_interleave(heads // groups, 1) for each in (b, c)
+        )
+        dt = softplus(self.dt.double() + self.dt_bias.double()).clamp(*self.dt_limits)
+        decay = (dt * -self.a_log.double().exp()).exp()
+        output, states = decayed(self.step, c, b, x * dt[..., None], decay, transposes=True)
+        output += (x * self.d.double()[:, None])[: len(output)]
+        return output, states
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCase:
+    """A step of decayed linear attention."""
+
+    step: Step
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    slopes: torch.Tensor
+    scale: float = 0.3
+
+    def run(self) -> torch.Tensor:
+        output = self.v.new_full(self.v.shape, torch.nan)
+        self.run_into(output)
+        return output
+
+    def run_into(self, output: torch.Tensor) -> None:
+        decayed_linear_attention(
+            self.q, self.k, self.v, self.slopes, output, self.step.cache, self.step.metadata,
+            scale=self.scale,
+        )  # fmt: skip
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output and the states after the step."""
+        decay = (-self.slopes.double()).exp().expand(len(self.q), -1)
+        q, k, v = (x.double() for x in (self.q, self.k, self.v))
+        output, states = decayed(self.step, q, k, v, decay)
+        return output * self.scale, states
+
+
+def decayed(step, q, k, v, decay, *, transposes=False):
+    """Returns the outputs of decayed states that take up products, and the states."""
+    states = step.recurrent()
+    output = torch.zeros_like(v)
+    for request, (start, end) in enumerate(step.spans):
+        state = states[request].mT if transposes else states[request]
+        for t in range(start, end):
+            state = state * decay[t, :, None, None] + k[t, :, :, None] * v[t, :, None]
+            output[t] = torch.einsum("hk,hkv->hv", q[t], state)
+        states[request] = state.mT if transposes else state
+    return output[: step.num_tokens], states
+
+
+def make_space_case(step, num_groups, *, dtype=torch.float32, num_padding=0, seed=1):
+    spec, device = step.cache.spec, step.cache.memory.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device=device)
+
+    heads, num_tokens = spec.num_heads, step.num_tokens + num_padding
+    width = heads * spec.head_rows + 2 * num_groups * spec.head_columns
+    return SpaceCase(
+        step=step,
+        xbc=draw(num_tokens, width + 8).to(dtype)[:, :width],
+        dt=draw(num_tokens, heads + 2).to(dtype)[:, :heads],
+        a_log=torch.rand(heads, generator=generator, device=device) * 3 - 2,
+        dt_bias=draw(heads) - 1.5,
+        d=draw(heads),
+        num_groups=num_groups,
+    )
+
+
+def make_linear_case(step, *, dtype=torch.float32, num_padding=0, seed=1):
+    spec, device = step.cache.spec, step.cache.memory.device
+    generator = torch.Generator(device).manual_seed(seed)
+    heads, num_tokens = spec.num_heads, step.num_tokens + num_padding
+    shape = (num_tokens, 3 * heads, spec.head_rows)
+    q, k, v = torch.randn(shape, generator=generator, device=device).to(dtype).split(heads, dim=1)
+    slopes = 0.5 ** torch.arange(1, heads + 1, device=device).float()
+    return LinearCase(step=step, q=q, k=k, v=v, slopes=slopes)
 
 
 def check(case, *, tolerance=None, state_tolerance=None) -> torch.Tensor:

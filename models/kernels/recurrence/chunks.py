@@ -37,6 +37,21 @@ def find_chunk(program, query_start_ptr, num_requests, least_tokens):
 
 
 @triton.jit
+def load_rows(ptr, tokens, stride, in_chunk, dims, SIZE: tl.constexpr):
+    """Returns a head's vectors of the tokens of a chunk."""
+    ptrs = ptr + tokens.to(tl.int64)[:, None] * stride + dims[None, :]
+    return tl.load(ptrs, mask=in_chunk[:, None] & (dims < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, tokens, values, in_chunk, dims, SIZE: tl.constexpr):
+    """Stores vectors of SIZE elements, side by side."""
+    ptrs = ptr + tokens.to(tl.int64)[:, None] * SIZE + dims[None, :]
+    mask = in_chunk[:, None] & (dims < SIZE)[None, :]
+    tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def decay_between(sums, IS_STRICT: tl.constexpr):
     """Returns e^(c_i - c_j), [N, N], for j <= i, or j < i if strict; else 0. sums: c, [N]."""
     row = tl.arange(0, _CHUNK)[:, None]

@@ -32,7 +32,9 @@ from models.kernels.recurrence.chunks import (
     MOST_STEP,
     decay_between,
     find_chunk,
+    load_rows,
     num_chunks,
+    store_rows,
     unit_inverse,
 )
 from models.kernels.recurrence.gated_delta_step import DeltaHeads
@@ -74,21 +76,6 @@ class Prepared(NamedTuple):
 
 
 @triton.jit
-def _load_rows(ptr, tokens, stride, in_chunk, dims, SIZE: tl.constexpr):
-    """Returns a head's vectors of the tokens of a chunk."""
-    ptrs = ptr + tokens.to(tl.int64)[:, None] * stride + dims[None, :]
-    return tl.load(ptrs, mask=in_chunk[:, None] & (dims < SIZE)[None, :], other=0.0)
-
-
-@triton.jit
-def _store_rows(ptr, tokens, values, in_chunk, dims, SIZE: tl.constexpr):
-    """Stores vectors of SIZE elements, side by side."""
-    ptrs = ptr + tokens.to(tl.int64)[:, None] * SIZE + dims[None, :]
-    mask = in_chunk[:, None] & (dims < SIZE)[None, :]
-    tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def _inverse_length(x):
     """Returns the factor that normalises each row, in float32."""
     x = x.to(tl.float32)
@@ -121,8 +108,8 @@ def _prepare_delta_chunks_kernel(
         sums, total = tl.cumsum(logs, 0), tl.sum(logs, 0)
         b = tl.load(b_ptr + at * b_stride + head, mask=in_chunk, other=0.0).to(tl.float32)
         beta = tl.where(in_chunk, sigmoid(b), 0.0)
-        q = _load_rows(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
-        k = _load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
+        q = load_rows(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
+        k = load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
         q_norm, k_norm = _inverse_length(q) * scale, _inverse_length(k)
         at_head = head.to(tl.int64) * num_tokens
         at += at_head
@@ -132,20 +119,20 @@ def _prepare_delta_chunks_kernel(
         scores = tl.dot(q, tl.trans(k)) * q_norm[:, None] * k_norm[None, :]
         scores *= decay_between(sums, False)
         scores_ptr = prepared.scores + at_head * _CHUNK
-        _store_rows(scores_ptr, tokens, scores, in_chunk, tl.arange(0, _CHUNK), _CHUNK)
+        store_rows(scores_ptr, tokens, scores, in_chunk, tl.arange(0, _CHUNK), _CHUNK)
         products = tl.dot(k, tl.trans(k)) * (beta * k_norm)[:, None] * k_norm[None, :]
         inverse = unit_inverse(products * decay_between(sums, True), _INVERSE_PRECISION)
         v_dims = tl.arange(0, BLOCK_V)
-        v = _load_rows(v_ptr, tokens, qkv_stride, in_chunk, v_dims, heads.v_dim)
+        v = load_rows(v_ptr, tokens, qkv_stride, in_chunk, v_dims, heads.v_dim)
         writes = tl.dot((inverse * beta[None, :]).to(v.dtype), v)
         writes_ptr = prepared.writes + at_head * heads.v_dim
-        _store_rows(writes_ptr, tokens, writes, in_chunk, v_dims, heads.v_dim)
+        store_rows(writes_ptr, tokens, writes, in_chunk, v_dims, heads.v_dim)
         # Loaded again, as the inverse needs the registers.
-        k = _load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
+        k = load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
         factors = beta * tl.exp(sums) * k_norm
         reads = tl.dot((inverse * factors[None, :]).to(k.dtype), k)
         reads_ptr = prepared.reads + at_head * heads.k_dim
-        _store_rows(reads_ptr, tokens, reads, in_chunk, dims, heads.k_dim)
+        store_rows(reads_ptr, tokens, reads, in_chunk, dims, heads.k_dim)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -176,25 +163,25 @@ def _pass_delta_chunks_kernel(
             tokens = first + tl.arange(0, _CHUNK)
             in_chunk = tokens < end
             reads_ptr = prepared.reads + at_head * heads.k_dim
-            reads = _load_rows(reads_ptr, tokens, heads.k_dim, in_chunk, dims, heads.k_dim)
+            reads = load_rows(reads_ptr, tokens, heads.k_dim, in_chunk, dims, heads.k_dim)
             writes_ptr = prepared.writes + at_head * heads.v_dim
-            writes = _load_rows(writes_ptr, tokens, heads.v_dim, in_chunk, columns, heads.v_dim)
+            writes = load_rows(writes_ptr, tokens, heads.v_dim, in_chunk, columns, heads.v_dim)
             rounded = state.to(reads.dtype)
             values = writes.to(tl.float32) - tl.dot(reads, rounded)
-            q = _load_rows(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
+            q = load_rows(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
             at = at_head + tokens
             q_factor = tl.load(prepared.q_factors + at, mask=in_chunk, other=0.0)
             output = tl.dot(q, rounded) * q_factor[:, None]
             scores_ptr = prepared.scores + at_head * _CHUNK
             places = tl.arange(0, _CHUNK)
-            scores = _load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
+            scores = load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
             output += tl.dot(scores, values.to(scores.dtype))
             width = heads.num_heads * heads.v_dim
             out_ptrs = output_ptr + tokens.to(tl.int64)[:, None] * width + head * heads.v_dim
             out_mask = in_chunk[:, None] & (columns < heads.v_dim)[None, :]
             out = output.to(output_ptr.dtype.element_ty)
             tl.store(out_ptrs + columns[None, :], out, mask=out_mask)
-            k = _load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
+            k = load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
             k_factor = tl.load(prepared.k_factors + at, mask=in_chunk, other=0.0)
             added = (values * k_factor[:, None]).to(k.dtype)
             state *= tl.load(prepared.decays + at_head + first)

@@ -36,6 +36,9 @@ from tests.support.moe_case import make_quantized_experts
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.recurrence_case import (
+    make_conv_case, make_delta_case, make_linear_case, make_space_case, make_step, state_spec
+)
 from tests.support.stream_case import OPERATORS, make_stream_case
 
 def fused():
@@ -90,6 +93,16 @@ def latents():
     for is_fp8 in (False, True):
         for top_k in (None, 3):
             make_latent_case([1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8).run()
+
+def recurrent_states():
+    for dtype in (torch.bfloat16, torch.float32):
+        for lens in ([1, 5], [1, 200]):
+            step = make_step(lens, state_spec(8, 64, 64))
+            make_conv_case(step, dtype=dtype).run()
+            make_delta_case(step, 4, dtype=dtype).run()
+            make_delta_case(step, 8, dtype=dtype, decays_channels=True).run()
+            make_space_case(step, 2, dtype=dtype).run()
+            make_linear_case(step, dtype=dtype).run()
 
 def on_other_gpus():
     rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
@@ -151,7 +164,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
-             latents, on_other_gpus]
+             latents, recurrent_states, on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)

@@ -9,7 +9,7 @@ import torch
 torch.set_num_threads(1)
 from models.state_cache import StateSpec
 from tests.support.recurrence_case import (
-    check, delta_spec, make_conv_case, make_delta_case, make_step
+    check, make_conv_case, make_delta_case, make_linear_case, make_space_case, make_step, state_spec
 )
 """
 CONV_PROGRAM = """
@@ -28,25 +28,49 @@ for width, dtype, options in (
             )
             check(make_conv_case(step, dtype=dtype, num_padding=3, **options))
 """
-DELTA_PROGRAM = """
-for dtype, is_per_channel in (
-    (torch.float32, False), (torch.float16, False), (torch.float32, True), (torch.float16, True)
-):
-    spec = delta_spec(4, 12, 20)
-    for lens in ([1, 1, 1], [2, 0, 1, 5], [65, 0, 17, 5, 64, 130]):
-        for unit_bytes, regions in ((80, 2), (400, 1), (4096, 2)):
-            step = make_step(
-                lens, spec, unit_bytes=unit_bytes, regions=regions, num_dummies=len(lens) - 3
-            )
-            case = make_delta_case(
-                step, 2, dtype=dtype, decays_channels=is_per_channel, num_padding=3
-            )
-            # Chunks round the state before products, to 16 bits.
-            check(case, state_tolerance=2e-5 if dtype == torch.float32 else 2e-3)
+CACHES = """
+FEW = [1, 1, 1], [2, 0, 1, 5]
+LONG = [65, 0, 17, 5, 64, 130, 1]
+CACHES = (FEW[0], 80, 2), (FEW[1], 400, 1), (FEW[1], 4096, 2), (LONG, 400, 2)
+
+def steps(spec):
+    for lens, unit_bytes, regions in CACHES:
+        num_dummies = len(lens) - 3
+        yield make_step(
+            lens, spec, unit_bytes=unit_bytes, regions=regions, num_dummies=num_dummies
+        )
+
+# Chunks round the state before products, to 16 bits.
+STATE_TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3}
 """
+DELTA_PROGRAM = """
+for dtype, tolerance in STATE_TOLERANCES.items():
+    for decays_channels in (False, True):
+        for step in steps(state_spec(4, 12, 20)):
+            case = make_delta_case(
+                step, 2, dtype=dtype, decays_channels=decays_channels, num_padding=3
+            )
+            check(case, state_tolerance=tolerance)
+"""
+SPACE_PROGRAM = """
+for dtype, tolerance in STATE_TOLERANCES.items():
+    for step in steps(state_spec(4, 12, 20)):
+        check(make_space_case(step, 2, dtype=dtype, num_padding=3), state_tolerance=tolerance)
+"""
+LINEAR_PROGRAM = """
+for dtype, tolerance in STATE_TOLERANCES.items():
+    for step in steps(state_spec(4, 20, 20)):
+        check(make_linear_case(step, dtype=dtype, num_padding=3), state_tolerance=tolerance)
+"""
+PROGRAMS = {
+    "conv": CONV_PROGRAM,
+    "delta": CACHES + DELTA_PROGRAM,
+    "space": CACHES + SPACE_PROGRAM,
+    "linear": CACHES + LINEAR_PROGRAM,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [CONV_PROGRAM, DELTA_PROGRAM], ids=["conv", "delta"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_recurrence(program):
     run_interpreted(COMMON + program)
