@@ -4,7 +4,8 @@ o = q^T S + d v. With sizes s of steps this is Mamba2 (arXiv 2405.21060): k is B
 r is A; with s = 1 it is lightning attention (arXiv 2401.04658).
 
 In a chunk of 64 tokens, with c the sums of r s and D_ij = e^(c_i - c_j) for j <= i: o = e^c Q S +
-tril(Q K^T * D s) V + d V; S <- e^(c_64) S + (e^(c_64 - c) s K)^T V.
+tril(Q K^T * D s) V + d V; S <- e^(c_64) S + (e^(c_64 - c) s K)^T V. Products add to nothing, as in
+models.kernels.recurrence.gated_delta_chunks.
 """
 
 from functools import lru_cache
@@ -188,7 +189,7 @@ def _decayed_chunks_kernel(
             sums, total = tl.cumsum(rate * size, 0), tl.sum(rate * size, 0)
             scores = tl.dot(q, tl.trans(k)) * decay_between(sums, False) * size[None, :]
             output = tl.dot(q, state.to(q.dtype)) * tl.exp(sums)[:, None]
-            output = tl.dot(scores.to(v.dtype), v, output) * scale
+            output = (output + tl.dot(scores.to(v.dtype), v)) * scale
             values = v.to(tl.float32)
             if d_ptr is not None:
                 output += values * tl.load(d_ptr + head).to(tl.float32)
@@ -197,7 +198,7 @@ def _decayed_chunks_kernel(
             output = output.to(output_ptr.dtype.element_ty)
             tl.store(out_ptrs + (at_v + columns)[None, :], output, mask=out_mask)
             added = (values * (size * tl.exp(total - sums))[:, None]).to(k.dtype)
-            state = tl.dot(tl.trans(k), added, state * tl.exp(total))
+            state = state * tl.exp(total) + tl.dot(tl.trans(k), added)
         # Found again, as the loop needs the registers.
         state_ptrs, mask = _state_ptrs(
             memory_ptr, table_ptr, head, dims, columns, num_blocks, form, heads
@@ -235,7 +236,8 @@ def decayed_state(
         heads: sizes of the rule.
         scale: of outputs, less their part of v.
     """
-    limits, gates, dt_stride = (0.0, 0.0), (None, None, None), 0
+    limits, dt_stride = (0.0, 0.0), 0
+    gates: tuple[torch.Tensor | None, ...] = (None, None, None)
     if sizes is not None:
         limits, gates, dt_stride = sizes.limits, sizes[:3], sizes.dt.stride(0)
     tables = metadata.block_tables
@@ -266,6 +268,6 @@ def _launchers(form: StateForm, heads: DecayHeads, device: torch.device) -> tupl
     )  # fmt: skip
     chunks = Launch(
         _decayed_chunks_kernel, form=form, heads=heads._replace(block_k=max(16, heads.block_k)),
-        COLUMNS=_CHUNK_COLUMNS, num_warps=4, num_stages=2, **launch_options(device),
+        COLUMNS=_CHUNK_COLUMNS, num_warps=4, num_stages=1, **launch_options(device),
     )  # fmt: skip
     return step, chunks

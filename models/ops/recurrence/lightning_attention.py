@@ -39,7 +39,7 @@ def _lightning_attention(
     assert isinstance(cache, StateCacheData), f"entry {layer_index} keeps no state"
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.kernels.recurrence import (  # type: ignore[import-untyped]  # of triton
+        from models.kernels.recurrence import (
             decayed_linear_attention as kernel,
         )
 

@@ -51,7 +51,7 @@ def _mamba2(  # noqa: PLR0913  # an operator takes no dataclasses
     assert isinstance(cache, StateCacheData), f"entry {layer_index} keeps no state"
     if has_kernels(xbc.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.kernels.recurrence import (  # type: ignore[import-untyped]  # of triton
+        from models.kernels.recurrence import (
             causal_conv as conv_kernel,
         )
         from models.kernels.recurrence import state_space as kernel

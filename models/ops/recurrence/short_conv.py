@@ -34,7 +34,7 @@ def _short_conv(
     assert isinstance(cache, StateCacheData), f"entry {layer_index} keeps no state"
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.kernels.recurrence import (  # type: ignore[import-untyped]  # of triton
+        from models.kernels.recurrence import (
             causal_conv as kernel,
         )
 
