@@ -45,7 +45,6 @@ CASES = [
 ]
 # Cases take turns with types; both see each kernel. tests/gpu has all of both.
 DTYPES = torch.float32, torch.float16
-DEFAULTS = {"has_silu": True, "gates_first": False}
 for number, (batch, options) in enumerate(CASES):
     dtype = DTYPES[number % 2]
     case = make_case(*batch, ODD, dtype=dtype, **options)
@@ -83,12 +82,16 @@ def check_elementwise(dtype):
     assert_rows_close(wide, rms_norm(x.double(), weight.double() + 1.0, 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
     wide = torch.randn(7, 80).to(dtype)[:, 5:41]
-    assert torch.equal(factors.sigmoid_gate(x, wide), sigmoid_gate(x, wide))
+    gated = sigmoid_gate(x.double(), wide.double())
+    assert_rows_close(factors.sigmoid_gate(x, wide), gated)
     for size, has_weights in ((12, False), (12, True), (36, False)):
         weights = torch.randn(*((36 // size,) if has_weights else ()), size).to(dtype)
-        for options in ({}, {"has_silu": False}, {"gates_first": True}):
-            found = gated_norms.gated_rms_norm(x, wide, weights, 1e-6, **(DEFAULTS | options))
-            exact = gated_rms_norm(x.double(), wide.double(), weights.double(), 1e-6, **options)
+        for silu, first in ((True, False), (False, False), (True, True)):
+            found = gated_norms.gated_rms_norm(
+                x, wide, weights, 1e-6, has_silu=silu, gates_first=first
+            )
+            doubles = (each.double() for each in (x, wide, weights))
+            exact = gated_rms_norm(*doubles, 1e-6, silu, first)
             assert_rows_close(found, exact)
     for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
         gain = weight[: part.shape[-1]]
