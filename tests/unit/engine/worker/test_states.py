@@ -12,6 +12,7 @@ from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.invariance import batch_invariance
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.state_variants import STATE_VARIANTS
 
 CPU = torch.device("cpu")
 LONG = [(7 * i * i + 3 * i + 11) % 90 for i in range(200)]
@@ -30,7 +31,18 @@ PIECES = compilation_config(
 SIZES = {"max_model_len": 256, "block_size": 16, "num_blocks": 400, "max_num_batched_tokens": 256}
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "qwen3_5_odd"])
+BY_DEFAULT = ("falcon_h1", "mamba2", "qwen3_5_odd")
+"""Variants with each kind of state, with and without keys beside it."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.families)
+        for name in sorted(STATE_VARIANTS)
+        if name != "granite_hybrid_dense"  # has no state
+    ],
+)
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder, request.param, max_position_embeddings=256)
@@ -110,11 +122,10 @@ def test_layers_of_both_kinds_share_memory(folder):
     groups = group_layers(windows, max_model_len=256)
     sizes = {"block_size": 16, "dtype": torch.float32, "groups": groups}
     caches = allocate_kv_cache(model, num_blocks=5, device=CPU, **sizes)
-    memory = {
-        (cache.memory if window == STATE else cache.k).untyped_storage().data_ptr(): (
-            cache.memory if window == STATE else cache.k
-        ).untyped_storage()
+    storages = [
+        (cache.memory if window == STATE else cache.k).untyped_storage()
         for cache, window in zip(caches, windows, strict=True)
-    }
+    ]
+    memory = {storage.data_ptr(): storage.nbytes() for storage in storages}
     assert len(memory) == max(len(group.layers) for group in groups)
-    assert sum(each.nbytes() for each in memory.values()) == 5 * block_bytes(model, **sizes)
+    assert sum(memory.values()) == 5 * block_bytes(model, **sizes)
