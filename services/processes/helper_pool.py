@@ -69,6 +69,7 @@ class HelperPool:
         self._idle: list[HelperLink] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._without_caller: set[asyncio.Task[Any]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -105,7 +106,9 @@ class HelperPool:
             await self._turns.acquire()
         try:
             while self._idle:
-                await self._idle.pop().kill()
+                await self._kill(self._idle.pop())
+            # Of questions that were cancelled above.
+            await asyncio.gather(*self._ending)
         finally:
             for _ in range(self._num_processes):
                 self._turns.release()
@@ -194,7 +197,7 @@ class HelperPool:
             raise HelperUnavailableError("ended while it started") from None
         finally:
             if not is_open:
-                await link.kill()
+                await self._kill(link)
         if refusal is not None:
             raise HelperOpeningError(refusal)
         return link
@@ -216,7 +219,14 @@ class HelperPool:
             if is_usable:
                 self._idle.append(link)
             else:
-                await link.kill()
+                await self._kill(link)
         if refusal is not None:
             raise HelperRefusalError(refusal)
         return answer
+
+    async def _kill(self, link: HelperLink) -> None:
+        """Ends a process, to the end even if this is cancelled: else its pipes would stay open."""
+        ending = asyncio.create_task(link.kill())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)

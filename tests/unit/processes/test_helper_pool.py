@@ -162,6 +162,19 @@ async def test_the_end_of_the_pool_does_not_wait_for_questions_without_callers(n
         await asyncio.wait(leaving)
 
 
+async def test_the_end_of_the_pool_waits_for_the_end_of_a_process_that_took_too_long():
+    async with running() as pool:  # an event loop opens files of its own for the first one
+        await ask(pool, b"echo")
+    num_open = psutil.Process().num_fds()
+    async with running(b"fork") as pool:
+        leaving = asyncio.create_task(ask(pool, b"hang", timeout_s=SHORT_S))
+        await until(children)
+        leaving.cancel()
+        # It was killed, and another process keeps its pipes open.
+        await until(lambda: not children())
+    assert psutil.Process().num_fds() <= num_open
+
+
 async def test_the_end_of_the_pool_waits_for_questions_with_callers():
     async with running() as pool:
         asked = asyncio.create_task(ask(pool, b"echo " + bytes(2**19)))
