@@ -11,6 +11,9 @@ import signal
 import hypothesis
 import pytest
 
+from tests.support.changed_sources import ChangedSources
+from tests.support.matrices import ROOT, mark_more_cases, unconcerned
+
 # A run that fails must fail again: examples depend on the test alone, not on chance or the clock.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
@@ -36,6 +39,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--changed-since",
+        metavar="REVISION",
+        help="of matrices, run beside what always runs the cases that changes since then concern",
+    )
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device, or as many as it says")
 
@@ -52,7 +63,16 @@ def pytest_collection():
         gc.enable()
 
 
-def pytest_collection_modifyitems(items):
+# Before pytest deselects by markers.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    # A case that is asked for by its name is not left out.
+    if not any("::" in argument for argument in config.args):
+        mark_more_cases(items)
+    if revision := config.getoption("--changed-since"):
+        left_out = unconcerned(items, ChangedSources.since(ROOT, revision))
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     # Files with slow tests begin first, so that no process ends long after the others.
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
