@@ -1,8 +1,10 @@
 """Resources that services hold, seen from outside: every fault must give them back."""
 
 import asyncio
+import contextlib
 import os
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,9 +26,19 @@ class Process(Protocol):
 
 
 def worker_of(engine: ServiceProcess) -> psutil.Process:
-    """Returns the engine's worker process."""
-    (worker,) = children(engine)
+    """Returns the engine's worker process.
+
+    A worker may have processes of its own, and one that was replaced may not be reaped yet.
+    """
+    others = {each.pid: each for each in children(engine)}
+    (worker,) = [each for each in others.values() if _is_first(each, others)]
     return worker
+
+
+def _is_first(process: psutil.Process, others: Container[int]) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE and process.ppid() not in others
+    return False
 
 
 def children(service: Process) -> list[psutil.Process]:
