@@ -1,5 +1,6 @@
 """The command line and the examples against the real services."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,27 +16,32 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.forked_program import run_octavo
 from tests.support.processes import ROOT, free_port
 
 INSTALLED = Path(sys.prefix) / "bin" / "octavo"
-OCTAVO = [sys.executable, "-m", "services.client.cli"]
 TINY = ROOT / "models" / "checkpoints" / "tiny"
 GREEDY = ["--temperature", "0", "--max-tokens", "40"]
 
 
 @pytest.fixture
-def run(services):
-    """Runs a program with the services' addresses in its environment."""
-    environment = os.environ | {
+def environment(services):
+    """Variables with the services' addresses."""
+    return os.environ | {
         "OCTAVO_FRONTEND": services.frontend.address,
         "OCTAVO_ENGINE": services.engine.address,
         "PYTHONPATH": str(ROOT),
     }
 
-    def run_program(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture
+def run(environment):
+    """Starts a program."""
+
+    def run_program(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
-            input=stdin,
+            stdin=subprocess.DEVNULL,
             env=environment,
             cwd=ROOT,
             capture_output=True,
@@ -48,13 +54,25 @@ def run(services):
 
 
 @pytest.fixture
-def octavo(run):
-    def run_octavo(*arguments: str, stdin: str = "") -> str:
-        finished = run(*OCTAVO, *arguments, stdin=stdin)
+def ended(environment):
+    """Runs the command line and returns how it ended."""
+
+    def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return run_octavo(*arguments, environment=environment, given=stdin)
+
+    return run
+
+
+@pytest.fixture
+def octavo(ended):
+    """Runs the command line and returns its answer."""
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        finished = ended(*arguments, stdin=stdin)
         assert finished.returncode == 0, finished.stderr
         return finished.stdout
 
-    return run_octavo
+    return run
 
 
 def test_chat_and_generate_answer(octavo):
@@ -67,19 +85,19 @@ def test_greedy_chat_through_standard_input_is_the_same_answer(octavo):
     assert octavo("chat", *GREEDY, stdin="What is 7 + 5?\n") == once
 
 
-def test_a_chat_through_standard_input_without_an_answer_is_exit_code_1(run):
-    finished = run(*OCTAVO, "chat", "--frontend", "127.0.0.1:1", stdin="hello\n")
+def test_a_chat_through_standard_input_without_an_answer_is_exit_code_1(ended):
+    finished = ended("chat", "--frontend", "127.0.0.1:1", stdin="hello\n")
     assert finished.returncode == 1
     assert "cannot connect" in finished.stderr
 
 
 @pytest.mark.parametrize("flag", ["--port", "--http-port", "--metrics-port"])
-def test_a_frontend_whose_port_is_taken_says_so_without_a_traceback(run, flag):
+def test_a_frontend_whose_port_is_taken_says_so_without_a_traceback(ended, flag):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ports = {"--port": "0", "--http-port": "0", flag: port}
         flags = [word for pair in ports.items() for word in pair]
-        finished = run(*OCTAVO, "frontend", *flags, "--log-format", "json")
+        finished = ended("frontend", *flags, "--log-format", "json")
     assert finished.returncode == 1
     last = json.loads(finished.stderr.splitlines()[-1])
     assert last["event"] == "frontend_start_failed"
@@ -134,16 +152,16 @@ def test_bench_serving_with_a_rate_sends_everything(octavo, tmp_path):
     assert json.loads(result.read_text())["num_served"] == 10
 
 
-def test_a_bad_sampling_value_is_one_line_and_exit_code_1(run):
-    finished = run(*OCTAVO, "generate", "hi", "--top-p", "7")
+def test_a_bad_sampling_value_is_one_line_and_exit_code_1(ended):
+    finished = ended("generate", "hi", "--top-p", "7")
     assert finished.returncode == 1
     assert finished.stderr.startswith("octavo: ")
     assert "top_p" in finished.stderr
 
 
 @pytest.mark.parametrize("service", ["engine", "frontend"])
-def test_a_services_own_help_is_passed_through(run, service):
-    finished = run(*OCTAVO, service, "--help")
+def test_a_services_own_help_is_passed_through(ended, service):
+    finished = ended(service, "--help")
     about = finished.stdout.partition("\n\n")[2].partition("options:")[0]
     assert not any(line.startswith(" ") for line in about.splitlines())
     assert finished.returncode == 0
@@ -170,30 +188,42 @@ def test_an_example_has_help(run, example: Path):
     assert "octavo serve" in finished.stdout
 
 
+@contextlib.contextmanager
+def serving(folder):
+    """A running `octavo serve`, its frontend's address and what it writes."""
+    log = folder / "serve.log"
+    address = f"127.0.0.1:{free_port()}"
+    command = [INSTALLED, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
+    command += ["--http-port", "0", "--max-num-seqs", "4", str(TINY), "--swap-space", "4"]
+    hostile = folder / "hostile"
+    hostile.mkdir()
+    for module in ("models", "protos", "services", "structlog", "torch", "uvloop"):
+        (hostile / f"{module}.py").write_text("raise SystemExit('imported from here')")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=hostile, stdout=output, stderr=output)
+    try:
+        yield process, address, log
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 class TestServe:
     """`octavo serve` as its user sees it."""
 
     @pytest.fixture
     def serve(self, tmp_path):
-        """A running `octavo serve`, its frontend's address and what it has written."""
-        log = tmp_path / "serve.log"
-        address = f"127.0.0.1:{free_port()}"
-        command = [INSTALLED, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
-        command += ["--http-port", "0", "--max-num-seqs", "4", str(TINY), "--swap-space", "4"]
-        folder = tmp_path / "hostile"
-        folder.mkdir()
-        for module in ("models", "protos", "services", "structlog", "torch", "uvloop"):
-            (folder / f"{module}.py").write_text("raise SystemExit('imported from here')")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
-        try:
-            yield process, address, log
-        finally:
-            process.terminate()
-            process.wait(60)
+        with serving(tmp_path) as running:
+            yield running
 
-    def test_a_model_by_position_and_flags_of_an_engine_serve_http(self, serve):
-        process, _, log = serve
+    @pytest.fixture(scope="class")
+    def shared(self, tmp_path_factory):
+        """One for tests that leave it as it was, and for the one that ends it."""
+        with serving(tmp_path_factory.mktemp("serve")) as running:
+            yield running
+
+    def test_a_model_by_position_and_flags_of_an_engine_serve_http(self, shared):
+        process, _, log = shared
         _wait_for(log, "over HTTP", process)
         assert "--swap-space has no effect" in log.read_text()
         [url] = re.findall(r"over HTTP: +(http://\S+)/v1", log.read_text())
@@ -201,13 +231,27 @@ class TestServe:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] <= 2
 
-    def test_sigint_stops_both_services_and_exits_0(self, serve):
-        process, address, log = serve
+    def test_a_second_one_on_the_same_port_says_so_and_starts_nothing(self, shared):
+        process, address, log = shared
         _wait_for(log, "talk to it", process)
-        finished = subprocess.run(
-            [*OCTAVO, "chat", "What is 7 + 5?", "--frontend", address, *GREEDY],
-            cwd=ROOT, capture_output=True, timeout=60, check=False,
-        )  # fmt: skip
+        port = address.rpartition(":")[2]
+        finished = run_octavo("serve", "--port", port, "--engine-port", "0")
+        assert finished.returncode == 1
+        assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
+
+    def test_a_killed_frontend_comes_back_on_its_port(self, shared):
+        process, address, log = shared
+        _wait_for(log, "talk to it", process)
+        children = psutil.Process(process.pid).children()
+        (frontend,) = [child for child in children if "services.frontend" in child.cmdline()]
+        frontend.kill()
+        _wait_for(log, r"(?s)starting it again.*frontend: ready", process)
+        assert run_octavo("health", address, "--timeout-s", "60").returncode == 0
+
+    def test_sigint_stops_both_services_and_exits_0(self, shared):
+        process, address, log = shared
+        _wait_for(log, "talk to it", process)
+        finished = run_octavo("chat", "What is 7 + 5?", "--frontend", address, *GREEDY)
         assert finished.returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -221,26 +265,6 @@ class TestServe:
         process.kill()
         assert psutil.wait_procs(children, timeout=60)[1] == []
 
-    def test_a_killed_frontend_comes_back_on_its_port(self, serve):
-        process, address, log = serve
-        _wait_for(log, "talk to it", process)
-        children = psutil.Process(process.pid).children()
-        (frontend,) = [child for child in children if "services.frontend" in child.cmdline()]
-        frontend.kill()
-        _wait_for(log, r"(?s)starting it again.*frontend: ready", process)
-        health = [*OCTAVO, "health", address, "--timeout-s", "60"]
-        assert subprocess.run(health, cwd=ROOT, timeout=120, check=False).returncode == 0
-
-    def test_a_second_one_on_the_same_port_says_so_and_starts_nothing(self, serve):
-        process, address, log = serve
-        _wait_for(log, "talk to it", process)
-        finished = subprocess.run(
-            [*OCTAVO, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert finished.returncode == 1
-        assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
-
     @pytest.mark.parametrize(
         ("flags", "said"),
         [
@@ -253,20 +277,15 @@ class TestServe:
         ],
     )
     def test_what_a_service_would_refuse_is_said_before_one_starts(self, flags, said):
-        finished = subprocess.run(
-            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", *shlex.split(flags)],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        finished = run_octavo("serve", "--port", "0", "--engine-port", "0", *shlex.split(flags))
         assert finished.returncode == 2
         assert said in finished.stderr
         assert "starting" not in finished.stderr
         assert "Traceback" not in finished.stderr
 
     def test_a_flag_that_the_engine_refuses_ends_it_with_the_engines_exit_code(self):
-        finished = subprocess.run(
-            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--no-http", "/nowhere"],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        ports = ("--port", "0", "--engine-port", "0")
+        finished = run_octavo("serve", *ports, "--no-http", "/nowhere")
         assert finished.returncode == 2
         assert "octavo: engine exited with 2" in finished.stderr
 

@@ -23,6 +23,7 @@ import yaml
 from services.engine.config.engine_config import EngineConfig
 from services.frontend.config import FrontendConfig
 from tests.support.certificates import LOOPBACK, Authority
+from tests.support.forked_program import run_octavo
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,16 +71,7 @@ class Loopback:
         return self.run(service, arguments).returncode == 0
 
     def run(self, service: dict, words: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(words),
-            env=self.environment(service),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_octavo(*map(self.word, words), environment=self.environment(service))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 
 import grpc
@@ -11,8 +10,9 @@ import pytest
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.client.cli import main
+from tests.support.forked_program import run_octavo
 from tests.support.pace import together
-from tests.support.processes import ROOT, start_engine
+from tests.support.processes import start_engine
 
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
 SMALL = {"max_model_len": 128, "max_num_seqs": 4, "num_kv_blocks": 64, "device": "cpu"}
@@ -117,9 +117,8 @@ def test_a_first_start_changes_over_and_a_later_one_runs_its_trace(tmp_path):
 
 
 def octavo(*arguments):
-    done = subprocess.run(
-        [*OCTAVO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_octavo(*arguments)
+    done.check_returncode()
     return done.stdout
 
 

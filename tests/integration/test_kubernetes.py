@@ -20,6 +20,7 @@ import yaml
 from services.engine.config.engine_config import EngineConfig
 from services.frontend.config import FrontendConfig
 from tests.support.certificates import LOOPBACK, Authority
+from tests.support.forked_program import run_octavo
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,16 +111,7 @@ class Cluster:
     def run(
         self, words: list[str], environment: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(words),
-            env=environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_octavo(*map(self.word, words), environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from models.loading.loader import load_model
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.forked_program import run_forked
 from tests.support.pace import stopped, together, until_live
 from tests.support.paged_runner import PagedRunner
 from tests.support.processes import start_engine
@@ -108,7 +109,8 @@ async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tm
         assert recorder.returncode == 0, output
     assert any(row.num_computed_tokens > 2 * WINDOW for row in Recording.open(path).snapshot.rows)
     flags = ("--device", "cpu", "--model", folder, "--against", "full")
-    process = await run("replay", path, *flags)
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
+    command = ("services.engine", "replay", path, *flags)
+    replayed = await asyncio.to_thread(run_forked, *map(str, command))
+    output = replayed.stdout + replayed.stderr
+    assert replayed.returncode == 0, output
     assert ", 0 different" in output

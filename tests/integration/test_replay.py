@@ -10,6 +10,7 @@ import pytest
 from services.engine.batch import pack_int32, read_int32
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import engine_stub, generate, get_stats
+from tests.support.forked_program import run_forked
 from tests.support.pace import stopped, together
 from tests.support.processes import start_engine
 from tests.support.recordings import edit_recording
@@ -92,9 +93,9 @@ def trace(tmp_path_factory, stop_file):
 
 
 async def replay(path, *flags):
-    process = await client("replay", path, "--device", "cpu", *flags)
-    output = (await process.communicate())[0].decode()
-    return process.returncode, output
+    command = ("services.engine", "replay", path, "--device", "cpu", *flags)
+    ended = await asyncio.to_thread(run_forked, *map(str, command))
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(

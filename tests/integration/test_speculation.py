@@ -13,6 +13,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.forked_program import run_forked
 from tests.support.pace import stopped, together, until_aborted, until_live
 from tests.support.processes import ROOT, start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
@@ -208,9 +209,10 @@ async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tm
         assert recorder.returncode == 0, output
     assert any(row.num_computed_tokens > 9 for row in Recording.open(path).snapshot.rows)
     flags = ("--device", "cpu", "--model", folder, "--against", "full")
-    process = await run("replay", path, *flags)
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
+    command = ("services.engine", "replay", path, *flags)
+    replayed = await asyncio.to_thread(run_forked, *map(str, command))
+    output = replayed.stdout + replayed.stderr
+    assert replayed.returncode == 0, output
     assert ", 0 different" in output
     assert "tokens from before the recording were computed again" in output
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +15,8 @@ from services.client.errors import InvalidRequestError
 from services.client.requests import Message, Options, Sampling
 from services.client.responses import FinishReason
 from services.client.structured_output import StructuredOutput
-from tests.support.processes import ROOT, Stack, free_port, stack
+from tests.support.forked_program import run_octavo
+from tests.support.processes import Stack, free_port, stack
 
 SCHEMA = {
     "type": "object",
@@ -224,23 +223,16 @@ async def test_schemas_nest_equally_deep_in_grpc_and_http(client, served):
                 await by_http
 
 
-def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.client.cli", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 def test_the_command_line_takes_files_and_expressions(served, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))
     at = ("--frontend", served.services.frontend.address, "--temperature", "0")
-    run = octavo("generate", "Once", "--json-schema", str(schema), "--max-tokens", "200", *at)
+    run = run_octavo("generate", "Once", "--json-schema", str(schema), "--max-tokens", "200", *at)
     assert run.returncode == 0, run.stderr
     jsonschema.validate(json.loads(run.stdout), SCHEMA)
-    run = octavo("chat", "Hi", "--choice", "yes", "--choice", "no", *at)
+    run = run_octavo("chat", "Hi", "--choice", "yes", "--choice", "no", *at)
     assert run.stdout.strip() in ("yes", "no")
-    run = octavo("generate", "Once", "--regex", "a", "--json-object", *at)
+    run = run_octavo("generate", "Once", "--regex", "a", "--json-object", *at)
     assert run.returncode == 2
     assert "exactly one form" in " ".join(run.stderr.replace("│", " ").split())
 
@@ -262,8 +254,8 @@ async def test_hostile_grammars_cost_their_time_limit():
     assert len(answer.token_ids) == 20
 
 
-async def test_hostile_grammars_cost_other_requests_nothing(client):
-    """The last one with `served`, whose engine goes on compiling until it is stopped."""
+async def test_hostile_grammars_cost_other_requests_nothing(served, client):
+    """The last one with `served`: its engine would go on compiling to the time limit."""
     attacks = [asyncio.create_task(refusal_of_hostile(client)) for _ in range(3)]
     answer = await client.generate("Once", options(temperature=0, max_tokens=20)).completion()
     assert len(answer.token_ids) == 20
@@ -271,3 +263,4 @@ async def test_hostile_grammars_cost_other_requests_nothing(client):
     for attack in attacks:
         attack.cancel()
     await asyncio.gather(*attacks, return_exceptions=True)
+    await asyncio.to_thread(served.services.engine.kill)

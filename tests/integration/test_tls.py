@@ -5,7 +5,6 @@ import contextlib
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.certificates import LOOPBACK, Authority, Pair, credentials, serial_of
+from tests.support.forked_program import run_forked, run_octavo
 from tests.support.processes import (
-    ROOT,
     ServiceProcess,
     Stack,
     free_port,
@@ -283,15 +282,8 @@ def test_files_that_cannot_be_used_end_the_start_with_the_reason(tmp_path, modul
         "CERT": str(authority.issue("server", LOOPBACK).cert),
         "OTHER": str(authority.issue("other", LOOPBACK).key),
     }
-    command = [sys.executable, "-m", f"services.{module}", "--port", "0"]
-    ended = subprocess.run(
-        [*command, *(paths.get(flag, flag) for flag in flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    flags = (paths.get(flag, flag) for flag in flags)
+    ended = run_forked(f"services.{module}", "--port", "0", *flags)
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -318,11 +310,4 @@ def serial_served(secured: Secured, port: int) -> int:
 
 
 async def octavo(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "services.client.cli", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return await asyncio.to_thread(run_octavo, *arguments)

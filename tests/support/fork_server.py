@@ -1,6 +1,6 @@
 """A process that has imported modules, and forks programs without that cost.
 
-python -m tests.support.fork_server SOCKET_FD [MODULE ...]
+python -m tests.support.fork_server SOCKET_FD [MODULE,...]
 
 A request is JSON, with the descriptors that the program inherits. A keeper, a fork of its own,
 reports the program's id and how it ended, as lines, to the first descriptor. An engine asks for its
@@ -33,7 +33,7 @@ _MAX_BYTES, _MAX_FDS = 2**17, 32
 def main() -> None:
     """Forks a program for each request, until the process that asks is gone."""
     requests = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
+    for module in filter(None, sys.argv[2].split(",")):
         import_module(module)
     of_programs, for_programs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Forks share the memory of what no collection touches.

@@ -25,12 +25,17 @@ class ForkedProgram:
         command: Sequence[str],
         *,
         environment: Mapping[str, str],
+        stdin: int | None = None,
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
-        """Forks what `python -m` or, after "-c", `python -c` runs; standard input is empty."""
+        """Forks what `python -m` or, after "-c", `python -c` runs.
+
+        Standard input is empty without a descriptor for it.
+        """
         with Path(os.devnull).open("rb") as nothing:
-            descriptors = {0: nothing.fileno(), 1: stdout, 2: stderr}
+            source = nothing.fileno() if stdin is None else stdin
+            descriptors = {0: source, 1: stdout, 2: stderr}
             self._report = fork(
                 server, command, environment=environment, descriptors=descriptors, group=0
             )
@@ -66,19 +71,44 @@ class ForkedProgram:
         return self.returncode
 
 
-def run_forked(*command: str, modules: Sequence[str] = OF_SERVICES) -> subprocess.CompletedProcess:
+def run_octavo(
+    *arguments: object, environment: Mapping[str, str] = os.environ, given: str = ""
+) -> subprocess.CompletedProcess:
+    """Runs a command of `octavo` to its end, as `run_forked` does, in the project's folder."""
+    return run_forked(
+        "services.client.cli",
+        *map(str, arguments),
+        modules=["services.client.cli"],
+        environment=environment,
+        given=given,
+    )
+
+
+def run_forked(
+    *command: str,
+    modules: Sequence[str] = OF_SERVICES,
+    environment: Mapping[str, str] = os.environ,
+    given: str = "",
+) -> subprocess.CompletedProcess:
     """Runs a command of a ForkedProgram to its end.
 
-    modules: of the fork server.
+    modules: of the fork server. given: standard input.
 
     Returns:
         How it ended, with the text of both outputs.
     """
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+    with (
+        tempfile.TemporaryFile("w+") as stdin,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+    ):
+        stdin.write(given)
+        stdin.seek(0)
         program = ForkedProgram(
             fork_server(*modules),
             command,
-            environment=os.environ,
+            environment=environment,
+            stdin=stdin.fileno(),
             stdout=stdout.fileno(),
             stderr=stderr.fileno(),
         )

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
+_SERVER = [sys.executable, "-m", "tests.support.fork_server"]
 OF_SERVICES = (
     "services.engine.server",
     "services.engine.worker.executor",
@@ -61,7 +62,8 @@ def fork_server(*modules: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
+            # Tests look for processes that have a module among their arguments.
+            [*_SERVER, str(theirs.fileno()), ",".join(modules)],
             cwd=_ROOT,
             # gRPC reads these when it is imported; services set them.
             env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"},

@@ -1,7 +1,7 @@
 """A frontend in this process, in front of fake engines, with a client's stub."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
@@ -14,6 +14,7 @@ from services.frontend.engine_client import client
 from services.frontend.server import FrontendServer
 from services.telemetry import metrics
 from tests.support.fake_engine import FakeEngine
+from tests.support.forked_helpers import helpers_forked
 from tests.support.waiting import until
 
 LONG_TIMEOUT_S = 60.0
@@ -49,13 +50,21 @@ class FrontendStack:
 
 @asynccontextmanager
 async def frontend_stack(
-    engine: FakeEngine, *others: FakeEngine, wait_ready: bool = True, **config: object
+    engine: FakeEngine,
+    *others: FakeEngine,
+    wait_ready: bool = True,
+    forks_helpers: bool = True,
+    **config: object,
 ) -> AsyncIterator[FrontendStack]:
-    """Starts a frontend of engines, which must be listening, and connects a client to it."""
+    """Starts a frontend of engines, which must be listening, and connects a client to it.
+
+    forks_helpers: whether its helper processes are forked instead of started.
+    """
     addresses = ",".join(each.address for each in (engine, *others))
     settings = {"port": 0, "engine_address": addresses, **LONG_TIMEOUTS, **config}
     server = FrontendServer(FrontendConfig(**settings))
     with (
+        helpers_forked() if forks_helpers else nullcontext(),
         mock.patch.object(client, "CALL_TIMEOUT_S", LONG_TIMEOUT_S),
         mock.patch.object(metrics, "COLLECT_TIMEOUT_S", LONG_TIMEOUT_S),
     ):

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from protos.engine.v1.engine_pb2 import DrainRequest
 from protos.frontend.v1 import frontend_pb2 as pb
 from tests.support.engine_client import engine_stub
 from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
+from tests.support.forked_program import run_octavo
 from tests.support.pace import stopped
 from tests.support.processes import ServiceProcess
 
@@ -189,8 +189,6 @@ async def _cut_off(fleet: EngineFleet, engine: ServiceProcess) -> None:
 
 async def octavo(*arguments: str) -> str:
     """Returns the output of a command of the command line."""
-    command = [sys.executable, "-m", "services.client.cli", *arguments]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
+    ended = await asyncio.to_thread(run_octavo, *arguments)
+    ended.check_returncode()
+    return ended.stdout

@@ -84,7 +84,7 @@ async def test_engines_that_come_at_the_same_time_share_one_template():
     async with (
         FakeEngine(engine_id="a") as first,
         FakeEngine(engine_id="b") as second,
-        frontend_stack(first, second),
+        frontend_stack(first, second, forks_helpers=False),
     ):
         workers = [
             child

@@ -132,7 +132,7 @@ async def test_a_session_goes_on_while_a_grammar_is_compiled(monkeypatch):
 
 
 async def test_a_request_can_be_aborted_while_its_grammar_is_compiled_and_its_handle_is_free():
-    async with tiny_service(grammar_timeout_s=20.0) as service:
+    async with tiny_service(grammar_timeout_s=5.0) as service:
         frontend = await Frontend(service.stub).open()
         hostile = StructuredOutput(json_schema=HOSTILE)
         await frontend.submit(1, sampling={"structured_output": hostile})
@@ -143,7 +143,7 @@ async def test_a_request_can_be_aborted_while_its_grammar_is_compiled_and_its_ha
 
 
 async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle():
-    async with tiny_service(grammar_timeout_s=20.0) as service:
+    async with tiny_service(grammar_timeout_s=5.0) as service:
         await until(lambda: service.core.is_ready)
         frontend = await Frontend(service.stub).open()
         await frontend.submit(1, sampling={"structured_output": StructuredOutput(regex="a+")})

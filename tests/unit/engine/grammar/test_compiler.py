@@ -15,6 +15,7 @@ from services.engine.errors import InvalidRequestError, QueueFullError, Unsuppor
 from services.engine.grammar.compiler import LIVE, MAX_COMPILING_OF_CALLER, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput
 from services.transport.counts import LocalCounts
+from tests.support.forked_helpers import helpers_forked
 from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 
@@ -33,11 +34,12 @@ async def running_compiler(**changes):
         "counts": LocalCounts(),
     }
     tokenizer_json = changes.pop("tokenizer_json", MODEL.tokenizer_json)
-    compiler = GrammarCompiler(tokenizer_json, **{**settings, **changes})
-    try:
-        yield compiler
-    finally:
-        await compiler.close()
+    with helpers_forked():
+        compiler = GrammarCompiler(tokenizer_json, **{**settings, **changes})
+        try:
+            yield compiler
+        finally:
+            await compiler.close()
 
 
 class Walk:
@@ -242,7 +244,8 @@ async def test_a_slot_is_freed_however_a_constraint_ends():
 
 async def test_grammars_without_a_waiting_caller_leave_the_queue():
     """Callers who come and go do not keep others from compiling theirs."""
-    async with running_compiler(max_live=1000) as compiler:
+    # A compilation that has begun goes on to its limit.
+    async with running_compiler(max_live=1000, timeout_s=5.0) as compiler:
         await compiler.constrain(NUMBER)
         for i in range(3 * MAX_COMPILING_OF_CALLER):
             hostile = f'{{"type": "integer", "multipleOf": {99999989 + i}}}'

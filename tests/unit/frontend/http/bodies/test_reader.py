@@ -26,12 +26,19 @@ from services.frontend.http.bodies.worker import MAX_CONTAINERS, MAX_KEYS, check
 from services.frontend.http.chat.calls import read_chat
 from services.frontend.http.completions.calls import read_completion
 from services.transport.counts import LocalCounts
+from tests.support.forked_helpers import helpers_forked
 from tests.support.loop_time import LoopTime
 from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until
 
 LONG_TIMEOUT_S = 60.0
 MAX_PROMPT_TOKENS = 10_000
+
+
+@pytest.fixture(autouse=True)
+def _helpers():
+    with helpers_forked():
+        yield
 
 
 @pytest.fixture
