@@ -15,7 +15,7 @@ from tests.support.processes import ServiceProcess, start_engine, start_frontend
 from tests.support.transformers_reference import TransformersReference
 from tests.support.varied_prompts import varied_prompts
 
-NUM_PROMPTS = 200
+NUM_PROMPTS = 72
 MAX_TOKENS = 24
 
 

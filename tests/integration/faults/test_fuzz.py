@@ -139,7 +139,7 @@ def test_http_survives_random_and_damaged_requests(target, num_requests):
 
 
 @pytest.mark.timeout(1200)
-@short_and_long("examples", 8, 200)
+@short_and_long("examples", 3, 200)
 def test_http_keeps_what_its_openapi_document_says(target, examples, tmp_path):
     # The exhaustive phase takes a minute; a few random examples of each kind take seconds.
     phases = "fuzzing" if examples < 100 else "examples,coverage,fuzzing"
