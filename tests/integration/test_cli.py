@@ -208,18 +208,19 @@ def serving(folder):
         process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One for tests that leave it as it was, and for the one that ends it."""
+    with serving(tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
 class TestServe:
     """`octavo serve` as its user sees it."""
 
     @pytest.fixture
     def serve(self, tmp_path):
         with serving(tmp_path) as running:
-            yield running
-
-    @pytest.fixture(scope="class")
-    def shared(self, tmp_path_factory):
-        """One for tests that leave it as it was, and for the one that ends it."""
-        with serving(tmp_path_factory.mktemp("serve")) as running:
             yield running
 
     def test_a_model_by_position_and_flags_of_an_engine_serve_http(self, shared):

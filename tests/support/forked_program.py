@@ -76,7 +76,7 @@ def run_octavo(
 ) -> subprocess.CompletedProcess:
     """Runs a command of `octavo` to its end, as `run_forked` does, in the project's folder."""
     return run_forked(
-        "services.client.cli",
+        "services.client",
         *map(str, arguments),
         modules=["services.client.cli"],
         environment=environment,
