@@ -11,10 +11,12 @@ from models.glm4_moe import Glm4MoeForCausalLM
 from models.gpt_oss import GptOssForCausalLM
 from models.granite import GraniteForCausalLM
 from models.granite_moe_hybrid import GraniteMoeHybridForCausalLM
+from models.kimi_linear import BailingHybridForCausalLM, KimiLinearForCausalLM
 from models.layers.decoder import CausalLM
 from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
 from models.mamba2 import Mamba2ForCausalLM
+from models.minimax import MiniMaxForCausalLM
 from models.mixtral import MixtralForCausalLM
 from models.nemotron_h import NemotronHForCausalLM
 from models.olmo2 import Olmo2ForCausalLM
@@ -26,6 +28,7 @@ from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
+    "BailingHybridForCausalLM": BailingHybridForCausalLM,
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,
@@ -39,10 +42,12 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "GraniteForCausalLM": GraniteForCausalLM,
     "GraniteMoeHybridForCausalLM": GraniteMoeHybridForCausalLM,
     "InternLM3ForCausalLM": LlamaForCausalLM,
+    "KimiLinearForCausalLM": KimiLinearForCausalLM,
     "Lfm2ForCausalLM": Lfm2ForCausalLM,
     "Lfm2MoeForCausalLM": Lfm2ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
+    "MiniMaxForCausalLM": MiniMaxForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "NemotronHForCausalLM": NemotronHForCausalLM,

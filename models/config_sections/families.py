@@ -6,6 +6,7 @@ DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Gl
 """Families whose draft layers models.deepseek_mtp can build."""
 
 OWN_ARCHITECTURES = (
+    "BailingHybridForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -19,10 +20,12 @@ OWN_ARCHITECTURES = (
     "GraniteForCausalLM",
     "GraniteMoeHybridForCausalLM",
     "InternLM3ForCausalLM",
+    "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "LlamaForCausalLM",
     "Mamba2ForCausalLM",
+    "MiniMaxForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
     "NemotronHForCausalLM",
@@ -92,6 +95,25 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 256,
         "shared_intermediate_size": 1024,
     },
+    "BailingHybridForCausalLM": {
+        "first_k_dense_replace": 2,
+        "head_dim": 128,
+        "layer_group_size": 6,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-6,
+        "rope_interleave": True,
+        "rope_theta": 6e6,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+    },
+    "KimiLinearForCausalLM": {
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.446,
+        "rms_norm_eps": 1e-5,
+        "scoring_func": "sigmoid",
+    },
+    "MiniMaxForCausalLM": {"norm_topk_prob": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": {
         **_LFM2,
@@ -174,17 +196,20 @@ FAMILIES_WITH_NORMS_FROM_ONE = (
 
 FAMILIES_WITH_STATES = (
     *FAMILIES_WITH_NORMS_FROM_ONE,
+    "BailingHybridForCausalLM",
     "FalconH1ForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "Mamba2ForCausalLM",
+    "MiniMaxForCausalLM",
     "NemotronHForCausalLM",
     "OlmoHybridForCausalLM",
 )
 """Families some of whose layers keep a state that is not keys and values."""
 
-FAMILIES_WITHOUT_POSITIONS = ("NemotronHForCausalLM",)
+FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""
 
 FAMILIES_WITHOUT_WINDOWS = (

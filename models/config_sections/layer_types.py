@@ -76,6 +76,10 @@ def _implied_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     elif fields.has("full_attention_interval"):
         every = fields.count("full_attention_interval")
         attends = {layer for layer in layers if (layer + 1) % every == 0}
+    elif fields.architecture() == "MiniMaxForCausalLM":
+        attends = set(layers[::2])
+    elif fields.architecture() == "KimiLinearForCausalLM":
+        attends = set(layers[4::4])
     elif fields.has("layer_group_size"):
         every = fields.count("layer_group_size")
         attends = {layer for layer in layers if (layer + 1) % every == 0}

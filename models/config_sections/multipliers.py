@@ -22,6 +22,15 @@ class HybridFactors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumFactors:
+    """Factors of the input and of the output of each kind of sub-layer, where they are added."""
+
+    attention: tuple[float, float]
+    lightning: tuple[float, float]
+    feed_forward: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
     """Factors that a family puts on activations. A soft cap c > 0 makes x c * tanh(x / c)."""
 
@@ -37,6 +46,7 @@ class Multipliers:
     logits_cap: float = 0.0
     """Soft cap of logits; 0 means none."""
     hybrid: HybridFactors | None = None
+    weighed_sums: SumFactors | None = None
 
 
 def read_multipliers(fields: Fields) -> Multipliers:
@@ -57,6 +67,13 @@ def read_multipliers(fields: Fields) -> Multipliers:
         )
     if architecture.startswith("FalconH1"):
         return _read_falcon(fields)
+    if architecture == "MiniMaxForCausalLM":
+        attention, lightning, feed_forward = (
+            (fields.number(f"{part}_alpha_factor", 1.0), fields.number(f"{part}_beta_factor", 1.0))
+            for part in ("full_attn", "linear_attn", "mlp")
+        )
+        sums = SumFactors(attention=attention, lightning=lightning, feed_forward=feed_forward)
+        return Multipliers(weighed_sums=sums)
     if not architecture.startswith("Gemma"):
         return Multipliers()
     is_second = architecture.startswith("Gemma2")

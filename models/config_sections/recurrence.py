@@ -109,7 +109,9 @@ def _read_kimi_delta(fields: Fields) -> DeltaNetConfig:
     section = fields.section("linear_attn_config")
     is_bailing = fields.architecture() == "BailingHybridForCausalLM"
     num_heads = fields.count("num_attention_heads" if is_bailing else "linear_num_heads", 32)
-    head_dim = fields.count("head_dim" if is_bailing else "linear_head_dim", 128)
+    # transformers stores Ling's under the first name, and the rotated part's under the second.
+    has_own = not is_bailing or fields.has("linear_head_dim")
+    head_dim = fields.count("linear_head_dim" if has_own else "head_dim", 128)
     width_name = "short_conv_kernel_size" if is_bailing else "linear_conv_kernel_dim"
     conv_width = _conv_width(fields, width_name)
     if section.values:

@@ -41,6 +41,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         mla = _mla_config(config)
         self._mla = mla
+        self._rotates = layer_index not in config.unrotated_layers
         self.layer_index = config.cache_index(layer_index)
         head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         self._scale = head_size**-0.5 * config.rope.score_scale
@@ -86,6 +87,11 @@ class LatentAttention(nn.Module):
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
+        output: torch.Tensor = self.o_proj(self.attended(hidden, rotation).flatten(1))
+        return output
+
+    def attended(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Maps [T, hidden] to attended values, [T, H, V]."""
         mla = self._mla
         queries, compressed, compressed_q = self._project(hidden)
         q_plain, q_rotated = torch.split(
@@ -97,20 +103,22 @@ class LatentAttention(nn.Module):
             compressed, [mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1
         )
         latent = self.kv_a_layernorm(latent)
-        k_rotated = rotary(k_rotated.unsqueeze(1), *rotation)
-        q_rotated = rotary(q_rotated, *rotation)
+        k_rotated = k_rotated.unsqueeze(1)
+        if self._rotates:
+            k_rotated, q_rotated = (rotary(x, *rotation) for x in (k_rotated, q_rotated))
+        else:
+            k_rotated, q_rotated = k_rotated.contiguous(), q_rotated.contiguous()
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
         attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
         latent_attention_with_output(
             q_plain, q_rotated, latent, k_rotated, self.kv_b_proj.weight, attended,
             self.layer_index, self._scale, *index,
         )  # fmt: skip
-        output: torch.Tensor = self.o_proj(attended.flatten(1))
-        return output
+        return attended
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        return {"qk_norm_rope_cache"}
+        return {"qk_norm_rope_cache"} if self._rotates else ()
 
     def cudagraph_support(
         self, device: torch.device, cache_dtype: torch.dtype

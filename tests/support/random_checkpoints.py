@@ -35,7 +35,8 @@ _OF_EACH_KIND = {
     *("olmo3", "exaone4", "smollm3_odd", "ernie4_5_bias", "seed_oss_odd"),
     *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
-    *("qwen3_next", "qwen3_5_odd"),
+    *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
+    *("falcon_h1_odd", "nemotron_h"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [
@@ -66,7 +67,7 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
             with torch.no_grad():
                 param.normal_(center, 0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
     for module in model.modules():
         if hasattr(module, "limit"):  # older releases ignore the configuration

@@ -31,6 +31,7 @@ def _gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
     num_k_heads: int,
     head_k_dim: int,
     beta_scale: float = 1.0,
+    decay_floor: float | None = None,
 ) -> None:
     """Convolves queries, keys and values, then applies the gated delta rule to each state.
 
@@ -44,6 +45,8 @@ def _gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
     output: [T, H, V], contiguous.
     layer_index: of the cache entry.
     beta_scale: factor of sigmoid(b); 2 allows negative eigenvalues.
+    decay_floor: makes the logarithm of a decay decay_floor * sigmoid(e^a_log (a + dt_bias)); None:
+        it is -e^a_log softplus(a + dt_bias).
 
     Source: see models.ops.recurrence.gated_delta_rule.
     """
@@ -59,15 +62,16 @@ def _gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
 
         mixed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
         conv_kernel.causal_conv(qkv, conv_weight, None, mixed, cache, metadata, activates=True)
-        # The rule of most families has no factor.
-        factor = {} if beta_scale == 1.0 else {"beta_scale": beta_scale}
+        # The rule of most families has neither.
+        others = {} if beta_scale == 1.0 else {"beta_scale": beta_scale}
+        others |= {} if decay_floor is None else {"decay_floor": decay_floor}
         kernel.gated_delta_rule(
             mixed, a, b, a_log, dt_bias, output, cache, metadata,
-            num_k_heads=num_k_heads, head_k_dim=head_k_dim, **factor,
+            num_k_heads=num_k_heads, head_k_dim=head_k_dim, **others,
         )  # fmt: skip
         return
     _reference(qkv, a, b, conv_weight, a_log, dt_bias, output, cache, metadata,
-               num_k_heads, head_k_dim, beta_scale)  # fmt: skip
+               num_k_heads, head_k_dim, beta_scale, decay_floor)  # fmt: skip
 
 
 def _reference(  # noqa: PLR0913  # see the operator
@@ -83,6 +87,7 @@ def _reference(  # noqa: PLR0913  # see the operator
     num_k_heads: int,
     head_k_dim: int,
     beta_scale: float,
+    decay_floor: float | None,
 ) -> None:
     """Computes the operator in PyTorch."""
     num_heads, head_v_dim = output.shape[1:]
@@ -98,8 +103,12 @@ def _reference(  # noqa: PLR0913  # see the operator
             )
             for x in (q, k)
         )
-        a_of_run = gates[run.tokens].float() + dt_bias.view(num_heads, -1)
-        decay = -a_log.exp().view(num_heads, 1) * functional.softplus(a_of_run)
+        decay = gates[run.tokens].float() + dt_bias.view(num_heads, -1)
+        rates = a_log.exp().view(num_heads, 1)
+        if decay_floor is None:
+            decay = -rates * functional.softplus(decay)
+        else:
+            decay = decay_floor * (rates * decay).sigmoid()
         beta = beta_scale * b[run.tokens].float().sigmoid().unsqueeze(-1)
         inputs = (
             q * head_k_dim**-0.5, k, v.view(*run.tokens.shape, num_heads, head_v_dim), decay, beta,

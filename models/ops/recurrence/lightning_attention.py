@@ -4,6 +4,7 @@ The operator has no output, like attention: see models.ops.attention.attention.
 """
 
 import torch
+from torch.nn import functional
 
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
@@ -15,42 +16,36 @@ from models.state_cache import StateCacheData
 
 
 def _lightning_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    slopes: torch.Tensor,
-    output: torch.Tensor,
-    layer_index: int,
-    scale: float,
+    qkv: torch.Tensor, slopes: torch.Tensor, output: torch.Tensor, layer_index: int
 ) -> None:
     """Attends to the state of each request, which sums keys times values.
 
     Metadata and states come from the forward context. Padding tokens get undefined outputs.
     T tokens, H heads of D elements.
 
-    q, k, v: [T, H, D]; tokens may be apart. slopes: [H] float32; each token multiplies a state by
-    e^-slope. output: [T, H, D], contiguous.
-    layer_index: of the cache entry. scale: factor of queries.
+    qkv: [T, 3, H, D]: queries, keys and values, before their silu. slopes: [H] float32; each token
+    multiplies a state by e^-slope. output: [T, H, D], contiguous.
+    layer_index: of the cache entry.
 
     Source: see models.ops.recurrence.decayed_attention.
     """
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, StateCacheData), f"entry {layer_index} keeps no state"
-    if has_kernels(q.device):
+    if has_kernels(qkv.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.recurrence import (
             decayed_linear_attention as kernel,
         )
 
-        kernel.decayed_linear_attention(q, k, v, slopes, output, cache, metadata, scale=scale)
+        q, k, v = functional.silu(qkv).unbind(1)
+        kernel.decayed_linear_attention(q, k, v, slopes, output, cache, metadata, scale=1.0)
         return
     for run in request_runs(metadata):
-        q_of_run, k_of_run, v_of_run = (x[run.tokens].float() for x in (q, k, v))
+        q, k, v = functional.silu(qkv[run.tokens]).float().unbind(2)
         decay = -slopes.view(-1, 1).expand(*run.tokens.shape, -1, 1)
         result = scan(
-            (scale * q_of_run, k_of_run, v_of_run, decay), cache, run,
-            step=decayed_step, chunk=decayed_chunk,
+            (q, k, v, decay), cache, run, step=decayed_step, chunk=decayed_chunk,
         )  # fmt: skip
         output[run.tokens] = result.to(output.dtype)
 
