@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -23,7 +23,7 @@ import yaml
 from services.engine.config.engine_config import EngineConfig
 from services.frontend.config import FrontendConfig
 from tests.support.certificates import LOOPBACK, Authority
-from tests.support.forked_program import run_octavo
+from tests.support.forked_program import ForkedProgram, run_octavo, start_service
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,9 @@ SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
 """The command that the images' entry point, `octavo`, runs."""
+
+
+Process = subprocess.Popen[bytes] | ForkedProgram
 
 
 class Loopback:
@@ -65,6 +68,18 @@ class Loopback:
             environment = {k: v.replace("/certificates/", mounted) for k, v in environment.items()}
         return os.environ | environment
 
+    def start(self, service: dict) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command(service["command"]),
+            env=self.environment(service),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def fork(self, service: dict) -> ForkedProgram:
+        words = map(self.word, service["command"])
+        return start_service(*words, environment=self.environment(service))
+
     def is_healthy(self, service: dict) -> bool:
         marker, program, *arguments = service["healthcheck"]["test"]
         assert (marker, program) == ("CMD", "octavo")
@@ -75,17 +90,14 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def running(mapped: Loopback, services: dict) -> Iterator[Loopback]:
+def running(
+    mapped: Loopback, services: dict, start: Callable[[Loopback, dict], Process]
+) -> Iterator[Loopback]:
     """Long-running services, started in the order that the compose file asks for."""
     with contextlib.ExitStack() as processes:
         for name in ("engine", "frontend"):
             service = services[name]
-            process = subprocess.Popen(
-                mapped.command(service["command"]),
-                env=mapped.environment(service),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-            )
+            process = start(mapped, service)
             processes.callback(process.wait, timeout=30)
             processes.callback(process.terminate)
             deadline = time.monotonic() + READY_TIMEOUT_S
@@ -98,7 +110,7 @@ def running(mapped: Loopback, services: dict) -> Iterator[Loopback]:
 @pytest.fixture(scope="module")
 def loopback() -> Iterator[Loopback]:
     """The services as docker-compose.yml has them."""
-    with running(Loopback(), SERVICES) as mapped:
+    with running(Loopback(), SERVICES, Loopback.start) as mapped:
         yield mapped
 
 
@@ -114,7 +126,8 @@ def test_with_tls_and_keys_only_the_client_gets_an_answer(tmp_path):
         authority.issue(name, LOOPBACK, name)
     (tmp_path / "keys.toml").write_text('[keys.client]\nkey = "compose-0123456789"\n')
     (tmp_path / "api-key").write_text("compose-0123456789\n")
-    with running(Loopback(tmp_path), {name: secured(name) for name in SERVICES}) as mapped:
+    services = {name: secured(name) for name in SERVICES}
+    with running(Loopback(tmp_path), services, Loopback.fork) as mapped:
         answer = mapped.run(secured("client"), SERVICES["client"]["command"])
         assert answer.returncode == 0, answer.stderr
         keyless = dict(secured("client")["environment"])

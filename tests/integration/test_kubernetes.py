@@ -20,7 +20,7 @@ import yaml
 from services.engine.config.engine_config import EngineConfig
 from services.frontend.config import FrontendConfig
 from tests.support.certificates import LOOPBACK, Authority
-from tests.support.forked_program import run_octavo
+from tests.support.forked_program import run_octavo, start_service
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,9 +100,6 @@ class Cluster:
             given["OCTAVO_ENGINE_DEVICE"] = "cpu"
         return os.environ | given
 
-    def command(self, words: list[str]) -> list[str]:
-        return [*OCTAVO, *map(self.word, words)]
-
     def probe(self, name: str, kind: str) -> subprocess.CompletedProcess[str]:
         program, *arguments = container(name)[kind]["exec"]["command"]
         assert program == "octavo"
@@ -135,12 +132,8 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     running = Cluster(mounts)
     with contextlib.ExitStack() as processes:
         for name in NAMES:
-            process = subprocess.Popen(
-                running.command(container(name)["args"]),
-                env=running.environment(name),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-            )
+            words = map(running.word, container(name)["args"])
+            process = start_service(*words, environment=running.environment(name))
             processes.callback(process.wait, timeout=30)
             processes.callback(process.terminate)
             deadline = time.monotonic() + READY_TIMEOUT_S

@@ -199,7 +199,7 @@ async def test_the_command_line_shows_its_certificate(secured):
 async def test_rotated_certificates_count_at_the_next_connection_and_streams_go_on(secured):
     tls = (secured.authority, secured.client)
     async with channel_to(secured.frontend, *tls) as channel:
-        stream = FrontendServiceStub(channel).Generate(request(max_tokens=1500))
+        stream = FrontendServiceStub(channel).Generate(request(max_tokens=500))
         outputs = aiter(stream)
         await anext(outputs)
         before = secured.frontend.log.count("engine_lost")

@@ -47,16 +47,21 @@ class ForkedProgram:
         """Returns how it ended; None while it runs."""
         return self._returncode_within(0)
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        """Returns how it ended, when it has.
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns how it ended, when it has; timeout is in seconds.
 
         Raises:
             subprocess.TimeoutExpired: it runs on.
         """
-        returncode = self._returncode_within(timeout_s)
+        returncode = self._returncode_within(timeout)
         if returncode is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout_s or 0)
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return returncode
+
+    def terminate(self) -> None:
+        """Asks it to end, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends it, if it runs."""
@@ -69,6 +74,12 @@ class ForkedProgram:
             self._lines.close()
             self._report.close()
         return self.returncode
+
+
+def start_service(service: str, *flags: str, environment: Mapping[str, str]) -> ForkedProgram:
+    """Forks what `octavo engine` or `octavo frontend` becomes."""
+    server, command = fork_server(*OF_SERVICES), [f"services.{service}", *flags]
+    return ForkedProgram(server, command, environment=environment)
 
 
 def run_octavo(
@@ -113,7 +124,7 @@ def run_forked(
             stderr=stderr.fileno(),
         )
         try:
-            returncode = program.wait(timeout_s=240)
+            returncode = program.wait(timeout=240)
         finally:
             program.kill()
         stdout.seek(0)

@@ -48,7 +48,7 @@ def run_commands(commands: Iterable[Sequence[str]]) -> None:
     server = fork_server(*OF_SERVICES)
     ranks = [ForkedProgram(server, command, environment=environment) for command in commands]
     try:
-        assert [each.wait(timeout_s=120) for each in ranks] == [0] * len(ranks)
+        assert [each.wait(timeout=120) for each in ranks] == [0] * len(ranks)
     finally:
         for each in ranks:
             each.kill()
