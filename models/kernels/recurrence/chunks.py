@@ -52,6 +52,13 @@ def store_rows(ptr, tokens, values, in_chunk, dims, SIZE: tl.constexpr):
 
 
 @triton.jit
+def inverse_length(x):
+    """Returns the factor that normalises each row, in float32."""
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, 1) + 1e-6)
+
+
+@triton.jit
 def decay_between(sums, IS_STRICT: tl.constexpr):
     """Returns e^(c_i - c_j), [N, N], for j <= i, or j < i if strict; else 0. sums: c, [N]."""
     row = tl.arange(0, _CHUNK)[:, None]

@@ -4,8 +4,8 @@ o = q^T S + d v. With sizes s of steps this is Mamba2 (arXiv 2405.21060): k is B
 r is A; with s = 1 it is lightning attention (arXiv 2401.04658).
 
 In a chunk of 64 tokens, with c the sums of r s and D_ij = e^(c_i - c_j) for j <= i: o = e^c Q S +
-tril(Q K^T * D s) V + d V; S <- e^(c_64) S + (e^(c_64 - c) s K)^T V. Products add to nothing, as in
-models.kernels.recurrence.gated_delta_chunks.
+tril(Q K^T * D s) V + d V; S <- e^(c_64) S + (e^(c_64 - c) s K)^T V. The loop is not
+pipelined: see models.kernels.recurrence.gated_delta_pass.
 """
 
 from functools import lru_cache

@@ -46,7 +46,7 @@ def gated_delta_rule(
     """
     heads = delta_heads(a, output, num_k_heads, head_k_dim)
     arguments = (qkv, a, b, a_log, dt_bias, output, cache, metadata, heads)
-    has_chunks = metadata.max_seqlen_q > MOST_STEP and qkv.itemsize == 2 and a.dim() == 2
+    has_chunks = metadata.max_seqlen_q > MOST_STEP and qkv.itemsize == 2
     if not has_chunks or is_batch_invariant():
         gated_delta_step(*arguments, most_tokens=len(qkv))
         return
