@@ -4,7 +4,8 @@ V' = U - W S; o = (e^c Q) S + tril(Q K^T * D) V'; S <- e^(c_64) S + (e^(c_64 - c
 gated_delta_chunks for the rest.
 
 The loop is not pipelined: with two stages, four warps and 32 columns the build of Triton 3.6 gave
-wrong outputs and addresses on an H200; with one stage, as with eight warps or 64 columns, it is exact.
+wrong outputs and addresses on an H200; with one stage, as with eight warps or 64 columns, it is
+exact.
 """
 
 from functools import lru_cache
