@@ -33,7 +33,7 @@ from models.kernels.recurrence.chunks import (
 )
 from models.kernels.recurrence.gated_delta_pass import Prepared
 from models.kernels.recurrence.gated_delta_step import DeltaHeads
-from models.kernels.recurrence.gates import sigmoid, softplus
+from models.kernels.recurrence.gates import log_decay, sigmoid
 
 _CHUNK = tl.constexpr(CHUNK)
 _BLOCK = tl.constexpr(16)
@@ -69,7 +69,8 @@ def _scale_channels_kernel(
         tokens = first + tl.arange(0, _CHUNK)
         in_chunk = tokens < last
         a = load_rows(a_ptr + head * heads.k_dim, tokens, a_stride, in_chunk, dims, heads.k_dim)
-        logs = rate * softplus(a.to(tl.float32) + dt_bias.to(tl.float32)[None, :])
+        gate = a.to(tl.float32) + dt_bias.to(tl.float32)[None, :]
+        logs = log_decay(rate, gate, heads.decay_floor)
         logs = tl.where(in_chunk[:, None], logs, 0.0)
         sums, total = tl.cumsum(logs, 0), tl.sum(logs, 0)
         at = head.to(tl.int64) * num_tokens * heads.k_dim
@@ -128,7 +129,7 @@ def _score_channels_kernel(
         q = _load_normalised(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim) * scale
         k = _load_normalised(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
         b_ptrs = b_ptr + tokens.to(tl.int64) * b_stride + head
-        beta = sigmoid(tl.load(b_ptrs, mask=in_chunk, other=0.0).to(tl.float32))
+        beta = sigmoid(tl.load(b_ptrs, mask=in_chunk, other=0.0).to(tl.float32)) * heads.beta_scale
         sums = load_rows(sums_ptr, tokens, heads.k_dim, in_chunk, dims, heads.k_dim)
         scores, products = _diagonal_block(
             q, k, sums, k_ptr, sums_ptr, qkv_stride, first, last, dims, heads
@@ -183,7 +184,7 @@ def _solve_channels_kernel(
         links_ptr += at_head * _CHUNK
         links = load_rows(links_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
         b_ptrs = b_ptr + tokens.to(tl.int64) * b_stride + head
-        beta = sigmoid(tl.load(b_ptrs, mask=in_chunk, other=0.0).to(tl.float32))
+        beta = sigmoid(tl.load(b_ptrs, mask=in_chunk, other=0.0).to(tl.float32)) * heads.beta_scale
         dtype = qkv_ptr.dtype.element_ty
         inverse = (unit_inverse(links, _INVERSE_PRECISION) * beta[None, :]).to(dtype)
         v_dims = tl.arange(0, BLOCK_V)

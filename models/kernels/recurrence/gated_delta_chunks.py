@@ -38,7 +38,7 @@ from models.kernels.recurrence.chunks import (
 from models.kernels.recurrence.gated_delta_channels import prepare_channels
 from models.kernels.recurrence.gated_delta_pass import Prepared, pass_chunks
 from models.kernels.recurrence.gated_delta_step import DeltaHeads
-from models.kernels.recurrence.gates import sigmoid, softplus
+from models.kernels.recurrence.gates import log_decay, sigmoid
 from models.state_cache import StateCacheData
 
 _CHUNK = tl.constexpr(CHUNK)
@@ -70,10 +70,10 @@ def _prepare_delta_chunks_kernel(
         v_ptr = qkv_ptr + 2 * heads.num_k_heads * heads.k_dim + head * heads.v_dim
         at = tokens.to(tl.int64)
         a = tl.load(a_ptr + at * a_stride + head, mask=in_chunk, other=0.0).to(tl.float32)
-        logs = tl.where(in_chunk, rate * softplus(a + dt_bias), 0.0)
+        logs = tl.where(in_chunk, log_decay(rate, a + dt_bias, heads.decay_floor), 0.0)
         sums, total = tl.cumsum(logs, 0), tl.sum(logs, 0)
         b = tl.load(b_ptr + at * b_stride + head, mask=in_chunk, other=0.0).to(tl.float32)
-        beta = tl.where(in_chunk, sigmoid(b), 0.0)
+        beta = tl.where(in_chunk, heads.beta_scale * sigmoid(b), 0.0)
         q = load_rows(q_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
         k = load_rows(k_ptr, tokens, qkv_stride, in_chunk, dims, heads.k_dim)
         q_norm, k_norm = inverse_length(q) * scale, inverse_length(k)

@@ -26,6 +26,8 @@ def gated_delta_rule(
     *,
     num_k_heads: int,
     head_k_dim: int,
+    beta_scale: float = 1.0,
+    decay_floor: float = 0.0,
 ) -> None:
     """Applies the rule to the state [H, Dk, Dv] of each request, which it updates in place.
 
@@ -43,8 +45,13 @@ def gated_delta_rule(
         metadata: of the step; block_tables name the pages of states.
         num_k_heads: Hk; head h of values has the keys of head h // (H // Hk).
         head_k_dim: Dk.
+        beta_scale: factor of sigmoid(b).
+        decay_floor: least logarithm of a decay, which is then decay_floor * sigmoid(e^a_log (a +
+            dt_bias)); 0: it is -e^a_log softplus(a + dt_bias).
     """
-    heads = delta_heads(a, output, num_k_heads, head_k_dim)
+    heads = delta_heads(
+        a, output, num_k_heads, head_k_dim, beta_scale=beta_scale, decay_floor=decay_floor
+    )
     arguments = (qkv, a, b, a_log, dt_bias, output, cache, metadata, heads)
     has_chunks = metadata.max_seqlen_q > MOST_STEP and qkv.itemsize == 2
     if not has_chunks or is_batch_invariant():

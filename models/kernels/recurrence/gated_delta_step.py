@@ -18,7 +18,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
-from models.kernels.recurrence.gates import normalised, sigmoid, softplus
+from models.kernels.recurrence.gates import log_decay, normalised, sigmoid
 from models.kernels.recurrence.state_rows import (
     StateForm,
     recurrent_form,
@@ -41,6 +41,7 @@ class DeltaHeads(NamedTuple):
 
     num_k_heads, num_heads: of queries and keys, and of values. k_dim, v_dim: of their heads.
     block_k: the power of two that holds k_dim. decays_channels: each channel of k has a decay.
+    beta_scale: factor of sigmoid(b). decay_floor: see gates.log_decay.
     """
 
     num_k_heads: int
@@ -49,6 +50,8 @@ class DeltaHeads(NamedTuple):
     v_dim: int
     block_k: int
     decays_channels: bool
+    beta_scale: float = 1.0
+    decay_floor: float = 0.0
 
 
 @triton.jit
@@ -97,11 +100,12 @@ def _gated_delta_step_kernel(
             v_ptrs = qkv_ptr + token * qkv_stride + head * heads.v_dim + column
             v_ptrs += 2 * heads.num_k_heads * heads.k_dim
             v = tl.load(v_ptrs, mask=is_column, other=0.0).to(tl.float32)
-            beta = sigmoid(tl.load(b_ptr + token * b_stride + head).to(tl.float32))
+            b = tl.load(b_ptr + token * b_stride + head).to(tl.float32)
+            beta = heads.beta_scale * sigmoid(b)
             a = load_decays(a_ptr + token * a_stride, head, dim, is_dim, heads)
             q = normalised(q, 0) * scale
             k = normalised(k, 0)
-            decay = tl.exp(rate * softplus(a + dt_bias))
+            decay = tl.exp(log_decay(rate, a + dt_bias, heads.decay_floor))
             state *= decay[:, None] if heads.decays_channels else decay
             written = (v - tl.sum(state * k[:, None], 0)) * beta
             # Of the state before the write, so that both sums are under way together.
@@ -116,7 +120,13 @@ def _gated_delta_step_kernel(
 
 
 def delta_heads(
-    a: torch.Tensor, output: torch.Tensor, num_k_heads: int, head_k_dim: int
+    a: torch.Tensor,
+    output: torch.Tensor,
+    num_k_heads: int,
+    head_k_dim: int,
+    *,
+    beta_scale: float = 1.0,
+    decay_floor: float = 0.0,
 ) -> DeltaHeads:
     """Returns the sizes of a rule with gates `a`, [T, H] or [T, H, Dk], and `output` [T, H, Dv]."""
     return DeltaHeads(
@@ -126,6 +136,8 @@ def delta_heads(
         v_dim=output.shape[2],
         block_k=triton.next_power_of_2(head_k_dim),
         decays_channels=a.dim() == 3,
+        beta_scale=beta_scale,
+        decay_floor=decay_floor,
     )
 
 

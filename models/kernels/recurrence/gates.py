@@ -11,6 +11,15 @@ def softplus(x):
 
 
 @triton.jit
+def log_decay(rate, gate, FLOOR: tl.constexpr):
+    """Returns the logarithm of a decay: rate * softplus(gate), or FLOOR * sigmoid(-rate * gate).
+
+    FLOOR: the least logarithm; 0 for none.
+    """
+    return rate * softplus(gate) if FLOOR == 0.0 else FLOOR * sigmoid(-rate * gate)
+
+
+@triton.jit
 def sigmoid(x):
     """Returns 1 / (1 + e^-x)."""
     return 1.0 / (1.0 + tl.exp(-x))

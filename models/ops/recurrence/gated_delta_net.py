@@ -62,12 +62,10 @@ def _gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
 
         mixed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
         conv_kernel.causal_conv(qkv, conv_weight, None, mixed, cache, metadata, activates=True)
-        # The rule of most families has neither.
-        others = {} if beta_scale == 1.0 else {"beta_scale": beta_scale}
-        others |= {} if decay_floor is None else {"decay_floor": decay_floor}
         kernel.gated_delta_rule(
             mixed, a, b, a_log, dt_bias, output, cache, metadata,
-            num_k_heads=num_k_heads, head_k_dim=head_k_dim, **others,
+            num_k_heads=num_k_heads, head_k_dim=head_k_dim, beta_scale=beta_scale,
+            decay_floor=decay_floor or 0.0,
         )  # fmt: skip
         return
     _reference(qkv, a, b, conv_weight, a_log, dt_bias, output, cache, metadata,
