@@ -12,8 +12,10 @@ from models.forward_context import GraphKey
 from models.layers.attention import Attention
 from models.layers.decoder import DraftingModel
 from models.layers.latent_attention import LatentAttention
+from models.layers.state_mixer import StateMixer
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from models.parallel.collectives import without_other_ranks
+from models.state_cache import StateCacheData
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
@@ -257,10 +259,12 @@ def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[
 
 
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
-    cache = next(iter(runner.forward.kv_cache_data[0].tensors().values()))
+    caches = runner.forward.kv_cache_data
+    tokens = [each for each in caches if not isinstance(each, StateCacheData)]
+    dtype = next(iter((tokens or caches)[0].tensors().values())).dtype
     return graph_support(
         min(
-            attention_support(each, runner.device, cache.dtype)
+            attention_support(each, runner.device, dtype)
             for each in (runner.model, *runner.model.draft_models)
         ),
         level,
@@ -272,9 +276,9 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
 def attention_support(
     model: DraftingModel, device: torch.device, cache_dtype: torch.dtype
 ) -> AttentionCGSupport:
-    """Returns the graphs that all attention layers of a model support."""
+    """Returns the graphs that all layers of a model with a cache support."""
     return min(
         layer.cudagraph_support(device, cache_dtype)
         for layer in model.modules()
-        if isinstance(layer, Attention | LatentAttention)
+        if isinstance(layer, Attention | LatentAttention | StateMixer)
     )
