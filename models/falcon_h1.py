@@ -80,7 +80,7 @@ class FalconH1Layer(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something between the sub-layers."""
-        return ()
+        return {"residual_norm"}
 
 
 class FalconH1ForCausalLM(CausalLM):

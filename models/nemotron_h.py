@@ -1,9 +1,11 @@
 """Nemotron-H: layers of Mamba 2, attention without positions, and feed-forward, one part each.
 
-Feed-forward layers square the positive part of their inner values, without a gate.
+Feed-forward layers square the positive part of their inner values, without a gate; some have
+experts.
 Source: NVIDIA 2025, "Nemotron-H", section 2; transformers 5.23, models/nemotron_h.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -16,6 +18,8 @@ from models.layers.mixer_layer import MixerLayer
 from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.squared_mlp import SquaredMLP
+from models.layers.squared_moe import SquaredMoE
+from models.layers.weight import ExpertTensor
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -29,6 +33,17 @@ class NemotronHForCausalLM(CausalLM):
         ".mixer.out_proj.": ".mixer.o_proj.",
     }
     unused_parts: ClassVar[tuple[str, ...]] = ("mtp.",)
+
+    @classmethod
+    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
+        """Returns where the tensors of single experts go; none of a dense model."""
+        if config.moe is None:
+            return ()
+        return [
+            ExpertTensor(f"experts.{name}", f"experts.{expert}.{name}.weight", expert, 0)
+            for expert in range(config.moe.num_experts)
+            for name in ("up_proj", "down_proj")
+        ]
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__(
@@ -47,4 +62,6 @@ def _part(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
         return Mamba2(config, index, group)
     if config.mixer(index) == ATTENTION:
         return SelfAttention(config, index, group)
-    return SquaredMLP(config, group)
+    if config.moe is None or index in config.moe.dense_layers:
+        return SquaredMLP(config, group, inner_size=config.intermediate_size)
+    return SquaredMoE(config, group)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
+from models.config_sections.layer_types import read_layer_types
 
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
@@ -31,6 +32,8 @@ class MoeConfig:
     """Inner size of the layer that every token uses besides its experts; 0 means none."""
     has_shared_gate: bool = False
     """Whether a gate of its own weighs that layer's output for each token."""
+    latent_size: int = 0
+    """Size of the projected hidden state that experts work on; 0: they work on itself."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
     swiglu_alpha: float = 1.0
@@ -49,6 +52,10 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         return None
     if not fields.flag("use_expert_bias", default=True):
         raise fields.error("use_expert_bias", "true")
+    dense_layers = _read_dense_layers(fields, num_hidden_layers)
+    is_nemotron = fields.architecture() == "NemotronHForCausalLM"
+    if is_nemotron and len(dense_layers) == num_hidden_layers:
+        return None
     num_experts = fields.count(count_name)
     num_experts_per_tok = fields.count("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
@@ -69,6 +76,8 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         shared_size = fields.count("shared_expert_intermediate_size")
     if fields.architecture() == _GRANITE_HYBRID:
         shared_size = fields.count("shared_intermediate_size")
+    elif is_nemotron:
+        shared_size = fields.count("moe_shared_expert_intermediate_size")
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_tok=num_experts_per_tok,
@@ -80,7 +89,8 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         topk_group=topk_group,
         shared_size=shared_size,
         has_shared_gate=has_shared_gate,
-        dense_layers=_read_dense_layers(fields, num_hidden_layers),
+        latent_size=fields.count("moe_latent_size", 0),
+        dense_layers=dense_layers,
         swiglu_alpha=fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
     )
@@ -121,6 +131,9 @@ def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int
 
 def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]:
     """Returns the layers without experts, from either set of field names."""
+    if fields.architecture() == "NemotronHForCausalLM":
+        types = read_layer_types(fields, num_hidden_layers) or ()
+        return frozenset(layer for layer, kind in enumerate(types) if kind != "moe")
     if fields.count("moe_layer_freq", 1) != 1:
         raise fields.error("moe_layer_freq", "1")
     kinds = fields.values.get("mlp_layer_types")

@@ -14,9 +14,9 @@ class SquaredMLP(nn.Module):
     Source: So et al. 2021, "Primer", section 3.
     """
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
+    def __init__(self, config: ModelConfig, group: ParallelGroup, *, inner_size: int) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden, inner, bias = config.hidden_size, inner_size, config.mlp_bias
         self.up_proj = MergedColumnParallelLinear(hidden, [inner], bias=bias, group=group)
         self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
 

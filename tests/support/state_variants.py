@@ -272,6 +272,22 @@ STATE_VARIANTS = {
         },
     ),
     "nemotron_h": (NemotronHForCausalLM, NemotronHConfig, NEMOTRON),
+    "nemotron_h_moe": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        {
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 20,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
     "nemotron_h_odd": (
         NemotronHForCausalLM,
         NemotronHConfig,
