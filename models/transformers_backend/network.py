@@ -230,13 +230,28 @@ class NetworkSource:
         if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
             raise self._refusal("has cross attention")
         if getattr(self.network, "_is_stateful", False):
-            raise self._refusal("keeps a state that is not keys and values")
+            kind = self._stateful_kind()
+            raise self._refusal(f"keeps a state that is not keys and values, in its {kind}")
         kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if kinds:
             raise self._refusal(f"has layers of kind {', '.join(sorted(map(str, kinds)))}")
         for kind in _rope_types(getattr(config, "rope_parameters", None)):
             if kind == "longrope":
                 raise self._refusal("turns positions by the longest sequence of a batch (longrope)")
+
+    def _stateful_kind(self) -> str:
+        """Returns the class of the network's first module whose parameters no torch module has."""
+        try:
+            with torch.device("meta"), torch.no_grad():
+                network = self.network._from_config(self.config)
+        except _FAILURES:
+            return "layers"
+        for module in network.modules():
+            name, is_torch = type(module).__name__, type(module).__module__.startswith("torch.")
+            has_own = next(module.parameters(recurse=False), None) is not None
+            if has_own and not is_torch and "Norm" not in name:
+                return name
+        return "layers"
 
     def _check_modules(self, network: nn.Module) -> None:
         """Raises ConfigError if a layer mixes tokens by other means than attention."""

@@ -10,16 +10,20 @@ from safetensors.torch import load_file, save_file
 
 from models.batch_invariance import use_batch_invariance
 from models.forward_context import forward_context
+from models.layers.state_mixer import CausalConv
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
-from models.parallel.group import ParallelGroup, PipelineStage
+from models.parallel.group import SINGLE, ParallelGroup, PipelineStage
 from tests.support.paged_runner import PagedRunner
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 
 CPU = torch.device("cpu")
 TOKENS = random.Random(1).choices(range(97), k=125)
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-VARIANTS = ["qwen3_5_odd"]
+VARIANTS = [
+    *("qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax", "falcon_h1_odd"),
+]
+"""One of each kind of state, and one with attention and a state in each layer."""
 
 
 @pytest.fixture
@@ -139,3 +143,17 @@ def assert_serves(folder, reference):
     expected = transformers_logits(reference, TOKENS[:20])
     logits = runner.run(runner.add(TOKENS[:20]), 13)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_parts_of_a_convolution_may_differ_in_size():
+    """transformers itself stores equal parts, so no checkpoint of its own shows it."""
+    parts = [torch.randn(size, 1, 3) for size in (4, 4, 6)]
+    whole = CausalConv([4, 4, 6], 3, bias=False, group=SINGLE)
+    whole.weight_loader(whole.weight, torch.cat(parts), 0)
+    group = ParallelGroup(rank=1, size=2)
+    half = CausalConv([4, 4, 6], 3, bias=False, group=group)
+    for index, part in enumerate(parts):
+        half.weight_loader(half.weight, part, index)
+    expected = torch.cat([part.squeeze(1)[len(part) // 2 :] for part in parts])
+    assert torch.equal(half.weight, expected)
+    assert torch.equal(whole.weight, torch.cat(parts).squeeze(1))

@@ -121,8 +121,8 @@ def small(config_class: str, **changes):
             {"is_encoder_decoder": False, "decoder_layers": 2, "d_model": 32},
             "counts positions by itself",
         ),
-        ("MambaForCausalLM", "MambaConfig", {}, "keeps a state that is not keys and values"),
-        ("Qwen3NextForCausalLM", "Qwen3NextConfig", {}, "keeps a state"),
+        ("MambaForCausalLM", "MambaConfig", {}, "keeps a state .* in its MambaMixer"),
+        ("RwkvForCausalLM", "RwkvConfig", {}, "keeps a state .* in its RwkvSelfAttention"),
         ("MiniMaxForCausalLM", "MiniMaxConfig", {}, "has layers of kind linear_attention"),
         ("DiffLlamaForCausalLM", "DiffLlamaConfig", {}, "attends in 2 of its 2 layers"),
         (

@@ -61,6 +61,49 @@ MATCHES = {
         "norm_linear": 5,
         "qk_norm_rope_cache": 1,
     },
+    # Attention of these has no positions; sub-layers' outputs are scaled before they are added.
+    "granite_hybrid": {"linear_gate": 4, "multi_stream": 4, "residual_norm": 8},
+    "falcon_h1": {"residual_norm": 4, "qk_norm_rope_cache": 2},
+    "mamba2": {"linear_residual": 2},
+    "lfm2": {
+        "linear_gate": 4,
+        "linear_residual": 8,
+        "norm_linear": 5,
+        "qk_norm_rope_cache": 1,
+    },
+    "lfm2_moe": {
+        "linear_gate": 1,
+        "linear_residual": 5,
+        "residual_norm": 3,
+        "norm_linear": 1,
+        "qk_norm_rope_cache": 1,
+    },
+    # Layers have one part each.
+    "nemotron_h": {"linear_residual": 5, "norm_linear": 3},
+    # One layer of four has norms after its parts.
+    "olmo_hybrid": {
+        "linear_gate": 4,
+        "linear_residual": 6,
+        "residual_norm": 1,
+        "norm_linear": 3,
+        "qk_norm_rope_cache": 1,
+    },
+    "kimi_linear": {
+        "linear_gate": 4,
+        "multi_stream": 3,
+        "linear_residual": 5,
+        "residual_norm": 3,
+        "norm_linear": 1,
+    },
+    "bailing_hybrid": {
+        "linear_gate": 4,
+        "multi_stream": 2,
+        "linear_residual": 6,
+        "residual_norm": 2,
+        "norm_linear": 2,
+        "qk_norm_rope_cache": 2,
+    },
+    "minimax": {"residual_norm": 6, "qk_norm_rope_cache": 1},
     "gpt_oss": {**SPARSE, "linear_residual": 3, "residual_norm": 3, "qk_norm_rope_cache": 3},
     "glm4_moe": {**LATENT, "norm_linear": 3, "qk_norm_rope_cache": 3},
     # Compressed queries are normalised before their product: one match more in each layer.
