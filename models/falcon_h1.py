@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba 2 side by side in every layer, with factors at many places.
+"""Falcon-H1: attention and Mamba 2 side by side in every layer, with a factor of every part.
 
 Source: Falcon LLM Team 2025, "Falcon-H1", section 2; transformers 5.23, models/falcon_h1.
 """

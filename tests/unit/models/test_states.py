@@ -82,19 +82,27 @@ def test_dummy_requests_disturb_no_state(checkpoint, variant):
     torch.testing.assert_close(model.compute_logits(hidden)[0], expected[-1])
 
 
-def test_a_stage_numbers_the_entries_of_its_layers(tmp_path):
-    write_checkpoint(tmp_path, "qwen3_5_odd", num_hidden_layers=4)
-    stages = [PipelineStage(rank=rank, size=2, num_layers=(1, 3)) for rank in range(2)]
+@pytest.mark.parametrize(
+    ("variant", "num_layers", "numbers"),
+    [
+        ("qwen3_5_odd", (1, 3), [[0], [0, 1, 2]]),
+        ("falcon_h1_odd", (1, 1), [[0, 1], [0, 1]]),
+        ("nemotron_h", (2, 3), [[0], [0, 1]]),
+    ],
+)
+def test_a_stage_numbers_the_entries_of_its_layers(tmp_path, variant, num_layers, numbers):
+    write_checkpoint(tmp_path, variant)
+    stages = [PipelineStage(rank=rank, size=2, num_layers=num_layers) for rank in range(2)]
     models = [
         load_model(tmp_path, device=CPU, dtype=torch.float32, group=ParallelGroup(stage=stage))
         for stage in stages
     ]
-    assert [len(model.cache_specs()) for model in models] == [1, 3]
+    assert [len(model.cache_specs()) for model in models] == [len(each) for each in numbers]
     indices = [
         [module.layer_index for module in model.modules() if hasattr(module, "layer_index")]
         for model in models
     ]
-    assert indices == [[0], [0, 1, 2]]
+    assert indices == numbers
 
 
 def test_draft_layers_are_passed_over(tmp_path):

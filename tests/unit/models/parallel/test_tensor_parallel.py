@@ -13,6 +13,11 @@ from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 from tests.support.tensor_parallel_rank import TOKEN_IDS
 
+MORE_STATES = (
+    *("bailing_hybrid", "falcon_h1", "granite_hybrid", "lfm2", "lfm2_moe", "mamba2", "minimax"),
+    *("nemotron_h_moe", "olmo_hybrid", "qwen3_5_moe"),
+)
+
 
 def run_two_ranks(folder, tmp_path, *options):
     """Returns each rank's logits of TOKEN_IDS."""
@@ -29,7 +34,8 @@ def run_two_ranks(folder, tmp_path, *options):
     "variant",
     [
         *("llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"),
-        *("qwen3_next", "qwen3_5"),
+        *("qwen3_next", "qwen3_5", "granite_hybrid_odd", "kimi_linear"),
+        *(pytest.param(name, marks=pytest.mark.families) for name in MORE_STATES),
     ],
 )
 def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):
