@@ -33,6 +33,12 @@ def main() -> None:
                 **settings, response_model=Person
             )
             check(isinstance(person, Person), person)
+    with report.trial("mode RESPONSES_TOOLS: an object"):
+        over_responses = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
+        most = {"max_output_tokens": settings["max_tokens"]}
+        own = {name: value for name, value in settings.items() if name != "max_tokens"}
+        person = over_responses.chat.completions.create(**own, **most, response_model=Person)
+        check(isinstance(person, Person), person)
     with report.trial("default mode: an object in parts"):
         parts = list(
             instructor.from_openai(client).chat.completions.create_partial(
