@@ -17,6 +17,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _WORD = re.compile(r"[\w.-]*")
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _OUT_OF_PYTHON_STRING = re.compile(r"[^\"'(){}\[\],]*")
+_ESCAPED_CONTROLS = {code: json.dumps(chr(code))[1:-1] for code in range(32)}
+"""Characters that models write as they are, such as line breaks, and JSON's strings lack."""
 _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
 
 
@@ -222,7 +224,7 @@ class IncomingText:
         yield from self._space()
 
     def json_value(self, emit: Emit, ends: tuple[str, ...] = ()) -> Wait:
-        """Passes one JSON value on as it comes, to the letter.
+        """Passes one JSON value on as it comes, to the letter; in strings it escapes line breaks.
 
         Args:
             emit: takes its text.
@@ -294,7 +296,8 @@ class IncomingText:
         self._emit(1, emit)
         while True:
             match = _IN_STRING.match(self._buffer)
-            self._emit(match.end() if match else 0, emit)
+            if match and match.end():
+                emit(self._take(match.end()).translate(_ESCAPED_CONTROLS))
             if self._buffer.startswith('"'):
                 self._emit(1, emit)
                 return

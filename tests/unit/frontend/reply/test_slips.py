@@ -211,6 +211,13 @@ def test_all_calls_of_an_untidy_list_are_read(name: str, reply: str) -> None:
     assert told(read(name, reply)) == ("", "", [("f", OBJECT), ("now", "{}")])
 
 
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "deepseek_v31", "harmony", "mistral_v11"])
+def test_line_breaks_in_strings_are_escaped(name: str) -> None:
+    written = '{"s": "a\n\tb\x00\\"\n"}'
+    [call] = read(name, WHOLE[name].replace(OBJECT, written)).calls
+    assert json.loads(call.arguments) == {"s": 'a\n\tb\x00"\n'}
+
+
 @pytest.mark.parametrize("after", ["}", " and more", '{"s": "y"}'])
 def test_text_after_an_object_in_a_string_is_not_added_to_it(after: str) -> None:
     assert told(read("hermes", hermes(json.dumps(OBJECT + after)))) == ("", "", [("f", OBJECT)])
