@@ -135,7 +135,8 @@ def newest_program(name: str, settings: Mapping[str, Any], *, installs: bool = T
 def _installed_by_pip(folder: Path, packages: Sequence[str]) -> Path:
     """Returns the interpreter that has the packages."""
     python = folder / "bin" / "python"
-    wanted = "\n".join([sys.version, *packages])
+    # Its programs have the folder in their first line: one that was moved is made again.
+    wanted = "\n".join([sys.version, str(folder), *packages])
     if not _is_stamped(folder, wanted):
         venv.create(folder, clear=True, with_pip=True)
         _run([python, "-m", "pip", "install", "--disable-pip-version-check", *packages])

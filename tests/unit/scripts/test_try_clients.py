@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
+import zipfile
 from types import SimpleNamespace
 
 import pytest
 
 from services.frontend.text.stand_ins import with_written_tools
-from tests.clients import table
+from tests.clients import environments, table
 from tests.clients.agents import AGENTS, AgentAt, Served, failures_in, try_agent
 from tests.clients.environments import Program
 from tests.clients.screens import draw
@@ -162,3 +164,26 @@ def test_a_screen_keeps_what_xml_would_read():
     picture = draw(["> a && b", ""], title="claude")
     assert "&gt; a &amp;&amp; b</text>" in picture
     assert picture.count("<text ") == 1
+
+
+@pytest.mark.slow
+def test_an_environment_that_was_moved_is_made_again(tmp_path, monkeypatch):
+    wheel = tmp_path / "hello-1.0-py3-none-any.whl"
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: hello\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "entry_points.txt": "[console_scripts]\nhello = hello:main\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hello.py", "def main():\n    print('hello')\n")
+        for name, text in about.items():
+            archive.writestr(f"hello-1.0.dist-info/{name}", text)
+    monkeypatch.setattr(environments, "CLIENTS", {"hello": {"packages": [str(wheel)]}})
+    monkeypatch.setattr(environments, "ENVIRONMENTS", tmp_path / "here")
+    environments.driver_of("hello")
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.setattr(environments, "ENVIRONMENTS", moved)
+    environments.driver_of("hello")
+    said = subprocess.run([moved / "hello/bin/hello"], capture_output=True, text=True, check=True)
+    assert said.stdout == "hello\n"
