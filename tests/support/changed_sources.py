@@ -8,6 +8,8 @@ import subprocess
 from functools import cached_property
 from pathlib import Path
 
+import pytest
+
 _PACKAGES = "models|protos|scripts|services|tests"
 _NAMES = re.compile(rf"\b(?:{_PACKAGES})(?:\.\w+)+")
 _IMPORTS = re.compile(rf"\bfrom ((?:{_PACKAGES})[\w.]*) import (\([^)]*\)|[^\n]*)")
@@ -31,12 +33,15 @@ class ChangedSources:
         On that revision itself it compares with the commit before.
 
         Raises:
-            subprocess.CalledProcessError: git knows no such revision.
+            pytest.UsageError: git does not know the revision, or has no history to compare with.
         """
 
         def git(*arguments: str) -> str:
             command = ["git", "-C", str(root), *arguments]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise pytest.UsageError(f"changes since {revision}: {done.stderr.strip()}")
+            return done.stdout
 
         base = git("merge-base", "HEAD", revision).strip()
         if base == git("rev-parse", "HEAD").strip():

@@ -95,5 +95,5 @@ def test_changes_are_those_since_the_commit_that_both_share(root):
     (root / "tests/unit/test_engine.py").unlink()
     git("mv", "tests/unit/test_norm.py", "tests/unit/test_moved.py")
     assert "tests/unit/test_norm.py" in tests()
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(pytest.UsageError, match="nowhere"):
         ChangedSources.since(root, "nowhere")
