@@ -96,6 +96,18 @@ def test_decayed_linear_attention(dtype, lens, dim, cache):
     check(case, state_tolerance=STATE_TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("decays_channels", [False, True], ids=["gdn", "kda"])
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("decay_floor", [0.0, -5.0])
+def test_gates_of_other_families(decay_floor, lens, decays_channels):
+    step = step_of(lens, state_spec(8, 128, 128), CACHES["keys"])
+    case = make_delta_case(
+        step, 8, dtype=torch.bfloat16, decays_channels=decays_channels, beta_scale=2.0,
+        decay_floor=decay_floor,
+    )  # fmt: skip
+    check(case, state_tolerance=STATE_TOLERANCE[torch.bfloat16])
+
+
 def delta_case(lens, **options):
     step = step_of(lens, state_spec(8, 128, 128), CACHES["keys"], **options)
     return make_delta_case(step, 4, dtype=torch.bfloat16)

@@ -118,9 +118,7 @@ class ConvCase:
     activates: bool
 
     def run(self) -> torch.Tensor:
-        output = torch.full(self.x.shape, torch.nan, dtype=self.x.dtype, device=self.x.device)
-        self.run_into(output)
-        return output
+        return run_into_new(self, self.x, self.x.shape)
 
     def run_into(self, output: torch.Tensor) -> None:
         causal_conv(
@@ -173,19 +171,19 @@ class DeltaCase:
     a_log: torch.Tensor
     dt_bias: torch.Tensor
     num_k_heads: int
+    beta_scale: float = 1.0
+    decay_floor: float = 0.0
 
     def run(self) -> torch.Tensor:
-        spec, qkv = self.step.cache.spec, self.qkv
-        shape = (len(qkv), spec.num_heads, spec.head_columns)
-        output = torch.full(shape, torch.nan, dtype=qkv.dtype, device=qkv.device)
-        self.run_into(output)
-        return output
+        spec = self.step.cache.spec
+        return run_into_new(self, self.qkv, (len(self.qkv), spec.num_heads, spec.head_columns))
 
     def run_into(self, output: torch.Tensor) -> None:
         gated_delta_rule(
             self.qkv, self.a, self.b, self.a_log, self.dt_bias, output, self.step.cache,
             self.step.metadata, num_k_heads=self.num_k_heads,
-            head_k_dim=self.step.cache.spec.head_rows,
+            head_k_dim=self.step.cache.spec.head_rows, beta_scale=self.beta_scale,
+            decay_floor=self.decay_floor,
         )  # fmt: skip
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,9 +200,12 @@ class DeltaCase:
         q = q * dim**-0.5
         v = qkv[:, 2 * keys :].unflatten(1, (heads, -1))
         a = self.a.double().reshape(len(qkv), heads, -1)
-        rate = -self.a_log.double().exp()[:, None]
-        decay = (rate * softplus(a + self.dt_bias.double().view(heads, -1))).exp()
-        beta = self.b.double().sigmoid()
+        a, rate = a + self.dt_bias.double().view(heads, -1), self.a_log.double().exp()[:, None]
+        if self.decay_floor:
+            decay = (self.decay_floor * (rate * a).sigmoid()).exp()
+        else:
+            decay = (-rate * softplus(a)).exp()
+        beta = self.b.double().sigmoid() * self.beta_scale
         output = torch.zeros_like(v)
         for request, (start, end) in enumerate(self.step.spans):
             state = states[request]
@@ -231,7 +232,14 @@ def state_spec(num_heads, rows, columns, dtype=torch.float32):
 
 
 def make_delta_case(
-    step, num_k_heads, *, dtype=torch.float32, decays_channels=False, num_padding=0, seed=1
+    step,
+    num_k_heads,
+    *,
+    dtype=torch.float32,
+    decays_channels=False,
+    num_padding=0,
+    seed=1,
+    **options,
 ):
     spec, device = step.cache.spec, step.cache.memory.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -252,6 +260,7 @@ def make_delta_case(
         a_log=torch.rand(heads, generator=generator, device=device) * 3 - 2,
         dt_bias=draw(num_gates) - 1.5,
         num_k_heads=num_k_heads,
+        **options,
     )
 
 
@@ -269,11 +278,8 @@ class SpaceCase:
     dt_limits: tuple[float, float] = (0.001, 3.0)
 
     def run(self) -> torch.Tensor:
-        spec, xbc = self.step.cache.spec, self.xbc
-        shape = (len(xbc), spec.num_heads, spec.head_rows)
-        output = torch.full(shape, torch.nan, dtype=xbc.dtype, device=xbc.device)
-        self.run_into(output)
-        return output
+        spec = self.step.cache.spec
+        return run_into_new(self, self.xbc, (len(self.xbc), spec.num_heads, spec.head_rows))
 
     def run_into(self, output: torch.Tensor) -> None:
         state_space(
@@ -310,9 +316,7 @@ class LinearCase:
     scale: float = 0.3
 
     def run(self) -> torch.Tensor:
-        output = self.v.new_full(self.v.shape, torch.nan)
-        self.run_into(output)
-        return output
+        return run_into_new(self, self.v, self.v.shape)
 
     def run_into(self, output: torch.Tensor) -> None:
         decayed_linear_attention(
@@ -369,6 +373,13 @@ def make_linear_case(step, *, dtype=torch.float32, num_padding=0, seed=1):
     q, k, v = torch.randn(shape, generator=generator, device=device).to(dtype).split(heads, dim=1)
     slopes = 0.5 ** torch.arange(1, heads + 1, device=device).float()
     return LinearCase(step=step, q=q, k=k, v=v, slopes=slopes)
+
+
+def run_into_new(case, x, shape):
+    """Runs a case; returns its output, which has the dtype of x."""
+    output = x.new_full(shape, torch.nan)
+    case.run_into(output)
+    return output
 
 
 def check(case, *, tolerance=None, state_tolerance=None) -> torch.Tensor:

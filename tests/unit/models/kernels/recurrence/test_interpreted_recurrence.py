@@ -45,10 +45,10 @@ STATE_TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3}
 """
 DELTA_PROGRAM = """
 for dtype, tolerance in STATE_TOLERANCES.items():
-    for decays_channels in (False, True):
+    for decays_channels, options in ((False, {}), (True, {"beta_scale": 2.0, "decay_floor": -5.0})):
         for step in steps(state_spec(4, 12, 20)):
             case = make_delta_case(
-                step, 2, dtype=dtype, decays_channels=decays_channels, num_padding=3
+                step, 2, dtype=dtype, decays_channels=decays_channels, num_padding=3, **options
             )
             check(case, state_tolerance=tolerance)
 """
