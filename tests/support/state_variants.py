@@ -1,33 +1,6 @@
 """Models with a recurrent state, for random checkpoints: class, configuration and its changes."""
 
-from transformers import (
-    BailingHybridConfig,
-    BailingHybridForCausalLM,
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    KimiLinearConfig,
-    KimiLinearForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    MiniMaxConfig,
-    MiniMaxForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    OlmoHybridConfig,
-    OlmoHybridForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+import transformers
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 DELTA_NET = {
@@ -122,15 +95,15 @@ KIMI = {
     "num_experts_per_tok": 3,
     "pad_token_id": 0,
 }
-STATE_VARIANTS = {
+_VARIANTS = {
     "kimi_linear": (
-        KimiLinearForCausalLM,
-        KimiLinearConfig,
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
         {**KIMI, "linear_num_heads": 2, "linear_head_dim": 8},
     ),
     "kimi_linear_odd": (
-        KimiLinearForCausalLM,
-        KimiLinearConfig,
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
         {
             **KIMI,
             "linear_num_heads": 3,
@@ -143,13 +116,13 @@ STATE_VARIANTS = {
         },
     ),
     "bailing_hybrid": (
-        BailingHybridForCausalLM,
-        BailingHybridConfig,
+        "BailingHybridForCausalLM",
+        "BailingHybridConfig",
         {**KIMI, "head_dim": 8, "n_group": 4, "topk_group": 2},
     ),
     "bailing_hybrid_odd": (
-        BailingHybridForCausalLM,
-        BailingHybridConfig,
+        "BailingHybridForCausalLM",
+        "BailingHybridConfig",
         {
             **KIMI,
             "num_attention_heads": 3,
@@ -163,8 +136,8 @@ STATE_VARIANTS = {
         },
     ),
     "minimax": (
-        MiniMaxForCausalLM,
-        MiniMaxConfig,
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
         {
             "num_hidden_layers": 3,
             "num_local_experts": 5,
@@ -177,8 +150,8 @@ STATE_VARIANTS = {
         },
     ),
     "minimax_odd": (
-        MiniMaxForCausalLM,
-        MiniMaxConfig,
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
         {
             "num_hidden_layers": 2,
             "num_attention_heads": 3,
@@ -188,10 +161,10 @@ STATE_VARIANTS = {
             "tie_word_embeddings": True,
         },
     ),
-    "granite_hybrid": (GraniteMoeHybridForCausalLM, GraniteMoeHybridConfig, GRANITE),
+    "granite_hybrid": ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", GRANITE),
     "granite_hybrid_odd": (
-        GraniteMoeHybridForCausalLM,
-        GraniteMoeHybridConfig,
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
         {
             **GRANITE,
             "num_local_experts": 0,
@@ -204,14 +177,14 @@ STATE_VARIANTS = {
         },
     ),
     "granite_hybrid_dense": (
-        GraniteMoeHybridForCausalLM,
-        GraniteMoeHybridConfig,
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
         {**GRANITE, "num_local_experts": 0, "layer_types": ["full_attention"] * 4},
     ),
-    "falcon_h1": (FalconH1ForCausalLM, FalconH1Config, FALCON),
+    "falcon_h1": ("FalconH1ForCausalLM", "FalconH1Config", FALCON),
     "falcon_h1_odd": (
-        FalconH1ForCausalLM,
-        FalconH1Config,
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
         {
             **FALCON,
             "mamba_rms_norm": False,
@@ -225,13 +198,13 @@ STATE_VARIANTS = {
         },
     ),
     "mamba2": (
-        Mamba2ForCausalLM,
-        Mamba2Config,
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
         {"num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2},
     ),
     "mamba2_odd": (
-        Mamba2ForCausalLM,
-        Mamba2Config,
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
         {
             "hidden_size": 35,
             "num_heads": 5,
@@ -244,10 +217,10 @@ STATE_VARIANTS = {
             "tie_word_embeddings": True,
         },
     ),
-    "lfm2": (Lfm2ForCausalLM, Lfm2Config, LFM2),
+    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", LFM2),
     "lfm2_odd": (
-        Lfm2ForCausalLM,
-        Lfm2Config,
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
         {
             **LFM2,
             "hidden_size": 36,
@@ -260,8 +233,8 @@ STATE_VARIANTS = {
         },
     ),
     "lfm2_moe": (
-        Lfm2MoeForCausalLM,
-        Lfm2MoeConfig,
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
         {
             **LFM2,
             "num_experts": 8,
@@ -271,10 +244,10 @@ STATE_VARIANTS = {
             "routed_scaling_factor": 1.5,
         },
     ),
-    "nemotron_h": (NemotronHForCausalLM, NemotronHConfig, NEMOTRON),
+    "nemotron_h": ("NemotronHForCausalLM", "NemotronHConfig", NEMOTRON),
     "nemotron_h_moe": (
-        NemotronHForCausalLM,
-        NemotronHConfig,
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
         {
             **NEMOTRON,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
@@ -289,8 +262,8 @@ STATE_VARIANTS = {
         },
     ),
     "nemotron_h_odd": (
-        NemotronHForCausalLM,
-        NemotronHConfig,
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
         {
             **NEMOTRON,
             "head_dim": 10,
@@ -303,8 +276,8 @@ STATE_VARIANTS = {
     ),
     # transformers stores three equal parts of a convolution, whatever their sizes are.
     "olmo_hybrid": (
-        OlmoHybridForCausalLM,
-        OlmoHybridConfig,
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
         {
             "num_hidden_layers": 4,
             "pad_token_id": 0,
@@ -315,8 +288,8 @@ STATE_VARIANTS = {
         },
     ),
     "olmo_hybrid_odd": (
-        OlmoHybridForCausalLM,
-        OlmoHybridConfig,
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
         {
             "num_hidden_layers": 3,
             "pad_token_id": 0,
@@ -327,18 +300,25 @@ STATE_VARIANTS = {
             "rope_parameters": None,
         },
     ),
-    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**DELTA_NET, **EXPERTS}),
+    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", {**DELTA_NET, **EXPERTS}),
     "qwen3_next_odd": (
-        Qwen3NextForCausalLM,
-        Qwen3NextConfig,
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
         {**DELTA_NET_ODD, **EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": False},
     ),
-    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA_NET),
-    "qwen3_5_odd": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA_NET_ODD),
-    "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, {**DELTA_NET, **EXPERTS}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA_NET),
+    "qwen3_5_odd": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA_NET_ODD),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {**DELTA_NET, **EXPERTS}),
     "qwen3_5_moe_odd": (
-        Qwen3_5MoeForCausalLM,
-        Qwen3_5MoeTextConfig,
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeTextConfig",
         {**DELTA_NET_ODD, **EXPERTS, "num_experts": 7},
     ),
 }
+
+STATE_VARIANTS = {
+    name: (getattr(transformers, model), getattr(transformers, config), changes)
+    for name, (model, config, changes) in _VARIANTS.items()
+    if hasattr(transformers, model)
+}
+"""Those whose modules the installed release of transformers has."""

@@ -34,7 +34,7 @@ from models.kernels.recurrence.state_rows import (
 from models.state_cache import StateCacheData
 
 _STEP_COLUMNS = 16
-_CHUNK_COLUMNS = 32
+_CHUNK_COLUMNS = 64
 """Elements of v that a program has."""
 _CHUNK = tl.constexpr(CHUNK)
 

@@ -192,7 +192,8 @@ class ForwardPass:
             self.received[: len(states)] = states
             self.received[len(states) :].zero_()
         blocks, fillings = self._null_block
-        torch._foreach_copy_(blocks, fillings)
+        if blocks:
+            torch._foreach_copy_(blocks, fillings)
 
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
