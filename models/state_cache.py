@@ -10,8 +10,8 @@ takes units of U bytes, unit u in region u % G of page u // G. Units have whole 
 recurrent state, [heads * rows, columns]; then whole elements of the convolution's inputs, [width -
 1, channels], oldest first, which begin in a unit of their own.
 
-Block 0 is nobody's. A request whose first page it is, a dummy, has no state: it starts from zeros,
-and nothing of it is kept, as the block's content must stay finite for attention.
+Block 0 belongs to no request. One whose first page it is, a dummy, has no state: it starts from
+zeros, and nothing of it is kept, as the block's content must stay finite for attention.
 """
 
 from dataclasses import dataclass

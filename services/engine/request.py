@@ -203,7 +203,7 @@ class StepMark:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Snapshot:
-    """The blocks of a copied state after `num_tokens` tokens; no key: nobody can find it yet."""
+    """The blocks of a copied state after `num_tokens` tokens; no key: it cannot be found yet."""
 
     num_tokens: int
     block_ids: list[int]

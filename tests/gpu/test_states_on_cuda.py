@@ -42,7 +42,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """What the CPU says, each prompt in an engine of its own."""
+    """The outputs of a CPU, each prompt in an engine of its own."""
     sizes = SIZES | {"device": "cpu"}
     outputs = []
     for prompt in PROMPTS:

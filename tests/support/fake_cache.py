@@ -121,7 +121,7 @@ class FakeCache:
     ) -> None:
         """Makes new blocks wrong from the first position that their row's failed step writes.
 
-        So are the states of its rows, and those that it copies.
+        So are the states of its rows and the copies that it makes.
         """
         self._kv[read_int32(copies.saved_to)] = _GARBAGE
         self._kv[read_int32(copies.restored_to)] = _GARBAGE

@@ -321,4 +321,4 @@ STATE_VARIANTS = {
     for name, (model, config, changes) in _VARIANTS.items()
     if hasattr(transformers, model)
 }
-"""Those whose modules the installed release of transformers has."""
+"""Variants whose modules the installed release of transformers has."""

@@ -169,7 +169,7 @@ class KVCache:
     def save_state(self, request: Request) -> bool:
         """Makes a snapshot of a request's state before its next step; returns whether it did.
 
-        It does if one is due. Nobody is preempted for it: without free blocks there is none.
+        It does if one is due. No request is preempted for it: without free blocks there is none.
         """
         states = self.states
         if states is None or not states.is_due(request):
@@ -190,7 +190,7 @@ class KVCache:
         return num_needed + (0 if self.states is None else self.states.num_blocks_each)
 
     def _take(self, count: int) -> list[int]:
-        """Takes free blocks, whose content nobody finds any more."""
+        """Takes free blocks, whose content can no longer be found."""
         new = self._pool.take(count)
         for block_id in new:
             for index in self._indexes:  # at most one of them has the block

@@ -67,7 +67,7 @@ class SnapshotIndex:
         return self._by_key.get(key)
 
     def is_free(self, snapshot: Snapshot) -> bool:
-        """Whether nobody holds it, so that its blocks count as free."""
+        """Whether it is held by no step, so that its blocks count as free."""
         return self._pool.is_free(snapshot.block_ids[0])
 
     def add(self, key: bytes, snapshot: Snapshot) -> None:
@@ -80,7 +80,7 @@ class SnapshotIndex:
         self._release(snapshot, keep_long=is_new)
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Gives up the blocks of a snapshot that nobody can find."""
+        """Gives up the blocks of a snapshot that cannot be found."""
         self._release(snapshot, keep_long=False)
 
     def pin(self, snapshot: Snapshot) -> None:
@@ -96,7 +96,7 @@ class SnapshotIndex:
         self._pinned.clear()
 
     def take(self, snapshot: Snapshot) -> list[int]:
-        """Turns a free snapshot into blocks that the caller holds; nobody finds it any more."""
+        """Turns a free snapshot into blocks that the caller holds; it can no longer be found."""
         block_ids = snapshot.block_ids
         for block_id in block_ids:
             self._pool.share(block_id)
@@ -123,7 +123,7 @@ class SnapshotIndex:
             del self._by_block[block_id]
 
     def _reuse_first(self, snapshot: Snapshot) -> None:
-        """Moves the free blocks of an unknown snapshot to those that are reused first."""
+        """Makes the free blocks of an unknown snapshot the next to be reused."""
         for block_id in snapshot.block_ids:
             self._pool.reuse_first(block_id)
 

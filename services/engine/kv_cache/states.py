@@ -94,7 +94,7 @@ class StateCache:
         position = request.num_computed_tokens
         snapshot = Snapshot(num_tokens=position, block_ids=blocks)
         self._copies.saved.extend(zip(request.state_block_ids, blocks, strict=True))
-        self.index.pin(snapshot)  # its blocks are nobody else's until the step was sent
+        self.index.pin(snapshot)  # no other content takes its blocks before the step is sent
         if request.last_snapshot > request.num_prompt_tokens:
             self._forget_at(request, request.last_snapshot)
         request.last_snapshot = position
@@ -130,7 +130,7 @@ class StateCache:
         request.snapshots = waiting
 
     def free(self, request: Request) -> None:
-        """Takes back a request's state, and the snapshots that nobody can find."""
+        """Takes back a request's state, and the snapshots that cannot be found."""
         for snapshot in request.snapshots:
             self.index.drop(snapshot)
         for block_id in reversed(request.state_block_ids):
