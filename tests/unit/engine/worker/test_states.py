@@ -1,4 +1,4 @@
-"""Models whose layers keep states, driven by the scheduler: the tokens of a model that runs alone."""
+"""Models whose layers keep states: with a scheduler, the tokens of a model that runs alone."""
 
 import pytest
 import torch
