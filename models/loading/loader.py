@@ -20,8 +20,9 @@ from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
 from models.loading.model_config import read_model_config
 from models.loading.packed_weights import find_packed
-from models.loading.plan import Load, by_model_name, plan_loads
+from models.loading.plan import Load, plan_loads
 from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
+from models.loading.stored_tensors import by_model_name
 from models.loading.weights import load_weights
 from models.loading.without_storage import WithoutStorage
 from models.number_formats import FP8, MXFP4

@@ -1,6 +1,6 @@
 """Decides how each stored tensor is loaded, before any of them is read."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,13 +27,10 @@ from models.loading.names import (
     Destination,
     find_destinations,
     is_of_another_stage,
-    is_of_text,
     is_past_the_last_layer,
-    renamed,
 )
 from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, PackedWeight, packed_module
 from models.loading.rounding import RoundsToFP8, is_rounded
-from models.loading.stacked_experts import single_experts
 from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
 from models.quantization.config import ROUNDING, WeightScheme
 
@@ -93,31 +90,6 @@ class Load:
         """Returns the same load into the parameter that replaces its own."""
         param = params[self.destination.param]
         return replace(self, destination=replace(self.destination, param=param))
-
-
-def by_model_name(
-    tensors: Sequence[CheckpointTensor], model: CausalLM
-) -> dict[str, CheckpointTensor]:
-    """Returns the stored tensors by their names in the model's family.
-
-    Parts that the model does without are left out, whatever their format.
-
-    Raises:
-        CheckpointError: two tensors have the same one.
-    """
-    named: dict[str, CheckpointTensor] = {}
-    for tensor in tensors:
-        name = renamed(tensor.name, model)
-        if model.config.is_text_part and not is_of_text(name):
-            continue
-        for own_name, each in single_experts(name, tensor, model):
-            if own_name in named:
-                other = named[own_name]
-                raise CheckpointError(
-                    f"{each.file}: tensor {each.name} is {other.name} of {other.file}"
-                )
-            named[own_name] = each
-    return named
 
 
 def plan_loads(

@@ -35,6 +35,7 @@ class TransformersForCausalLM(CausalLM):
     """A network of transformers with our attention."""
 
     packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {}
+    expert_names: ClassVar[tuple[str, str, str] | None] = None
 
     def __init__(
         self, config: ModelConfig, network: PreTrainedModel, calls: Sequence[AttentionCall]

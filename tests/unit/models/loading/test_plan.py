@@ -13,7 +13,8 @@ from models.layers.weight import ExpertTensor, check_shape, empty_parameter
 from models.llama import LlamaForCausalLM
 from models.loading.checkpoint import SINGLE_FILE, CheckpointError, open_checkpoint
 from models.loading.dequantize import dequantize_mxfp4
-from models.loading.plan import by_model_name, plan_loads
+from models.loading.plan import plan_loads
+from models.loading.stored_tensors import by_model_name
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE
 from models.quantization.config import QuantizationConfig, WeightScheme

@@ -1,0 +1,61 @@
+"""The stored tensors of a model's family, by name; stacks of experts as single ones."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from models.layers.decoder import CausalLM
+from models.loading.checkpoint_tensor import CheckpointError, CheckpointTensor
+from models.loading.names import is_of_text, renamed
+
+_STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_scale)?$")
+
+
+def by_model_name(
+    tensors: Sequence[CheckpointTensor], model: CausalLM
+) -> dict[str, CheckpointTensor]:
+    """Returns the stored tensors by their names in the model's family.
+
+    Parts that the model does without are left out, whatever their format.
+
+    Raises:
+        CheckpointError: two tensors have the same one.
+    """
+    named: dict[str, CheckpointTensor] = {}
+    single_names = {each.checkpoint_name for each in model.expert_tensors}
+    for tensor in tensors:
+        name = renamed(tensor.name, model)
+        if model.config.is_text_part and not is_of_text(name):
+            continue
+        for own_name, each in _single_experts(name, tensor, model, single_names):
+            if own_name in named:
+                other = named[own_name]
+                raise CheckpointError(
+                    f"{each.file}: tensor {each.name} is {other.name} of {other.file}"
+                )
+            named[own_name] = each
+    return named
+
+
+def _single_experts(
+    name: str, tensor: CheckpointTensor, model: CausalLM, single_names: Collection[str]
+) -> Iterator[tuple[str, CheckpointTensor]]:
+    """Yields a tensor of stacked experts as those of single ones, with names; others as they are.
+
+    name: the tensor's in the model's family. single_names: of the tensors of single experts that
+    the model takes. Gates, [E, I, H], come before the up projections in the rows of a stack.
+    """
+    match = _STACKED.match(name)
+    if match is None or model.expert_names is None or tensor.values.dim() != 3:
+        yield name, tensor
+        return
+    path, kind, scale = match.groups()
+    gate, up, down = model.expert_names
+    names = [down] if kind == "down_proj" else [gate, up]
+    if f"experts.0.{names[0]}.weight" not in single_names:
+        yield name, tensor
+        return
+    for expert, matrix in enumerate(tensor.values):
+        for part, rows in zip(names, matrix.chunk(len(names)), strict=True):
+            stored = f"{tensor.name}[{expert}]"
+            own_name = f"{path}.{expert}.{part}.weight{scale or ''}"
+            yield own_name, CheckpointTensor(tensor.file, stored, rows)
