@@ -84,14 +84,14 @@ def _decay_of(prepared, at_head, first, last, dims, heads: tl.constexpr):
 
 
 @triton.jit
-def _keys_and_queries(qkv_ptr, qkv_stride, prepared, head, at_head, heads: tl.constexpr):
-    """Returns where a head's queries and keys are, and the elements between those of tokens."""
+def _queries_and_keys(qkv_ptr, prepared, head, at_head, heads: tl.constexpr):
+    """Returns where a head's queries and keys are."""
     if heads.decays_channels:
         at = at_head * heads.k_dim
-        return prepared.queries + at, prepared.keys + at, heads.k_dim
+        return prepared.queries + at, prepared.keys + at
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
         q_ptr = qkv_ptr + head // (heads.num_heads // heads.num_k_heads) * heads.k_dim
-        return q_ptr, q_ptr + heads.num_k_heads * heads.k_dim, qkv_stride
+        return q_ptr, q_ptr + heads.num_k_heads * heads.k_dim
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -111,7 +111,8 @@ def _pass_delta_chunks_kernel(
     reads_ptr = prepared.reads + at_head * heads.k_dim
     writes_ptr = prepared.writes + at_head * heads.v_dim
     scores_ptr = prepared.scores + at_head * _CHUNK
-    q_ptr, k_ptr, stride = _keys_and_queries(qkv_ptr, qkv_stride, prepared, head, at_head, heads)
+    q_ptr, k_ptr = _queries_and_keys(qkv_ptr, prepared, head, at_head, heads)
+    stride = heads.k_dim if heads.decays_channels else qkv_stride
     wait_for_previous(DEPENDENT)
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
