@@ -194,9 +194,10 @@ class DeltaCase:
         qkv = self.qkv.double()
         repeats = heads // self.num_k_heads
         q, k = (
-            normalised(x.unflatten(1, (-1, dim))).repeat_interleave(repeats, 1)
+            x.unflatten(1, (-1, dim)).repeat_interleave(repeats, 1)
             for x in (qkv[:, :keys], qkv[:, keys : 2 * keys])
         )
+        q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
         q = q * dim**-0.5
         v = qkv[:, 2 * keys :].unflatten(1, (heads, -1))
         a = self.a.double().reshape(len(qkv), heads, -1)
@@ -216,11 +217,6 @@ class DeltaCase:
                 output[t] = torch.einsum("hk,hkv->hv", q[t], state)
             states[request] = state
         return output[: self.step.num_tokens], states
-
-
-def normalised(x: torch.Tensor) -> torch.Tensor:
-    """Returns x by its length, as the rule does."""
-    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def state_spec(num_heads, rows, columns, dtype=torch.float32):
