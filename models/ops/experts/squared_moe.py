@@ -1,6 +1,7 @@
 """Mixture of experts without gates, whose activation is a squared ReLU: octavo::squared_moe."""
 
 import torch
+from torch.nn import functional
 
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
@@ -63,6 +64,8 @@ def grouped_experts(
     Weights and ids are [T, top_k].
     """
     num_tokens, top_k = ids.shape
+    size = hidden.shape[1]
+    hidden, up, down = _aligned(hidden), _aligned(up), _aligned(down)
     flat = ids.flatten().long()
     order = flat.argsort(stable=True)
     experts = torch.arange(len(up), device=ids.device)
@@ -73,7 +76,18 @@ def grouped_experts(
     results = torch.empty_like(sorted_results)
     results[order] = sorted_results
     weighed = results.view(num_tokens, top_k, -1).float() * weights.unsqueeze(-1)
-    return weighed.sum(1).to(hidden.dtype)
+    return weighed.sum(1)[:, :size].to(hidden.dtype)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Returns tokens [T, H] or weights [E, N, K] whose rows begin at multiples of 16 bytes.
+
+    Grouped products need that; zeros fill rows and, of weights, the number of rows up to it.
+    """
+    multiple = 16 // x.element_size()
+    missing = -x.shape[-1] % multiple
+    padding = (0, missing) if x.dim() == 2 else (0, missing, 0, -x.shape[1] % multiple)
+    return functional.pad(x, padding) if any(padding) else x
 
 
 def _experts(
