@@ -26,7 +26,7 @@ from protos.engine.v1.batch_pb2 import (
     StepFailure,
     StepResult,
 )
-from services.engine.request import PositionLogprobs, SamplingParams
+from services.engine.request import SamplingParams
 
 __all__ = [
     "BatchBuilder",
@@ -40,7 +40,6 @@ __all__ = [
     "RowSampling",
     "SamplingMetadata",
     "SpecDecodeMetadata",
-    "StateMetadata",
     "StepFailure",
     "StepResult",
     "num_rows",
@@ -50,8 +49,6 @@ __all__ = [
     "pack_int32",
     "read_float32",
     "read_int32",
-    "read_logprobs",
-    "read_prompt_logprobs",
     "read_tokens",
     "redacted",
     "row_assignment",
@@ -318,31 +315,6 @@ def read_tokens(result: StepResult) -> list[list[int]]:
     return [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def read_logprobs(
-    result: StepResult, num_logprobs: Sequence[int | None]
-) -> list[PositionLogprobs | None]:
-    """Returns one entry of log-probabilities per sampled token.
-
-    Args:
-        result: a result with logprobs.
-        num_logprobs: most likely tokens wanted for each token; None for no entry.
-    """
-    chosen = read_float32(result.logprobs).tolist()
-    shape = (len(chosen), result.num_top_logprobs)
-    top_ids = read_int32(result.top_token_ids).reshape(shape)
-    top_logprobs = read_float32(result.top_logprobs).reshape(shape)
-    return [
-        None
-        if count is None
-        else PositionLogprobs(
-            logprob=chosen[i],
-            top_token_ids=tuple(top_ids[i, :count].tolist()),
-            top_logprobs=tuple(top_logprobs[i, :count].tolist()),
-        )
-        for i, count in enumerate(num_logprobs)
-    ]
-
-
 def set_prompt_logprobs(
     result: StepResult,
     logprobs: npt.ArrayLike,
@@ -354,36 +326,6 @@ def set_prompt_logprobs(
     result.num_prompt_top_logprobs = np.shape(top_token_ids)[1]
     result.prompt_top_token_ids = pack_int32(top_token_ids)
     result.prompt_top_logprobs = pack_float32(top_logprobs)
-
-
-def read_prompt_logprobs(
-    result: StepResult, counts: Sequence[tuple[int, int]]
-) -> list[list[PositionLogprobs]]:
-    """Returns the log-probabilities of prompt tokens by request.
-
-    Args:
-        result: a result with them.
-        counts: for each request its tokens and the most likely ones that it asked for.
-    """
-    chosen = read_float32(result.prompt_logprobs).tolist()
-    shape = (len(chosen), result.num_prompt_top_logprobs)
-    top_ids = read_int32(result.prompt_top_token_ids).reshape(shape)
-    top_logprobs = read_float32(result.prompt_top_logprobs).reshape(shape)
-    told: list[list[PositionLogprobs]] = []
-    start = 0
-    for num_tokens, num_top in counts:
-        told.append(
-            [
-                PositionLogprobs(
-                    logprob=chosen[i],
-                    top_token_ids=tuple(top_ids[i, :num_top].tolist()),
-                    top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
-                )
-                for i in range(start, start + num_tokens)
-            ]
-        )
-        start += num_tokens
-    return told
 
 
 def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDescriptor, StepResult]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from services.engine.batch import StepResult, read_logprobs, read_prompt_logprobs, read_tokens
-from services.engine.request import RequestOutput, RequestStatus
+from services.engine.batch import StepResult, read_float32, read_int32, read_tokens
+from services.engine.request import PositionLogprobs, RequestOutput, RequestStatus
 from services.engine.scheduler.planned_step import PromptSpan, ScheduledStep
 
 
@@ -47,3 +47,58 @@ def attach_prompt_logprobs(
         new = entries[request.num_prompt_logprobs + 1 - span.start :]
         output.prompt_logprobs = new
         request.num_prompt_logprobs += len(new)
+
+
+def read_logprobs(
+    result: StepResult, num_logprobs: Sequence[int | None]
+) -> list[PositionLogprobs | None]:
+    """Returns one entry of log-probabilities per sampled token.
+
+    Args:
+        result: a result with logprobs.
+        num_logprobs: most likely tokens wanted for each token; None for no entry.
+    """
+    chosen = read_float32(result.logprobs).tolist()
+    shape = (len(chosen), result.num_top_logprobs)
+    top_ids = read_int32(result.top_token_ids).reshape(shape)
+    top_logprobs = read_float32(result.top_logprobs).reshape(shape)
+    return [
+        None
+        if count is None
+        else PositionLogprobs(
+            logprob=chosen[i],
+            top_token_ids=tuple(top_ids[i, :count].tolist()),
+            top_logprobs=tuple(top_logprobs[i, :count].tolist()),
+        )
+        for i, count in enumerate(num_logprobs)
+    ]
+
+
+def read_prompt_logprobs(
+    result: StepResult, counts: Sequence[tuple[int, int]]
+) -> list[list[PositionLogprobs]]:
+    """Returns the log-probabilities of prompt tokens by request.
+
+    Args:
+        result: a result with them.
+        counts: for each request its tokens and the most likely ones that it asked for.
+    """
+    chosen = read_float32(result.prompt_logprobs).tolist()
+    shape = (len(chosen), result.num_prompt_top_logprobs)
+    top_ids = read_int32(result.prompt_top_token_ids).reshape(shape)
+    top_logprobs = read_float32(result.prompt_top_logprobs).reshape(shape)
+    told: list[list[PositionLogprobs]] = []
+    start = 0
+    for num_tokens, num_top in counts:
+        told.append(
+            [
+                PositionLogprobs(
+                    logprob=chosen[i],
+                    top_token_ids=tuple(top_ids[i, :num_top].tolist()),
+                    top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
+                )
+                for i in range(start, start + num_tokens)
+            ]
+        )
+        start += num_tokens
+    return told

@@ -13,12 +13,12 @@ from services.engine.batch import (
     pack_int32,
     read_float32,
     read_int32,
-    read_logprobs,
     redacted,
     row_assignment,
     step_result,
 )
 from services.engine.request import PositionLogprobs
+from services.engine.scheduler.logprobs import read_logprobs
 from tests.support.fake_worker import FakeWorker, WorkerViolationError, expected_output
 from tests.support.requests import make_sampling
 
