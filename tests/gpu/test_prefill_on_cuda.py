@@ -22,9 +22,13 @@ HEADS = {
     "group-of-12": Heads(num_heads=24, num_kv_heads=2, head_dim=128),
     "no-grouping": Heads(num_heads=2, num_kv_heads=2, head_dim=64),
     "one-kv-head": Heads(num_heads=64, num_kv_heads=1, head_dim=128),
+    "qwen3.5": Heads(num_heads=16, num_kv_heads=2, head_dim=256),
+    "group-of-6": Heads(num_heads=12, num_kv_heads=2, head_dim=256),
 }
 QWEN3_8B = HEADS["qwen3-8b"]
-OF_GROUPS = {name: HEADS[name] for name in ("qwen3-8b", "gpt-oss", "group-of-7", "group-of-12")}
+OF_GROUPS = {
+    name: HEADS[name] for name in ("qwen3-8b", "gpt-oss", "group-of-7", "group-of-12", "qwen3.5")
+}
 """Groups of a power of two, one that is padded and one that is packed."""
 ODD_LENGTHS = [2, 7, 31, 32, 33, 127, 128, 129, 257, 640]
 BATCHES = {
@@ -102,7 +106,7 @@ def test_programs_share_the_keys_of_few_tiles(batch, heads, options, parts):
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 1500, "has_sinks": True}], ids=str)
-@pytest.mark.parametrize("head_dim", [96, 256])
+@pytest.mark.parametrize("head_dim", [96, 192])
 @pytest.mark.parametrize("batch", LONG_BATCHES.values(), ids=LONG_BATCHES)
 def test_programs_share_the_keys_of_tiles_with_other_heads(batch, head_dim, options, parts):
     heads = Heads(num_heads=8, num_kv_heads=4, head_dim=head_dim)

@@ -34,9 +34,6 @@ from models.kernels.launching.launch import Launch
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 
-SLOTS = gl.constexpr(2)
-"""Pieces of work in shared memory: the next one's queries load while one is computed."""
-
 COMPUTING_REGISTERS = gl.constexpr(224)
 COPYING_REGISTERS = gl.constexpr(56)
 """Registers per thread of each part: two computing parts and one copying part use 504 of 512."""
@@ -77,6 +74,15 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.constexpr_function
+def _num_slots(head_dim):
+    """Returns the pieces of work in shared memory.
+
+    The next one's queries load while one is computed, unless heads are too large for both.
+    """
+    return 2 if head_dim <= 128 else 1
+
+
+@gluon.constexpr_function
 def _spare_layout():
     """Each thread's elements of a half of the sums, 16 bytes side by side."""
     registers = [[0, 1], [8, 0]]
@@ -97,6 +103,7 @@ def _hopper_attention_kernel(
     let_next_start(DEPENDENT)
     KEYS: gl.constexpr = new_k.block_type.shape[0]
     HEAD_DIM: gl.constexpr = new_k.block_type.shape[1]
+    SLOTS: gl.constexpr = _num_slots(HEAD_DIM)
     layout: gl.constexpr = new_k.layout
     q_tiles = gl.allocate_shared_memory(new_k.dtype, [2 * SLOTS, ROWS, HEAD_DIM], layout)
     k_tiles = gl.allocate_shared_memory(new_k.dtype, [form.stages, KEYS, HEAD_DIM], layout)

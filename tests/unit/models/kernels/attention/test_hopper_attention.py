@@ -17,20 +17,21 @@ from tests.support.machine_code import machine_code, product_loops
 
 # With few tokens, programs share tiles of queries, except in batch-invariant mode.
 FEW, MANY = 100, 300
-for num_heads, num_kv_heads, length, is_invariant in (
+for num_heads, num_kv_heads, head_dim, length, is_invariant in (
     # Groups without padding, packed, and padded.
-    (32, 8, FEW, False), (32, 8, MANY, False), (32, 8, MANY, True),
-    (40, 8, FEW, False), (40, 8, FEW, True),
-    (28, 4, MANY, False),
+    (32, 8, 128, FEW, False), (32, 8, 128, MANY, False), (32, 8, 128, MANY, True),
+    (40, 8, 128, FEW, False), (40, 8, 128, FEW, True),
+    (28, 4, 128, MANY, False),
+    (16, 2, 256, FEW, False), (16, 2, 256, MANY, False),
 ):
-    heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128)
+    heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     use_batch_invariance(is_on=is_invariant)
     with absent_gpu():
         case = make_case([length, 1, 0], [length, 1, 0], heads, dtype=torch.bfloat16)
         case.run_into(torch.empty(case.q.shape, dtype=case.q.dtype))
 launches = [each for each in _launches if each._kernel.__name__ == "_hopper_attention_kernel"]
 builds = {id(build): build for each in launches for build in each._builds.values()}
-assert len(builds) == 6
+assert len(builds) == 8
 for build in builds.values():
     assert build.metadata.launch_pdl
     code = machine_code(build.asm["cubin"])
