@@ -7,6 +7,9 @@ from models.kernels.attention.request_search import request_of_tile
 
 CHUNK = 64
 """Tokens of a chunk, counted from a request's first token of the step."""
+LEAST_TILE = 64
+"""Elements of keys and of values that a tile of a chunk has, of which heads may fill a part: with
+16 and 32 Triton 3.6 builds wrong chunks for Hopper."""
 MOST_STEP = 16
 """Query tokens of a request up to which its tokens are computed one after the other."""
 

@@ -23,7 +23,13 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
-from models.kernels.recurrence.chunks import CHUNK, MOST_STEP, decay_between, load_rows
+from models.kernels.recurrence.chunks import (
+    CHUNK,
+    LEAST_TILE,
+    MOST_STEP,
+    decay_between,
+    load_rows,
+)
 from models.kernels.recurrence.gates import softplus
 from models.kernels.recurrence.state_rows import (
     StateForm,
@@ -266,8 +272,9 @@ def _launchers(form: StateForm, heads: DecayHeads, device: torch.device) -> tupl
         _decayed_step_kernel, form=form, heads=heads, COLUMNS=_STEP_COLUMNS, num_warps=1,
         num_stages=1, **launch_options(device),
     )  # fmt: skip
+    heads = heads._replace(block_k=max(LEAST_TILE, heads.block_k))
     chunks = Launch(
-        _decayed_chunks_kernel, form=form, heads=heads._replace(block_k=max(16, heads.block_k)),
+        _decayed_chunks_kernel, form=form, heads=heads,
         COLUMNS=_CHUNK_COLUMNS, num_warps=4, num_stages=1, **launch_options(device),
     )  # fmt: skip
     return step, chunks

@@ -23,6 +23,7 @@ from models.kernels.launching.dependent_launch import (
 from models.kernels.launching.launch import Launch
 from models.kernels.recurrence.chunks import (
     CHUNK,
+    LEAST_TILE,
     MOST_STEP,
     find_chunk,
     inverse_length,
@@ -249,8 +250,8 @@ def _launchers(heads: DeltaHeads, device: torch.device) -> tuple[Launch, Launch,
     options = launch_options(device)
     scale = Launch(_scale_channels_kernel, heads=heads, num_warps=8, **options)
     score = Launch(_score_channels_kernel, heads=heads, num_warps=4, num_stages=1, **options)
+    block_v = max(LEAST_TILE, triton.next_power_of_2(heads.v_dim))
     solve = Launch(
-        _solve_channels_kernel, heads=heads, BLOCK_V=max(16, triton.next_power_of_2(heads.v_dim)),
-        num_warps=4, num_stages=1, **options,
+        _solve_channels_kernel, heads=heads, BLOCK_V=block_v, num_warps=4, num_stages=1, **options,
     )  # fmt: skip
     return scale, score, solve

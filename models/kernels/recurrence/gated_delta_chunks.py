@@ -26,6 +26,7 @@ from models.kernels.launching.dependent_launch import (
 from models.kernels.launching.launch import Launch
 from models.kernels.recurrence.chunks import (
     CHUNK,
+    LEAST_TILE,
     MOST_STEP,
     decay_between,
     find_chunk,
@@ -113,7 +114,7 @@ def gated_delta_chunks(
     heads: DeltaHeads,
 ) -> None:
     """Runs gated_delta_rule for requests of more than MOST_STEP query tokens; qkv has 16 bits."""
-    heads = heads._replace(block_k=max(16, heads.block_k))
+    heads = heads._replace(block_k=max(LEAST_TILE, heads.block_k))
     prepare = prepare_channels if heads.decays_channels else _prepare
     prepared = prepare(qkv, a, b, a_log, dt_bias, metadata, heads)
     pass_chunks(qkv, prepared, output, cache, metadata, heads)
@@ -147,6 +148,6 @@ def _prepare(
 def _launcher(heads: DeltaHeads, device: torch.device) -> Launch:
     return Launch(
         _prepare_delta_chunks_kernel, heads=heads,
-        BLOCK_V=max(16, triton.next_power_of_2(heads.v_dim)), num_warps=4, num_stages=1,
+        BLOCK_V=max(LEAST_TILE, triton.next_power_of_2(heads.v_dim)), num_warps=4, num_stages=1,
         **launch_options(device),
     )  # fmt: skip

@@ -124,22 +124,25 @@ def _pass_delta_chunks_kernel(
         for first in range(start, end, _CHUNK):
             tokens = first + tl.arange(0, _CHUNK)
             in_chunk = tokens < end
+            at = at_head + tokens
+            places = tl.arange(0, _CHUNK)
+            # All of a chunk's loads are under way before its first product.
             reads = load_rows(reads_ptr, tokens, heads.k_dim, in_chunk, dims, heads.k_dim)
             writes = load_rows(writes_ptr, tokens, heads.v_dim, in_chunk, columns, heads.v_dim)
+            q = load_rows(q_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
+            scores = load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
+            k = load_rows(k_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
+            q_factors = _load_factors(prepared.q_factors, at, in_chunk)
+            k_factors = _load_factors(prepared.k_factors, at, in_chunk)
             rounded = state.to(reads.dtype)
             values = writes.to(tl.float32) - tl.dot(reads, rounded)
-            q = load_rows(q_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
-            at = at_head + tokens
-            output = tl.dot(q, rounded) * _load_factors(prepared.q_factors, at, in_chunk)
-            places = tl.arange(0, _CHUNK)
-            scores = load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
+            output = tl.dot(q, rounded) * q_factors
             output += tl.dot(scores, values.to(scores.dtype))
             out_ptrs = output_ptr + tokens.to(tl.int64)[:, None] * (heads.num_heads * heads.v_dim)
             out_mask = in_chunk[:, None] & (columns < heads.v_dim)[None, :]
             output = output.to(output_ptr.dtype.element_ty)
             tl.store(out_ptrs + (head * heads.v_dim + columns)[None, :], output, mask=out_mask)
-            k = load_rows(k_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
-            added = (values * _load_factors(prepared.k_factors, at, in_chunk)).to(k.dtype)
+            added = (values * k_factors).to(k.dtype)
             last = tl.minimum(first + _CHUNK, end) - 1
             state *= _decay_of(prepared, at_head, first, last, dims, heads)
             state += tl.dot(tl.trans(k), added)

@@ -10,7 +10,7 @@ from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionMetadata
 from models.kernels.recurrence.chunks import MOST_STEP
 from models.kernels.recurrence.gated_delta_chunks import gated_delta_chunks
-from models.kernels.recurrence.gated_delta_step import DeltaHeads, delta_heads, gated_delta_step
+from models.kernels.recurrence.gated_delta_step import delta_heads, gated_delta_step
 from models.state_cache import StateCacheData
 
 
@@ -54,21 +54,9 @@ def gated_delta_rule(
     )
     arguments = (qkv, a, b, a_log, dt_bias, output, cache, metadata, heads)
     has_chunks = metadata.max_seqlen_q > MOST_STEP and qkv.itemsize == 2
-    if heads.decays_channels and not _fills_tiles(heads):
-        has_chunks = False
     if not has_chunks or is_batch_invariant():
         gated_delta_step(*arguments, most_tokens=len(qkv))
         return
     if len(metadata.seq_lens) > 1:
         gated_delta_step(*arguments, most_tokens=MOST_STEP)
     gated_delta_chunks(*arguments)
-
-
-def _fills_tiles(heads: DeltaHeads) -> bool:
-    """Returns whether keys and values have powers of two of elements.
-
-    Triton 3.6 builds the chunks of channels' decays wrongly for Hopper with 24 and 40 of them; the
-    sizes of released models are powers of two.
-    """
-    v_dim = heads.v_dim
-    return heads.block_k == heads.k_dim and v_dim == 1 << (v_dim - 1).bit_length()

@@ -27,8 +27,13 @@ from models.kernels.recurrence.state_rows import (
 )
 from models.state_cache import StateCacheData
 
-_COLUMNS = 16
-"""Columns of the state that a program has; the order of its sums may change with this."""
+_NARROW, _WIDE = (16, 1), (64, 2)
+"""Columns of the state that a program has, and its warps; sums of the two may differ in order.
+
+1, 8, 32, 128 and 256 requests took 4.5, 13.3, 48.8, 186 and 375 us with narrow programs, 6.1, 12.9,
+46.4, 159 and 307 with wide ones (H200, 32 heads of 128, 2026-11).
+"""
+_LEAST_WIDE_REQUESTS = 8
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_blocks",
@@ -155,10 +160,16 @@ def gated_delta_step(
     most_tokens: int,
 ) -> None:
     """Runs gated_delta_rule for requests of at most most_tokens query tokens."""
-    form = recurrent_form(cache, rounds=is_batch_invariant())
     tables = metadata.block_tables
-    _launcher(form, heads, qkv.device)(
-        (-(-heads.v_dim // _COLUMNS), heads.num_heads, len(metadata.seq_lens)),
+    num_requests = len(metadata.seq_lens)
+    columns, launch = _launcher(
+        recurrent_form(cache, rounds=is_batch_invariant()),
+        heads,
+        num_requests >= _LEAST_WIDE_REQUESTS or is_batch_invariant(),
+        qkv.device,
+    )
+    launch(
+        (-(-heads.v_dim // columns), heads.num_heads, num_requests),
         qkv, a, b, a_log, dt_bias, output, cache.memory.view(cache.spec.dtype), tables,
         metadata.seq_lens, metadata.query_start_loc, qkv.stride(0), a.stride(0), b.stride(0),
         tables.stride(0), cache.num_blocks, most_tokens, heads.k_dim**-0.5,
@@ -166,8 +177,13 @@ def gated_delta_step(
 
 
 @lru_cache
-def _launcher(form: StateForm, heads: DeltaHeads, device: torch.device) -> Launch:
-    return Launch(
-        _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=_COLUMNS, num_warps=1,
+def _launcher(
+    form: StateForm, heads: DeltaHeads, is_wide: bool, device: torch.device
+) -> tuple[int, Launch]:
+    """Returns the columns of a program, and the kernel."""
+    columns, num_warps = _WIDE if is_wide else _NARROW
+    launch = Launch(
+        _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=columns, num_warps=num_warps,
         num_stages=1, **launch_options(device),
     )  # fmt: skip
+    return columns, launch

@@ -46,9 +46,7 @@ STATE_TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3}
 DELTA_PROGRAM = """
 for dtype, tolerance in STATE_TOLERANCES.items():
     for decays_channels, options in ((False, {}), (True, {"beta_scale": 2.0, "decay_floor": -5.0})):
-        # Chunks of channels' decays need powers of two.
-        sizes = (16, 16) if decays_channels else (12, 20)
-        for step in steps(state_spec(4, *sizes)):
+        for step in steps(state_spec(4, 12, 20)):
             case = make_delta_case(
                 step, 2, dtype=dtype, decays_channels=decays_channels, num_padding=3, **options
             )
