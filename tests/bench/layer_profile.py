@@ -73,6 +73,7 @@ class Profiler:
             num_blocks=most_decodes * -(-(arguments.context + STEPS) // block_size)
             + 2 * -(-longest // block_size)
             + 64,
+            num_states=most_decodes + 4,
         )
 
     def capture(self) -> list[str]:

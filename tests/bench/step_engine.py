@@ -31,10 +31,12 @@ def make_engine(
     max_num_batched_tokens: int,
     max_model_len: int,
     num_blocks: int,
+    num_states: int = 0,
 ) -> GraphEngine:
     """Returns scheduler and runner; no graph is captured yet.
 
-    compilation: other settings than the command line's.
+    compilation: other settings than the command line's. num_states: requests whose states fit
+    beside the blocks.
     """
     config = settings.config
     dtype = choose_dtype(config.checkpoint, settings.model, torch.device(device))
@@ -49,6 +51,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        num_states=num_states,
         block_size=config.cache.block_size,
     )
 

@@ -34,7 +34,8 @@ from tests.support.engine_harness import RecordingSink
 class GraphEngine:
     """Schedules and runs requests with the graphs captured so far.
 
-    sent: the steps as they were ordered, by id. steps: completed, with results.
+    num_states: requests whose states fit beside the blocks. sent: the steps as they were ordered,
+    by id. steps: completed, with results.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GraphEngine:
         max_num_batched_tokens: int = 64,
         max_model_len: int = 64,
         num_blocks: int = 64,
+        num_states: int = 0,
         block_size: int = 4,
         num_speculative_tokens: int = 0,
         min_speculative_tokens: int | None = None,
@@ -91,6 +93,7 @@ class GraphEngine:
             lookup_sizes=lookup_sizes,
             has_draft_model=draft_model is not None,
         )
+        num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(
             self.model,
