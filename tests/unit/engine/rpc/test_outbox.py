@@ -66,6 +66,20 @@ async def test_closing_sends_what_the_window_held_back():
     assert transport.kinds.count("step") == 2
 
 
+async def test_credit_for_steps_that_were_never_sent_opens_no_window():
+    transport = Transport()
+    outbox = make_outbox(credit_window=2)
+    sending = asyncio.create_task(outbox.send(transport.write, heartbeat))
+    outbox.credit(1000)
+    for _ in range(4):
+        outbox.put(output())
+        outbox.flush()
+        await asyncio.sleep(0.01)
+    assert transport.kinds.count("step") == 2
+    outbox.close()
+    await sending
+
+
 async def test_a_write_that_the_transport_does_not_take_is_given_up():
     transport = Transport()
     transport.is_open.clear()

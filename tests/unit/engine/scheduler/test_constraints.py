@@ -1,6 +1,9 @@
 """A request whose next token is decided on the host between two of its tokens."""
 
+import pytest
+
 from services.engine.batch import read_int32
+from services.engine.errors import InvalidRequestError, RequestFaultError
 from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
@@ -66,3 +69,20 @@ def test_it_runs_without_drafts_and_others_with_them():
     rig.step()
     drafts = read_int32(rig.send().descriptor.spec_decode_metadata.num_draft_tokens)
     assert drafts.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("num_output", "error"),
+    [(0, InvalidRequestError), (1, InvalidRequestError), (2, RequestFaultError)],
+)
+def test_without_a_token_min_tokens_is_the_cause_only_before_them(num_output, error):
+    rig = Rig()
+    request = constrained(prompt=3, min_tokens=2)
+    rig.add(request)
+    for _ in range(num_output):
+        rig.step()
+    step = rig.send()
+    result = rig.worker.execute(step.descriptor)
+    result.token_ids = b"\xff" * 4
+    [output] = rig.scheduler.update(step, result)
+    assert isinstance(output.error, error)

@@ -1,5 +1,6 @@
 """Outputs of one prompt are requests of their own that share what one of them computed."""
 
+from services.engine.scheduler import planned_step
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
@@ -44,3 +45,17 @@ def test_no_request_waits_for_a_prompt_of_another_tenant():
     prompt = list(range(18))
     rig.add(make_request(prompt, cache_salt="a"), make_request(prompt, cache_salt="b"))
     assert rig.send().descriptor.context.num_tokens == 36
+
+
+def test_they_wait_for_a_prompt_whose_chunks_are_smaller_than_the_room(monkeypatch):
+    monkeypatch.setattr(planned_step, "MAX_PROMPT_LOGPROBS", 8)
+    rig = Rig(max_num_batched_tokens=64)
+    first = make_request(24, prompt_logprobs=1)
+    second = make_request(first.prompt_token_ids, seed=1)
+    rig.add(first, second)
+    while first.num_computed_tokens < 20:
+        rig.step()
+        assert second.row is None or first.num_computed_tokens >= 20
+    rig.run()
+    assert second.num_cached_tokens == 20
+    assert second.sink.token_ids == expected_output(first.prompt_token_ids, second.sampling)

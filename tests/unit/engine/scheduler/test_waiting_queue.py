@@ -44,6 +44,17 @@ def test_a_discarded_request_is_never_handed_out():
     assert queue.peek() is second
 
 
+def test_a_request_that_comes_back_with_a_later_rank_has_lost_its_place():
+    first, second, third = waiting(0), waiting(1), waiting(2)
+    queue = WaitingQueue()
+    for request in (first, second, third):
+        queue.push(request)
+    assert queue.pop() is first
+    first.rank_s = 9.0
+    queue.push(first)
+    assert [queue.pop() for _ in range(3)] == [second, third, first]
+
+
 def test_discarded_requests_do_not_pile_up():
     queue = WaitingQueue()
     keeper = waiting(0)
