@@ -76,13 +76,21 @@ class MergedColumnParallelLinear(QuantizableLinear):
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
         first = self._shares[shard_id] * sizes[shard_id]
         own = loaded.narrow(0, first, sizes[shard_id])
-        # Block scales are fewer than rows; a block holds whole heads or is part of one.
-        target.copy_(self.arranged(own, shard_id) if block == 1 else own)
+        if block == 1:
+            own = self.arranged(own, shard_id)
+        else:
+            own = self.arranged_scales(own, shard_id, block)
+        target.copy_(own)
 
     def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
         """Returns this rank's rows of one projection, scales or bias in our order."""
         del shard_id
         return rows
+
+    def arranged_scales(self, scales: torch.Tensor, shard_id: int, block: int) -> torch.Tensor:
+        """Returns the scales of one projection's blocks, of `block` rows each, in our order."""
+        del shard_id, block
+        return scales
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):

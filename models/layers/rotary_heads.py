@@ -7,6 +7,8 @@ rotated.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import gcd
 
 import torch
 from torch import nn
@@ -43,6 +45,24 @@ def reorder_heads(loaded: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return heads[:, list(order)].flatten(0, 1)
 
 
+def reorder_elements(heads: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Reorders the elements of heads, [..., D], as `reorder_heads` does their rows."""
+    starts = [0, *(at for at in range(1, len(order)) if order[at] != order[at - 1] + 1), len(order)]
+    runs = [heads[..., order[at] : order[end - 1] + 1] for at, end in pairwise(starts)]
+    return torch.cat(runs, dim=-1)
+
+
+def keeps_blocks(order: Sequence[int], size: int) -> bool:
+    """Returns whether reordered heads have the same rows in every block of `size` rows."""
+    num_heads = size // gcd(size, len(order))  # after which blocks and heads begin together
+    firsts = range(0, num_heads * len(order), len(order))
+    return all(
+        (first + at) // size == (first + index) // size
+        for first in firsts
+        for at, index in enumerate(order)
+    )
+
+
 class RotaryColumnLinear(MergedColumnParallelLinear):
     """Projections whose heads are reordered for our rotation.
 
@@ -60,6 +80,12 @@ class RotaryColumnLinear(MergedColumnParallelLinear):
     ) -> None:
         super().__init__(input_size, output_sizes, bias=bias, group=group)
         self._orders = orders
+
+    def is_split_at(self, multiple: int) -> bool:
+        """Returns whether blocks of `multiple` rows are whole and keep theirs."""
+        return super().is_split_at(multiple) and all(
+            keeps_blocks(order, multiple) for order in self._orders if order
+        )
 
     def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
         """Returns the rows with their heads reordered."""
@@ -82,6 +108,10 @@ class RotaryQKVLinear(QKVParallelLinear):
     ) -> None:
         super().__init__(hidden_size, head_dim, num_heads, num_kv_heads, bias=bias, group=group)
         self._order = head_order(head_dim, rope)
+
+    def is_split_at(self, multiple: int) -> bool:
+        """Returns whether blocks of `multiple` rows are whole and keep theirs."""
+        return super().is_split_at(multiple) and keeps_blocks(self._order, multiple)
 
     def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
         """Returns the rows with the heads of queries and keys reordered; values do not rotate."""
