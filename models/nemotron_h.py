@@ -40,9 +40,9 @@ class NemotronHForCausalLM(CausalLM):
         if config.moe is None:
             return ()
         return [
-            ExpertTensor(f"experts.{name}", f"experts.{expert}.{name}.weight", expert, 0)
+            ExpertTensor(f"experts.{parameter}", f"experts.{expert}.{name}.weight", expert, 0)
             for expert in range(config.moe.num_experts)
-            for name in ("up_proj", "down_proj")
+            for name, parameter in (("up_proj", "gate_up_proj"), ("down_proj", "down_proj"))
         ]
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:

@@ -27,6 +27,7 @@ class Experts(nn.Module):
     Each rank holds a share of every expert or, with expert parallelism, some whole ones. `ranks`
     share the layer, `group` an expert.
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
+        Experts without gates have up alone, [E, I / ranks, H].
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.experts.expert_formats.
     packing: of weights that come one expert at a time in 4 bits, already in the order of kernels;
@@ -39,9 +40,16 @@ class Experts(nn.Module):
     expert_load: torch.Tensor
 
     def __init__(
-        self, hidden_size: int, moe: MoeConfig, *, bias: bool, group: ParallelGroup
+        self,
+        hidden_size: int,
+        moe: MoeConfig,
+        *,
+        bias: bool,
+        group: ParallelGroup,
+        has_gate: bool = True,
     ) -> None:
         super().__init__()
+        self.num_parts = 2 if has_gate else 1
         count = moe.num_experts
         group = group.of_experts
         self.placement: ExpertPlacement | None = None
@@ -60,9 +68,10 @@ class Experts(nn.Module):
             count, group = placement.num_local, SINGLE
         self.group = group
         self._local_size = group.split(moe.intermediate_size, "inner features of an expert")
-        self.gate_up_proj = empty_parameter(count, 2 * self._local_size, hidden_size)
+        num_rows = self.num_parts * self._local_size
+        self.gate_up_proj = empty_parameter(count, num_rows, hidden_size)
         self.down_proj = empty_parameter(count, hidden_size, self._local_size)
-        self.gate_up_proj_bias = empty_parameter(count, 2 * self._local_size) if bias else None
+        self.gate_up_proj_bias = empty_parameter(count, num_rows) if bias else None
         self.down_proj_bias = empty_parameter(count, hidden_size) if bias else None
         self.gate_up_proj_scale: nn.Parameter | None = None
         self.down_proj_scale: nn.Parameter | None = None
@@ -77,13 +86,14 @@ class Experts(nn.Module):
         """Makes the weights FP8 with scales by block or row; call before they have values."""
         count, hidden_size, inner = self.down_proj.shape
         hidden_blocks, inner_blocks = -(-hidden_size // BLOCK), -(-inner // BLOCK)
-        gate_up_scale, down_scale = (2 * inner, 1), (hidden_size, 1)
+        num_rows = self.num_parts * inner
+        gate_up_scale, down_scale = (num_rows, 1), (hidden_size, 1)
         if block_size is not None:
-            gate_up_scale = 2 * inner_blocks, hidden_blocks
+            gate_up_scale = self.num_parts * inner_blocks, hidden_blocks
             down_scale = hidden_blocks, inner_blocks
         self._keep(
             FP8,
-            (count, 2 * inner, hidden_size),
+            (count, num_rows, hidden_size),
             (count, hidden_size, inner),
             torch.float32,
             (count, *gate_up_scale),
@@ -97,12 +107,13 @@ class Experts(nn.Module):
     def keep_mxfp4(self) -> None:
         """Makes the weights packed MXFP4 with scales by run; call before they have values."""
         count, hidden_size, inner = self.down_proj.shape
+        num_rows = self.num_parts * inner
         self._keep(
             MXFP4,
-            (count, 2 * inner, hidden_size // 2),
+            (count, num_rows, hidden_size // 2),
             (count, hidden_size, inner // 2),
             MXFP4,
-            (count, *tiled_shape(2 * inner, hidden_size)),
+            (count, *tiled_shape(num_rows, hidden_size)),
             (count, *tiled_shape(hidden_size, inner)),
         )
 
@@ -124,6 +135,7 @@ class Experts(nn.Module):
             self.keep_mxfp4()
             return
         count, hidden_size, inner = self.down_proj.shape
+        num_rows = self.num_parts * inner
         scale_dtype, group = torch.bfloat16, FLOAT_GROUPS["nvfp4"]
         if packing.kind == "int4":
             scale_dtype = torch.int32
@@ -131,10 +143,10 @@ class Experts(nn.Module):
             group = entry_group(math.gcd(packing.group or 0, hidden_size, inner))
         self._keep(
             torch.uint8,
-            (count, 2 * inner, hidden_size // 2),
+            (count, num_rows, hidden_size // 2),
             (count, hidden_size, inner // 2),
             scale_dtype,
-            (count, *tiled_shape(2 * inner, hidden_size, group)),
+            (count, *tiled_shape(num_rows, hidden_size, group)),
             (count, *tiled_shape(hidden_size, inner, group)),
         )
 
@@ -166,7 +178,7 @@ class Experts(nn.Module):
         expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
         if expert is None or loaded.dim() == len(self.stored_shape(param, param)):
             for target, own in self.stacked(param, loaded, expert):
-                self._load(param, target, own, (0, 1))
+                self._load(param, target, own, range(self.num_parts))
             return
         slot = self.slot_of(expert)
         if slot is not None:
@@ -239,7 +251,7 @@ class Experts(nn.Module):
             self.fill(param, target, loaded.narrow(-1, rank * share, share))
         else:
             rows = -1 if param is self.gate_up_proj_bias else -2
-            share = shape[rows] // 2
+            share = shape[rows] // self.num_parts
             shape[rows] = share * num_ranks * len(parts)
             check_shape(loaded, tuple(shape))
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
@@ -264,11 +276,11 @@ class Experts(nn.Module):
         part: 0 for the gate in it, 1 for up.
         """
         if self._is_tiled(param):
-            fill_tiled(target, values, part or 0, 1 if part is None else 2)
+            fill_tiled(target, values, part or 0, 1 if part is None else self.num_parts)
             return
         if part is not None:
             rows = -1 if param is self.gate_up_proj_bias else -2
-            target = target.chunk(2, dim=rows)[part]
+            target = target.chunk(self.num_parts, dim=rows)[part]
         target.copy_(values)
         is_weight = param is self.gate_up_proj or param is self.down_proj
         if is_weight and param.dtype == MXFP4 and self.packing is None:

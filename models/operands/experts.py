@@ -35,6 +35,7 @@ class ExpertWeights:
     down: [E, H, I]; its bias [E, H] or None.
     gate_up_scale, down_scale: of weights in 8 or 4 bits, see models.ops.experts.expert_formats.
     alpha, limit: of the gate, see models.ops.experts.moe.gated.
+    is_squared: experts have no gate, but the square of a ReLU: gate_up is up alone, [E, I, H].
     num_routed: experts that tokens choose from, if these are only some of them. Ids then count
         from the first of these, and E stands for an expert that is not here.
     """
@@ -47,6 +48,7 @@ class ExpertWeights:
     down_scale: torch.Tensor | None = None
     alpha: float = 1.0
     limit: float | None = None
+    is_squared: bool = False
     num_routed: int | None = None
 
     @property
@@ -62,7 +64,12 @@ class ExpertWeights:
     @property
     def inner_size(self) -> int:
         """I."""
-        return self.gate_up.shape[1] // 2
+        return self.gate_up.shape[1] // self.num_parts
+
+    @property
+    def num_parts(self) -> int:
+        """Matrices that gate_up stacks."""
+        return 1 if self.is_squared else 2
 
     def biases_or(self, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns both biases; without them twice `stand_in`, which kernels then do not touch."""

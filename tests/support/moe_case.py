@@ -71,7 +71,7 @@ def make_experts(
 
 def make_quantized_experts(
     kind, *, num_experts=NUM_EXPERTS, hidden=64, inner=96, device="cpu", is_clamped=False,
-    dtype=torch.float32, seed=0,
+    is_squared=False, dtype=torch.float32, seed=0,
 ):  # fmt: skip
     """Returns experts in a format of models.ops.experts.expert_formats; biases have `dtype`.
 
@@ -80,8 +80,11 @@ def make_quantized_experts(
     """
     generator = torch.Generator(device).manual_seed(seed)
     draw = _DRAWERS[kind]
-    weights = {}
-    for name, rows, size, num_parts in (("gate_up", inner, hidden, 2), ("down", hidden, inner, 1)):
+    weights = {"is_squared": is_squared}
+    parts = 1 if is_squared else 2
+    for name, rows, size, num_parts in (
+        ("gate_up", inner, hidden, parts), ("down", hidden, inner, 1)
+    ):  # fmt: skip
         matrices = [draw(num_experts, rows, size, generator) for _ in range(num_parts)]
         values, scales = zip(*matrices, strict=True)
         weights[name] = torch.cat(values, dim=1)
@@ -189,12 +192,13 @@ def exactly(experts):
         return torch.stack(each).double()
 
     return ExpertWeights(
-        gate_up=values(experts.gate_up, experts.gate_up_scale, 2),
+        gate_up=values(experts.gate_up, experts.gate_up_scale, experts.num_parts),
         down=values(experts.down, experts.down_scale, 1),
         gate_up_bias=double(experts.gate_up_bias),
         down_bias=double(experts.down_bias),
         alpha=experts.alpha,
         limit=experts.limit,
+        is_squared=experts.is_squared,
     )
 
 

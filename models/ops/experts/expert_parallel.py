@@ -50,7 +50,6 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     is_gathered: whether hidden has the rows of data-parallel ranks, [ranks * T / ranks, H]. The
         forward context says how many of each are tokens; the others are left out.
     """
-    counts = _tokens_across_dp() if is_gathered else None
     routing = Routing(
         top_k=top_k,
         is_sigmoid=is_sigmoid,
@@ -70,12 +69,37 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         limit=limit,
         num_routed=len(expert_map),
     )
+    return own_experts(
+        hidden, router_logits, correction_bias, routing, experts, expert_map, expert_load,
+        is_gathered=is_gathered,
+    )  # fmt: skip
+
+
+def own_experts(
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    routing: Routing,
+    experts: ExpertWeights,
+    expert_map: torch.Tensor,
+    expert_load: torch.Tensor,
+    *,
+    is_gathered: bool,
+) -> torch.Tensor:
+    """Adds up the weighted results of this rank's experts; see expert_parallel_moe."""
+    counts = _tokens_across_dp() if is_gathered else None
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.experts import moe as kernel
 
         weights, ids = kernel.route(
-            router_logits, correction_bias, routing, expert_map, expert_load, len(down), counts
+            router_logits,
+            correction_bias,
+            routing,
+            expert_map,
+            expert_load,
+            len(experts.down),
+            counts,
         )
         return kernel.apply_experts(hidden, weights, ids, experts)
     weights, ids = _route_rows(router_logits, correction_bias, routing)
@@ -83,7 +107,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     if counts is not None:
         rows = torch.arange(len(ids) // len(counts), device=ids.device)
         is_padding = (rows >= counts.unsqueeze(1)).view(-1, 1)
-        slots = slots.masked_fill(is_padding, len(down))
+        slots = slots.masked_fill(is_padding, len(experts.down))
         ids = ids.masked_fill(is_padding, len(expert_load))
     loads = ids.flatten().bincount(minlength=len(expert_load) + 1)
     expert_load.add_(loads[: len(expert_load)])

@@ -57,6 +57,17 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         alpha=alpha,
         limit=limit,
     )
+    return routed_experts(hidden, router_logits, correction_bias, routing, experts)
+
+
+def routed_experts(
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    routing: Routing,
+    experts: ExpertWeights,
+) -> torch.Tensor:
+    """Adds up the weighted results of each token's experts, [T, H] like hidden."""
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.experts import moe as kernel
@@ -134,9 +145,13 @@ def apply_experts(
         x = hidden[tokens]
         gate_up = _linear(
             _rounded(x) if rounds_activations else x, expert,
-            experts.gate_up, experts.gate_up_scale, experts.gate_up_bias, num_parts=2,
+            experts.gate_up, experts.gate_up_scale, experts.gate_up_bias,
+            num_parts=experts.num_parts,
         )  # fmt: skip
-        inner = gated(gate_up, experts.alpha, experts.limit)
+        if experts.is_squared:
+            inner = gate_up.relu().square()
+        else:
+            inner = gated(gate_up, experts.alpha, experts.limit)
         if rounds_activations:
             inner = _rounded(inner)
         result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)

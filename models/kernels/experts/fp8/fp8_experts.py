@@ -59,7 +59,8 @@ class _Product:
 def takes_experts(experts: ExpertWeights) -> bool:
     """Returns whether apply_fp8_on_cores takes FP8 experts on their GPU."""
     sizes = experts.down.shape[1:]
-    return is_hopper(experts.down.device) and not any(size % COPY_ALIGNMENT for size in sizes)
+    is_able = is_hopper(experts.down.device) and not experts.is_squared
+    return is_able and not any(size % COPY_ALIGNMENT for size in sizes)
 
 
 def apply_fp8_on_cores(

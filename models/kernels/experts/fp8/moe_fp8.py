@@ -10,6 +10,7 @@ instruction, which adds 32 products at a time whatever the tile; fewer rows take
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -20,6 +21,7 @@ from models.kernels.experts.expert_forms import are_few, tile_rows
 from models.kernels.experts.fp8.rounding import rounded
 from models.kernels.experts.moe_grouped import find_rows, sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
+from models.kernels.experts.squared_experts import squared_results
 from models.kernels.experts.swiglu import gated
 from models.kernels.launching.dependent_launch import (
     launch_options,
@@ -200,6 +202,15 @@ def apply_fp8(
     output: torch.Tensor,
 ) -> None:
     """Does what models.kernels.experts.moe.apply_experts does, into `output`; both contiguous."""
+    find_results = _squared_results if experts.is_squared else _results
+    results = find_results(hidden, weights, ids, experts)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
+
+
+def _results(
+    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
     num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
     is_alone = are_few(num_pairs, num_choices, top_k)
@@ -236,7 +247,39 @@ def apply_fp8(
         between, between_scale, experts.down, experts.down_scale, down_bias, pairs, starts,
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
-    sum_by_token(results, weights, output, is_partial=experts.is_partial)
+    return results
+
+
+def _squared_results(
+    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Returns the results of pairs of experts without gates, not yet weighted, [T * top_k, H]."""
+    num_experts, num_choices = len(experts.down), experts.num_choices
+    top_k, num_pairs = ids.shape[1], ids.numel()
+    is_alone = are_few(num_pairs, num_choices, top_k)
+    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
+    _, tiles = _tiles(num_pairs, num_choices, experts.inner_size, is_alone=is_alone)
+    num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
+
+    def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        _, num_outputs, num_inputs = weight.shape
+        output = x.new_empty(num_pairs, num_outputs)
+        _down_kernel[(triton.cdiv(num_outputs, tiles.columns), num_tiles)](
+            x, weights, weight, scale, weights, pairs, starts, output,
+            HIDDEN=num_outputs, INNER=num_inputs, NUM_EXPERTS=num_experts,
+            BLOCK_E=triton.next_power_of_2(num_experts), BY_ROW=experts.is_scaled_by_row,
+            HAS_BIAS=False, IS_ALONE=is_alone, IS_ROUNDED=False,
+            **launch_options(x.device), **_constants(tiles),
+        )  # fmt: skip
+        return output
+
+    return squared_results(
+        hidden,
+        top_k,
+        None if is_alone else pairs,
+        partial(product, weight=experts.gate_up, scale=experts.gate_up_scale),
+        partial(product, weight=experts.down, scale=experts.down_scale),
+    )
 
 
 def _tiles(

@@ -87,3 +87,20 @@ def both_products(
         )
     )  # fmt: skip
     return gate_up, down
+
+
+def ungated_product(
+    x: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> ExpertProduct:
+    """Returns the product of rows of pairs with a matrix of their experts, without a bias.
+
+    x: [P, K] bfloat16, contiguous, in the order of the experts.
+    """
+    output = x.new_empty(len(x), weight.shape[1])
+    return ExpertProduct(
+        shape=ProductShape(
+            num_outputs=output.shape[1], num_inputs=x.shape[1], num_experts=len(weight),
+            top_k=ids.shape[1], is_gated=False, has_bias=False, is_clamped=False,
+        ),
+        x=x, ids=ids, weight=weight, scale=scale, bias=x, output=output, alpha=1.0, limit=0.0,
+    )  # fmt: skip

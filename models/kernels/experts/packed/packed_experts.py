@@ -3,16 +3,24 @@
 models.ops.experts.expert_formats describes the formats.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from models.batch_invariance import is_batch_invariant
 from models.kernels.experts.expert_forms import ON_CORES, are_few, tile_rows
 from models.kernels.experts.moe_grouped import sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
-from models.kernels.experts.packed.expert_product import ExpertProduct, both_products
+from models.kernels.experts.packed.expert_product import (
+    ExpertProduct,
+    both_products,
+    ungated_product,
+)
 from models.kernels.experts.packed.few_token_experts import few_token_product, few_token_tiles
 from models.kernels.experts.packed.matrix_experts import ALONE_TILES, expert_product, sorted_tiles
 from models.kernels.experts.packed.pair_experts import pair_product
+from models.kernels.experts.squared_experts import squared_results
 from models.operands.experts import ExpertWeights
 
 
@@ -30,21 +38,53 @@ def apply_packed_on_cores(
 
 def _results(hidden: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights) -> torch.Tensor:
     """Returns the results of pairs, not yet weighted, [T * top_k, H]."""
-    num_choices, num_pairs = experts.num_choices, ids.numel()
+    multiply, pairs = _multiplier(ids, experts)
+    if experts.is_squared:
+        up, down = (
+            partial(_ungated, ids=ids, weight=weight, scale=scale, multiply=multiply)
+            for weight, scale in (
+                (experts.gate_up, experts.gate_up_scale),
+                (experts.down, experts.down_scale),
+            )
+        )
+        return squared_results(hidden, ids.shape[1], pairs, up, down)
     products = both_products(hidden, ids, experts)
+    for product in products:
+        multiply(product)
+    return products[-1].output
+
+
+def _ungated(
+    x: torch.Tensor,
+    *,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    multiply: Callable[[ExpertProduct], None],
+) -> torch.Tensor:
+    """Returns the product of rows of pairs, in the order of the experts, with a matrix."""
+    assert scale is not None, "the weights are of 4 bits"
+    product = ungated_product(x, ids, weight, scale)
+    multiply(product)
+    return product.output
+
+
+def _multiplier(
+    ids: torch.Tensor, experts: ExpertWeights
+) -> tuple[Callable[[ExpertProduct], None], torch.Tensor | None]:
+    """Returns what computes a product, and the pairs in the order of its rows between products.
+
+    None: that of `ids`.
+    """
+    num_choices, num_pairs = experts.num_choices, ids.numel()
     # Sums of parts of the inputs have other bits.
     if not is_batch_invariant() and are_few(num_pairs, num_choices, ids.shape[1]):
-        for product in products:
-            pair_product(product)
-    elif are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
-        for product in products:
-            expert_product(product, None, ALONE_TILES)
-    else:
-        order = sort_by_expert(ids, len(experts.down), num_choices)
-        height = tile_rows(num_pairs, num_choices, ON_CORES)
-        for product in products:
-            _multiply_sorted(product, order, height)
-    return products[-1].output
+        return pair_product, None
+    if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
+        return partial(expert_product, order=None, tiles=ALONE_TILES), None
+    order = sort_by_expert(ids, len(experts.down), num_choices)
+    height = tile_rows(num_pairs, num_choices, ON_CORES)
+    return partial(_multiply_sorted, order=order, height=height), order[0]
 
 
 def _multiply_sorted(

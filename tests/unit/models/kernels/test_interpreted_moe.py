@@ -228,6 +228,47 @@ for num_choices, num_experts, num_tokens, top_k in (
     assert (rows < 0).sum() == ids.numel() - len(order)
 """
 
+SQUARED_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.experts import moe as reference
+from models.ops.experts.expert_parallel import own_slots
+from models.kernels.experts import moe as kernels
+from models.parallel.expert_placement import ExpertPlacement
+from tests.support.interpreter_rounding import round_exactly
+from tests.support.moe_case import (
+    NUM_EXPERTS, ROUTINGS, exactly, make_logits, make_quantized_experts, part_of
+)
+from tests.support.tolerances import assert_rows_close
+
+torch.manual_seed(0)
+round_exactly()
+# What no kernel has written must not reach the sum.
+torch.utils.deterministic.fill_uninitialized_memory = True
+torch.use_deterministic_algorithms(True)
+placement = ExpertPlacement.first(NUM_EXPERTS, 3, 2)
+routing = ROUTINGS["sigmoid-groups"]
+for kind, hidden_size, inner in (("fp8", 136, 40), ("fp8-rows", 40, 200)):
+    experts = make_quantized_experts(kind, hidden=hidden_size, inner=inner, is_squared=True)
+    for num_tokens in (1, 5):
+        logits, bias = make_logits(num_tokens, routing)
+        weights, ids = reference.route(logits, bias, routing)
+        hidden = torch.randn(num_tokens, hidden_size)
+        exact = reference.apply_experts(
+            hidden.double(), weights.double(), ids, exactly(experts), rounds_activations=True
+        )
+        actual = kernels.apply_experts(hidden, weights, ids.int(), experts)
+        assert_rows_close(actual, exact)
+        total = 0
+        for rank in range(placement.num_ranks):
+            expert_map = torch.tensor(placement.expert_map(rank), dtype=torch.int32)
+            slots = own_slots(ids, expert_map)
+            own_weights = weights.masked_fill(slots == placement.num_local, 0.0)
+            part = part_of(experts, placement.experts_of(rank))
+            total += kernels.apply_experts(hidden, own_weights, slots.int(), part).double()
+        assert_rows_close(total.float(), exact)
+"""
+
 FP8_ROWS_PROGRAM = """
 import torch
 torch.set_num_threads(1)
@@ -270,8 +311,11 @@ assert len(ends) == num_here
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, FP8_ROWS_PROGRAM, PARTIAL_PROGRAM, SORT_PROGRAM],
-    ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "partial", "sort"],
+    [
+        *(PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, FP8_ROWS_PROGRAM, SQUARED_PROGRAM),
+        *(PARTIAL_PROGRAM, SORT_PROGRAM),
+    ],
+    ids=["plain", "mxfp4", "fp8", "fp8-rows-of-experts", "squared", "partial", "sort"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     run_interpreted(program)
