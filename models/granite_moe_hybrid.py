@@ -35,7 +35,6 @@ class GraniteMoeHybridForCausalLM(CausalLM):
         ".block_sparse_moe.router.": ".mlp.gate.",
         ".block_sparse_moe.": ".mlp.",
     }
-    expert_names: ClassVar[tuple[str, str, str] | None] = None
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__(

@@ -35,6 +35,15 @@ TINY = Path(__file__).resolve().parents[1] / "models" / "checkpoints" / "tiny"
 WEIGHTS = "model.safetensors"
 
 
+PROJECTIONS = (
+    "_proj", ".w1", ".w2", ".w3", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "output_gate",
+    "attention.dense", "shared_mlp.input_linear", "shared_mlp.output_linear",
+)  # fmt: skip
+"""Ends of the names of modules that are quantised."""
+STACKED = "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"
+"""The same of stacked experts, in FP8."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A format of a whole checkpoint."""
@@ -60,11 +69,12 @@ def write_quantized(source: Path, target: Path, form: Format) -> dict[str, Tenso
     tensors = load_file(source / WEIGHTS)
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if not module.endswith(("_proj", ".w1", ".w2", ".w3")) or part != "weight":
+        is_stacked = tensor.dim() == 3 and module.endswith(STACKED)
+        if part != "weight" or not (is_stacked or module.endswith(PROJECTIONS)):
             stored[name], plain[name] = tensor, tensor.float()
             continue
         chosen = [each for key, each in form.others.items() if key in module]
-        parts, plain[name] = (*chosen, form.quantize)[0](tensor.float())
+        parts, plain[name] = _quantized((*chosen, form.quantize)[0], tensor.float())
         stored |= {f"{module}.{key}": value.contiguous() for key, value in parts.items()
                    if f"{module}.{key}" not in tensors or key == "weight"}  # fmt: skip
         if module.endswith("q_proj"):
@@ -81,6 +91,15 @@ def write_quantized(source: Path, target: Path, form: Format) -> dict[str, Tenso
         (target / "hf_quant_config.json").write_text(json.dumps(form.config))
     (target / "config.json").write_text(json.dumps(config))
     return plain
+
+
+def _quantized(quantize: Quantizer, weight: Tensor) -> tuple[Parts, Tensor]:
+    """Quantises a matrix, or each of a stack; returns stored parts and values."""
+    if weight.dim() == 2:
+        return quantize(weight)
+    made = [quantize(matrix) for matrix in weight]
+    parts = {key: torch.stack([parts[key] for parts, _ in made]) for key in made[0][0]}
+    return parts, torch.stack([values for _, values in made])
 
 
 def write_plain(source: Path, target: Path, plain: Mapping[str, Tensor]) -> None:

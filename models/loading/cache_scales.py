@@ -9,7 +9,7 @@ import re
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 
 _NAME = re.compile(
-    r"\.self_attn\.(?:.+\.)?(?:[qkv]_scale|kv_scale|prob_scale|(?:[qkv]_proj|kv_b_proj|kv)"
+    r"\.(?:self_attn|mixer)\.(?:.+\.)?(?:[qkv]_scale|kv_scale|prob_scale|(?:[qkv]_proj|kv_b_proj|kv)"
     r"\.output_scale|prob_output_scale)$"
 )
 """Of compressed-tensors and vLLM, AutoFP8, ModelOpt, and Quark."""

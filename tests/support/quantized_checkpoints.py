@@ -35,6 +35,44 @@ WIDE_EXPERTS = {
     },
 }  # fmt: skip
 """The same of families with experts, besides."""
+_DELTA_NET = {
+    "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+_MAMBA2 = {"mamba_n_heads": 16, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 64}
+_NEMOTRON = {"mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 64}
+_LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
+    "v_head_dim": 64, "moe_intermediate_size": 128, "num_local_experts": 8,
+}  # fmt: skip
+_SHARED = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256, "num_experts": 4}
+WIDE_STATES: dict[str, dict[str, Any]] = {
+    "qwen3_next": _DELTA_NET | _SHARED,
+    "qwen3_5": _DELTA_NET,
+    "qwen3_5_moe": _DELTA_NET | _SHARED,
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON | {
+        "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 256,
+        "moe_latent_size": 128,
+    },
+    "granite_hybrid": _MAMBA2 | {"intermediate_size": 128, "shared_intermediate_size": 256},
+    "falcon_h1": _MAMBA2 | {"mamba_d_ssm": 512},
+    "olmo_hybrid": {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 64,
+    },
+    "kimi_linear": _LATENT | {"linear_num_heads": 2, "linear_head_dim": 128},
+    "bailing_hybrid": _LATENT,
+    "lfm2": {"block_multiple_of": 128},
+    "lfm2_moe": {"moe_intermediate_size": 128, "num_experts": 4},
+    "minimax": {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
+        "num_local_experts": 4,
+    },
+    "mamba2": {"num_heads": 16, "head_dim": 32, "state_size": 64},
+}  # fmt: skip
+"""The same of families with states."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("block", {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
     "per_tensor": ("tensor", {"quant_method": "fp8", "activation_scheme": "static"}),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.quantized_checkpoints import WIDE, WIDE_EXPERTS
+from tests.support.quantized_checkpoints import WIDE, WIDE_EXPERTS, WIDE_STATES
 from tests.support.random_checkpoints import write_checkpoint
 
 
@@ -15,7 +15,8 @@ def wide_source(tmp_path_factory):
         key = variant, *sizes.items()
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp(variant)
-            write_checkpoint(folders[key], variant, **WIDE | WIDE_EXPERTS.get(variant, {}) | sizes)
+            own = (WIDE_EXPERTS | WIDE_STATES).get(variant, {})
+            write_checkpoint(folders[key], variant, **WIDE | own | sizes)
         return folders[key]
 
     return wide_source
