@@ -7,12 +7,13 @@ Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3 Technical Report", sect
 
 from typing import ClassVar
 
+from torch import nn
+
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.latent_attention import LatentAttention
 from models.layers.moe import feed_forward
-from models.layers.pipeline import make_layers
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class DeepseekV2ForCausalLM(CausalLM):
@@ -23,17 +24,11 @@ class DeepseekV2ForCausalLM(CausalLM):
         "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     }
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    LatentAttention(config, index, group),
-                    feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            LatentAttention(config, index, group),
+            feed_forward(config, index, group),
         )

@@ -15,8 +15,9 @@ from torch import nn
 from models.config import ModelConfig
 from models.eagle3_config import NUM_STATES, Eagle3Config
 from models.kv_cache import CacheSpec
-from models.layers.decoder import CausalLM, GatedMLP
+from models.layers.decoder import CausalLM
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from models.layers.gated_mlp import GatedMLP
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import RotaryEmbedding, Rotation

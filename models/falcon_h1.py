@@ -11,14 +11,14 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.multipliers import HybridFactors
-from models.layers.decoder import CausalLM, GatedMLP
+from models.layers.decoder import CausalLM
+from models.layers.gated_mlp import GatedMLP
 from models.layers.mamba2 import Mamba2
 from models.layers.norm import RMSNorm
-from models.layers.pipeline import make_layers
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class _Mamba2(Mamba2):
@@ -91,12 +91,10 @@ class FalconH1ForCausalLM(CausalLM):
         ".mamba.out_proj.": ".mamba.o_proj.",
     }
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(config, group, lambda index: FalconH1Layer(config, index, group)),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return FalconH1Layer(config, index, group)
 
 
 def _factors(config: ModelConfig) -> HybridFactors:

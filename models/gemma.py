@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, GatedMLP
+from models.layers.decoder import CausalLM
+from models.layers.gated_mlp import GatedMLP
 from models.layers.norm import RMSNorm
-from models.layers.pipeline import make_layers
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class GemmaLayer(nn.Module):
@@ -52,28 +52,16 @@ class GemmaLayer(nn.Module):
 class Gemma2ForCausalLM(CausalLM):
     """Gemma 2 with its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: GemmaLayer(config, index, group, has_head_norms=False),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return GemmaLayer(config, index, group, has_head_norms=False)
 
 
 class Gemma3ForCausalLM(CausalLM):
     """Gemma 3 with its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: GemmaLayer(config, index, group, has_head_norms=True),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return GemmaLayer(config, index, group, has_head_norms=True)

@@ -13,11 +13,10 @@ from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.experts import Experts
 from models.layers.moe import FusedMoE, moe_config
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId, check_shape
 from models.number_formats import MXFP4
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class GptOssExperts(Experts):
@@ -57,12 +56,10 @@ class GptOssForCausalLM(CausalLM):
     weights_mapping: ClassVar[dict[str, str]] = {".mlp.router.": ".mlp.gate."}
     expert_names = None
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(config, group, lambda index: _layer(config, index, group)),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return _layer(config, index, group)
 
 
 def _layer(config: ModelConfig, index: int, group: ParallelGroup) -> DecoderLayer:

@@ -13,9 +13,8 @@ from models.config_sections.mixers import STATE
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.mamba2 import Mamba2
 from models.layers.moe import optional_feed_forward
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class GraniteMoeHybridForCausalLM(CausalLM):
@@ -36,19 +35,13 @@ class GraniteMoeHybridForCausalLM(CausalLM):
         ".block_sparse_moe.": ".mlp.",
     }
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    _mixer(config, index, group),
-                    optional_feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            _mixer(config, index, group),
+            optional_feed_forward(config, index, group),
         )
 
     def renamed(self, name: str) -> str:

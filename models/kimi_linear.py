@@ -16,8 +16,7 @@ from models.layers.gated_latent_attention import GatedLatentAttention
 from models.layers.kimi_delta import KimiDeltaAttention
 from models.layers.latent_attention import LatentAttention
 from models.layers.moe import feed_forward
-from models.layers.pipeline import make_layers
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class KimiLinearForCausalLM(CausalLM):
@@ -36,19 +35,13 @@ class KimiLinearForCausalLM(CausalLM):
     }
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    self._mixer(config, index, group),
-                    feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            cls._mixer(config, index, group),
+            feed_forward(config, index, group),
         )
 
     @classmethod

@@ -12,10 +12,9 @@ from models.config import ModelConfig
 from models.config_sections.mixers import STATE
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import optional_feed_forward
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.short_conv import ShortConv
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Lfm2ForCausalLM(CausalLM):
@@ -39,19 +38,13 @@ class Lfm2ForCausalLM(CausalLM):
     }
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    _mixer(config, index, group),
-                    optional_feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            _mixer(config, index, group),
+            optional_feed_forward(config, index, group),
         )
 
 

@@ -5,25 +5,19 @@ and SmolLM3, some of whose layers have no positions.
 Source: Touvron et al. 2023, "LLaMA"; Dubey et al. 2024, "The Llama 3 Herd of Models".
 """
 
+from torch import nn
+
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
-from models.layers.pipeline import make_layers
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.gated_mlp import GatedMLP
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class LlamaForCausalLM(CausalLM):
     """Llama with its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config, SelfAttention(config, index, group), GatedMLP(config, group)
-                ),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(config, SelfAttention(config, index, group), GatedMLP(config, group))

@@ -5,12 +5,13 @@ Source: Dao and Gu 2024, "Transformers are SSMs", section 7; transformers 5.23, 
 
 from typing import ClassVar
 
+from torch import nn
+
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
 from models.layers.mamba2 import Mamba2
 from models.layers.mixer_layer import MixerLayer
-from models.layers.pipeline import make_layers
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Mamba2ForCausalLM(CausalLM):
@@ -23,13 +24,7 @@ class Mamba2ForCausalLM(CausalLM):
         ".mixer.out_proj.": ".mixer.o_proj.",
     }
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: MixerLayer(config, index, Mamba2(config, index, group)),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return MixerLayer(config, index, Mamba2(config, index, group))

@@ -16,10 +16,9 @@ from models.layers.decoder import CausalLM
 from models.layers.lightning import LightningAttention
 from models.layers.moe import feed_forward
 from models.layers.norm import RMSNorm
-from models.layers.pipeline import make_layers
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 _TABLES = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Stored tables of decays, which config.json determines."""
@@ -67,12 +66,10 @@ class MiniMaxForCausalLM(CausalLM):
     }
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(config, group, lambda index: MiniMaxLayer(config, index, group)),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return MiniMaxLayer(config, index, group)
 
     def is_unused(self, name: str) -> bool:
         """Returns whether a stored tensor repeats another part of the model, or is a table."""

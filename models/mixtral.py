@@ -5,12 +5,13 @@ Source: Jiang et al. 2024, "Mixtral of Experts", section 2.
 
 from typing import ClassVar
 
+from torch import nn
+
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import feed_forward
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class MixtralForCausalLM(CausalLM):
@@ -19,17 +20,11 @@ class MixtralForCausalLM(CausalLM):
     weights_mapping: ClassVar[dict[str, str]] = {".block_sparse_moe.": ".mlp."}
     expert_names: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    SelfAttention(config, index, group),
-                    feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            SelfAttention(config, index, group),
+            feed_forward(config, index, group),
         )

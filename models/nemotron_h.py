@@ -15,12 +15,11 @@ from models.config_sections.mixers import ATTENTION, STATE
 from models.layers.decoder import CausalLM
 from models.layers.mamba2 import Mamba2
 from models.layers.mixer_layer import MixerLayer
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.squared_mlp import SquaredMLP
 from models.layers.squared_moe import SquaredMoE
 from models.layers.weight import ExpertTensor
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class NemotronHForCausalLM(CausalLM):
@@ -45,16 +44,10 @@ class NemotronHForCausalLM(CausalLM):
             for name, parameter in (("up_proj", "gate_up_proj"), ("down_proj", "down_proj"))
         ]
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: MixerLayer(config, index, _part(config, index, group)),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return MixerLayer(config, index, _part(config, index, group))
 
 
 def _part(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:

@@ -4,26 +4,19 @@ In OLMo 3 three of four layers have a window, with a rotation of their own.
 Source: OLMo Team 2024, "2 OLMo 2 Furious", section 3.3.
 """
 
+from torch import nn
+
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
-from models.layers.pipeline import make_layers
 from models.layers.post_norm_layer import PostNormLayer
 from models.layers.projection_norm import ProjectionNormAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Olmo2ForCausalLM(CausalLM):
     """OLMo 2 or 3 with its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: PostNormLayer(
-                    config, ProjectionNormAttention(config, index, group), group
-                ),
-            ),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return PostNormLayer(config, ProjectionNormAttention(config, index, group), group)

@@ -10,12 +10,12 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.gated_delta_net import GatedDeltaNet
-from models.layers.pipeline import make_layers
+from models.layers.gated_mlp import GatedMLP
 from models.layers.post_norm_layer import PostNormLayer
 from models.layers.projection_norm import ProjectionNormAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class OlmoHybridForCausalLM(CausalLM):
@@ -34,12 +34,10 @@ class OlmoHybridForCausalLM(CausalLM):
         ".feedforward_layer_norm.": ".post_attention_layernorm.",
     }
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(config, group, lambda index: _layer(config, index, group)),
-            group,
-        )
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return _layer(config, index, group)
 
 
 def _layer(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:

@@ -3,27 +3,23 @@
 Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
 """
 
+from torch import nn
+
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
-from models.layers.pipeline import make_layers
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.gated_mlp import GatedMLP
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Qwen3ForCausalLM(CausalLM):
     """Qwen3 with its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    SelfAttention(config, index, group, has_head_norms=True),
-                    GatedMLP(config, group),
-                ),
-            ),
-            group,
+            SelfAttention(config, index, group, has_head_norms=True),
+            GatedMLP(config, group),
         )

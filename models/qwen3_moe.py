@@ -7,12 +7,13 @@ Technical Report", section 2.
 
 from typing import ClassVar
 
+from torch import nn
+
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import feed_forward
-from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Qwen2MoeForCausalLM(CausalLM):
@@ -20,34 +21,22 @@ class Qwen2MoeForCausalLM(CausalLM):
 
     weights_mapping: ClassVar[dict[str, str]] = {".shared_expert.": ".shared_experts."}
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
-            config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config, SelfAttention(config, index, group), feed_forward(config, index, group)
-                ),
-            ),
-            group,
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
+            config, SelfAttention(config, index, group), feed_forward(config, index, group)
         )
 
 
 class Qwen3MoeForCausalLM(CausalLM):
     """Qwen3 with experts and its language-model head."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    SelfAttention(config, index, group, has_head_norms=True),
-                    feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            SelfAttention(config, index, group, has_head_norms=True),
+            feed_forward(config, index, group),
         )

@@ -11,12 +11,12 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta_net import GatedDeltaNet
+from models.layers.gated_mlp import GatedMLP
 from models.layers.moe import feed_forward
-from models.layers.pipeline import make_layers
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
 class Qwen3NextForCausalLM(CausalLM):
@@ -32,19 +32,13 @@ class Qwen3NextForCausalLM(CausalLM):
     is_interleaved: ClassVar[bool] = True
     """Whether projections of Gated DeltaNet are stored together, by heads of keys."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        super().__init__(
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
             config,
-            make_layers(
-                config,
-                group,
-                lambda index: DecoderLayer(
-                    config,
-                    self._mixer(config, index, group),
-                    self._feed_forward(config, index, group),
-                ),
-            ),
-            group,
+            cls._mixer(config, index, group),
+            cls._feed_forward(config, index, group),
         )
 
     @classmethod

@@ -13,63 +13,15 @@ from models.compile_support import support_torch_compile
 from models.config import ModelConfig
 from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from models.layers.gated_mlp import GatedMLP
+from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.layers.pipeline import PPMissingLayer
+from models.layers.pipeline import PPMissingLayer, make_layers
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
-from models.ops.elementwise.gelu_and_mul import gelu_and_mul
-from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.parallel.group import WHOLE_MODEL, ParallelGroup, PipelineStage
+from models.parallel.group import SINGLE, WHOLE_MODEL, ParallelGroup, PipelineStage
 
 _Module = TypeVar("_Module", bound=nn.Module)
-
-
-class GatedMLP(nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x)), or with gelu for silu.
-
-    Without `is_reduced`, each rank gets a part whose sum over the ranks is the output.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        group: ParallelGroup,
-        *,
-        intermediate_size: int | None = None,
-        is_reduced: bool = True,
-    ) -> None:
-        super().__init__()
-        hidden, bias = config.hidden_size, config.mlp_bias
-        inner = intermediate_size or config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden, [inner, inner], bias=bias, group=group
-        )
-        self.down_proj = RowParallelLinear(
-            inner, hidden, bias=bias, group=group, is_reduced=is_reduced
-        )
-        self._has_silu = config.hidden_act == "silu"
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [T, hidden] to [T, hidden]."""
-        gate_up = self.gate_up_proj(hidden)
-        inner = silu_and_mul(gate_up) if self._has_silu else gelu_and_mul(gate_up)
-        output: torch.Tensor = self.down_proj(inner)
-        return output
-
-    @property
-    def has_packed_gate(self) -> bool:
-        """Whether gate and up stay packed, whose product takes no norm."""
-        return self.gate_up_proj.method.packing is not None
-
-    @property
-    def has_packed_weights(self) -> bool:
-        """Whether a weight stays packed."""
-        return self.has_packed_gate or self.down_proj.method.packing is not None
-
-    def expected_passes(self) -> Collection[str]:
-        """Returns the compiler passes that must match something in the layer."""
-        return {"linear_gate"} if self._has_silu else ()
 
 
 class DecoderLayer(nn.Module):
@@ -243,7 +195,7 @@ class WeightFormat:
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
 
-    Must run inside `models.forward_context.forward_context`. Model files subclass it and pass their
+    Must run inside `models.forward_context.forward_context`. Model files subclass it and make their
     layers.
     """
 
@@ -277,15 +229,19 @@ class CausalLM(nn.Module):
             for name, parameter, part in tensors
         ]
 
-    def __init__(
-        self, config: ModelConfig, layers: Sequence[nn.Module], group: ParallelGroup
-    ) -> None:
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number; see `Decoder`."""
+        raise NotImplementedError
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.weight_formats: tuple[WeightFormat, ...] = ()
         """Filled by the loader."""
         self.stage = group.stage
         self._dtype = torch.get_default_dtype()
+        layers = make_layers(config, group, lambda index: self.make_layer(config, index, group))
         self.model = Decoder(config, layers, group)
         self.lm_head = (
             ParallelLMHead(

@@ -10,8 +10,8 @@ import models.ops.experts.moe  # noqa: F401  # both register an operator
 from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
-from models.layers.decoder import GatedMLP
 from models.layers.experts import Experts
+from models.layers.gated_mlp import GatedMLP
 from models.layers.weight import Replicated, empty_parameter
 from models.ops.products.linear import linear
 from models.ops.ranks.all_reduce import all_reduce

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import GatedMLP
+from models.layers.gated_mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention

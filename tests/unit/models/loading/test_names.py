@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from models.layers.decoder import CausalLM
 from models.layers.weight import ExpertTensor, check_shape, empty_parameter
 from models.llama import LlamaForCausalLM
 from models.loading.names import find_destinations, is_past_the_last_layer, renamed
@@ -38,7 +37,7 @@ class Experts(nn.Module):
             param[expert_id].copy_(loaded)
 
 
-class PerExpert(CausalLM):
+class PerExpert(LlamaForCausalLM):
     """Experts that the checkpoint keeps one by one."""
 
     weights_mapping: ClassVar = {"block_sparse_moe": "mlp"}
@@ -56,7 +55,7 @@ class PerExpert(CausalLM):
         ]
 
 
-class Stacked(CausalLM):
+class Stacked(LlamaForCausalLM):
     """Experts that the checkpoint keeps in one tensor."""
 
     @classmethod
@@ -68,12 +67,11 @@ class Stacked(CausalLM):
 
 
 def with_experts(model_class, llama_config):
-    """The model around a Llama's layers, the first of them with experts."""
-    config = dataclasses.replace(llama_config, num_hidden_layers=1)
-    layers = list(LlamaForCausalLM(config).model.layers)
-    layers[0].mlp = nn.Module()
-    layers[0].mlp.experts = Experts()
-    return model_class(config, layers, LlamaForCausalLM(config).lm_head.group)
+    """The model with one layer of a Llama's, which has experts."""
+    model = model_class(dataclasses.replace(llama_config, num_hidden_layers=1))
+    model.model.layers[0].mlp = nn.Module()
+    model.model.layers[0].mlp.experts = Experts()
+    return model
 
 
 def fill(model, name, tensor):

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from models.layers.decoder import CausalLM
 from models.layers.weight import ExpertTensor, check_shape, empty_parameter
 from models.llama import LlamaForCausalLM
 from models.loading.checkpoint import SINGLE_FILE, CheckpointError, open_checkpoint
@@ -16,7 +15,6 @@ from models.loading.dequantize import dequantize_mxfp4
 from models.loading.plan import plan_loads
 from models.loading.stored_tensors import by_model_name
 from models.loading.weights import load_weights
-from models.parallel.group import SINGLE
 from models.quantization.config import QuantizationConfig, WeightScheme
 
 CPU = torch.device("cpu")
@@ -40,7 +38,7 @@ class Experts(nn.Module):
         target.copy_(loaded)
 
 
-class Stacked(CausalLM):
+class Stacked(LlamaForCausalLM):
     """All experts in one tensor, as gpt-oss stores them."""
 
     weights_mapping: ClassVar = {"transformer.": "model."}
@@ -50,7 +48,7 @@ class Stacked(CausalLM):
         return [ExpertTensor("experts.weight", "experts.gate_up_proj", None, 0)]
 
 
-class PerExpert(CausalLM):
+class PerExpert(LlamaForCausalLM):
     """A tensor for each expert."""
 
     @classmethod
@@ -67,10 +65,10 @@ def make_model(llama_config):
 
     def make(model_class, quantization):
         config = dataclasses.replace(llama_config, num_hidden_layers=1, quantization=quantization)
-        layers = list(LlamaForCausalLM(config).model.layers)
-        layers[0].mlp = nn.Module()
-        layers[0].mlp.experts = Experts()
-        return model_class(config, layers, SINGLE)
+        model = model_class(config)
+        model.model.layers[0].mlp = nn.Module()
+        model.model.layers[0].mlp.experts = Experts()
+        return model
 
     return make
 
