@@ -135,7 +135,7 @@ class ModelConfig:
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
         num_layers = count_layers(fields)
         max_positions = fields.count("max_position_embeddings")
-        mla = read_mla(fields)
+        mla = read_mla(fields, num_layers)
         if num_heads % num_kv_heads:
             raise fields.error("num_key_value_heads", f"a divisor of {num_heads} attention heads")
         head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)

@@ -12,14 +12,14 @@ Nesting is a bug and raises.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
-PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata"})
+PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata", "index_choice"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
 WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions"})
@@ -170,6 +170,18 @@ class DPMetadata:
     num_sampling_across_dp: torch.Tensor | None = None
 
 
+@dataclass(slots=True)
+class IndexChoice:
+    """Choice of the last indexer of a pass, for later layers that attend to the same tokens.
+
+    positions: [T, top_k] int32, with our kernels; None if every token is attended to.
+    masks: with the reference, of each group [G, 1, Q, L] bool.
+    """
+
+    positions: torch.Tensor | None = None
+    masks: tuple[torch.Tensor, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """Everything a layer may read during one forward pass."""
@@ -182,6 +194,7 @@ class ForwardContext:
 
     Only block_tables, slot_mapping and groups differ from attn_metadata.
     """
+    index_choice: IndexChoice = field(default_factory=IndexChoice)
     dp_metadata: DPMetadata | None = None
     spec_decode_metadata: SpecDecodeMetadata | None = None
     """Set in the passes of draft layers only."""

@@ -1,6 +1,7 @@
 """Qwen2 and Qwen3 with experts: in some or all layers a token uses a few of many small experts.
 
-Qwen2's layers also have an expert that all tokens share, weighed by a gate of its own.
+Qwen2's layers also have an expert that all tokens share, weighed by a gate of its own. The text
+part of Qwen3-VL stores all experts of a layer in one tensor.
 Source: Yang et al. 2024, "Qwen2 Technical Report", section 2.2.2; Yang et al. 2025, "Qwen3
 Technical Report", section 2.
 """
@@ -11,6 +12,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.experts import TransposedExperts
 from models.layers.moe import feed_forward
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import ParallelGroup
@@ -39,4 +41,19 @@ class Qwen3MoeForCausalLM(CausalLM):
             config,
             SelfAttention(config, index, group, has_head_norms=True),
             feed_forward(config, index, group),
+        )
+
+
+class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
+    """The text part of Qwen3-VL with experts."""
+
+    expert_names = None
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        return DecoderLayer(
+            config,
+            SelfAttention(config, index, group, has_head_norms=True),
+            feed_forward(config, index, group, TransposedExperts),
         )

@@ -7,16 +7,19 @@ from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
 from models.falcon_h1 import FalconH1ForCausalLM
 from models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
+from models.glm4 import Glm4ForCausalLM
 from models.glm4_moe import Glm4MoeForCausalLM
 from models.gpt_oss import GptOssForCausalLM
 from models.granite import GraniteForCausalLM
 from models.granite_moe_hybrid import GraniteMoeHybridForCausalLM
+from models.hy_v3 import HYV3ForCausalLM
 from models.kimi_linear import BailingHybridForCausalLM, KimiLinearForCausalLM
 from models.layers.decoder import CausalLM
 from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
 from models.mamba2 import Mamba2ForCausalLM
 from models.minimax import MiniMaxForCausalLM
+from models.minimax_m2 import MiniMaxM2ForCausalLM
 from models.mixtral import MixtralForCausalLM
 from models.nemotron_h import NemotronHForCausalLM
 from models.olmo2 import Olmo2ForCausalLM
@@ -24,7 +27,7 @@ from models.olmo_hybrid import OlmoHybridForCausalLM
 from models.parallel.group import ParallelGroup
 from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
-from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
+from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
@@ -37,10 +40,14 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "FalconH1ForCausalLM": FalconH1ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Glm4ForCausalLM": Glm4ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+    "Glm4MoeLiteForCausalLM": DeepseekV2ForCausalLM,
+    "GlmMoeDsaForCausalLM": DeepseekV2ForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "GraniteMoeHybridForCausalLM": GraniteMoeHybridForCausalLM,
+    "HYV3ForCausalLM": HYV3ForCausalLM,
     "InternLM3ForCausalLM": LlamaForCausalLM,
     "KimiLinearForCausalLM": KimiLinearForCausalLM,
     "Lfm2ForCausalLM": Lfm2ForCausalLM,
@@ -48,7 +55,11 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MiniMaxForCausalLM": MiniMaxForCausalLM,
+    "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
+    "Ministral3ForCausalLM": LlamaForCausalLM,
+    "Mistral4ForCausalLM": DeepseekV2ForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
+    "MistralLarge3ForCausalLM": DeepseekV2ForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "NemotronHForCausalLM": NemotronHForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
@@ -60,10 +71,12 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
+    "Qwen3VLMoeForCausalLM": Qwen3VLMoeForCausalLM,
     "Qwen3_5ForCausalLM": Qwen3_5ForCausalLM,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForCausalLM,
     "SeedOssForCausalLM": LlamaForCausalLM,
     "SmolLM3ForCausalLM": LlamaForCausalLM,
+    "SolarOpenForCausalLM": Glm4MoeForCausalLM,
 }
 
 

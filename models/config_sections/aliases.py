@@ -20,6 +20,10 @@ _LFM2 = {
 ALIASES: dict[str, dict[str, str]] = {
     "BailingHybridForCausalLM": _KIMI,
     "GraniteMoeHybridForCausalLM": {"layers_block_type": "layer_types"},
+    "HYV3ForCausalLM": {
+        "num_shared_experts": "n_shared_experts",
+        "router_scaling_factor": "routed_scaling_factor",
+    },
     "KimiLinearForCausalLM": _KIMI,
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,

@@ -2,7 +2,13 @@
 
 from typing import Any
 
-DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
+DRAFTING_ARCHITECTURES = (
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
+)
 """Families whose draft layers models.deepseek_mtp can build."""
 
 OWN_ARCHITECTURES = (
@@ -15,10 +21,14 @@ OWN_ARCHITECTURES = (
     "FalconH1ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "GptOssForCausalLM",
     "GraniteForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "HYV3ForCausalLM",
     "InternLM3ForCausalLM",
     "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
@@ -26,7 +36,11 @@ OWN_ARCHITECTURES = (
     "LlamaForCausalLM",
     "Mamba2ForCausalLM",
     "MiniMaxForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Ministral3ForCausalLM",
+    "Mistral4ForCausalLM",
     "MistralForCausalLM",
+    "MistralLarge3ForCausalLM",
     "MixtralForCausalLM",
     "NemotronHForCausalLM",
     "Olmo2ForCausalLM",
@@ -38,10 +52,12 @@ OWN_ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM",
+    "Qwen3VLMoeForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "SeedOssForCausalLM",
     "SmolLM3ForCausalLM",
+    "SolarOpenForCausalLM",
 )
 """The keys of models.registry.ARCHITECTURES, for code that must not import torch."""
 
@@ -51,6 +67,8 @@ _DEEPSEEK_V3 = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
 }
+
+_MISTRAL_4 = {"norm_topk_prob": True, "rms_norm_eps": 1e-6, "rope_interleave": True}
 
 _GEMMA = {
     "num_attention_heads": 8,
@@ -188,6 +206,49 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"rope_interleave": True, "topk_method": "greedy"},
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
+    "Glm4MoeLiteForCausalLM": {
+        **_DEEPSEEK_V3,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+    },
+    "GlmMoeDsaForCausalLM": {**_DEEPSEEK_V3, "first_k_dense_replace": 3, "rms_norm_eps": 1e-5},
+    "Glm4ForCausalLM": {
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "partial_rotary_factor": 0.5,
+        "rope_interleave": True,
+    },
+    "HYV3ForCausalLM": {
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11_158_840.0,
+        "routed_scaling_factor": 2.826,
+        "scoring_func": "sigmoid",
+    },
+    "MiniMaxM2ForCausalLM": {
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e6,
+        "scoring_func": "sigmoid",
+    },
+    "Mistral4ForCausalLM": _MISTRAL_4,
+    "MistralLarge3ForCausalLM": _MISTRAL_4,
+    "Qwen3VLMoeForCausalLM": {
+        "norm_topk_prob": True,
+        "rope_theta": 500_000.0,
+        "use_sliding_window": False,
+    },
+    "SolarOpenForCausalLM": {
+        "attention_out_bias": False,
+        "head_dim": 128,
+        "norm_topk_prob": True,
+        "rope_theta": 1e6,
+        "scoring_func": "sigmoid",
+    },
 }
 """Values of absent config.json fields, by model class."""
 
@@ -222,11 +283,19 @@ FAMILIES_WITHOUT_WINDOWS = (
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Ernie4_5ForCausalLM",
+    "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "GraniteForCausalLM",
+    "HYV3ForCausalLM",
     "InternLM3ForCausalLM",
     "LlamaForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Mistral4ForCausalLM",
+    "MistralLarge3ForCausalLM",
     "Olmo2ForCausalLM",
     "SeedOssForCausalLM",
+    "SolarOpenForCausalLM",
 )
 """Families that see all keys though config.json has a sliding_window, as converted files may."""

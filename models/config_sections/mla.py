@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
 
+_GLM_5 = "GlmMoeDsaForCausalLM"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
@@ -13,6 +15,10 @@ class IndexConfig:
     head_dim: int
     top_k: int
     """Most tokens that a query attends to."""
+    is_interleaved: bool = False
+    """Whether neighbours form a pair in the rotated elements of a head of the index."""
+    sharing_layers: frozenset[int] = frozenset()
+    """Layers without an indexer, which attend to what the last one before them chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,7 @@ class MlaConfig:
     index: IndexConfig | None = None
 
 
-def read_mla(fields: Fields) -> MlaConfig | None:
+def read_mla(fields: Fields, num_layers: int) -> MlaConfig | None:
     """Reads the sizes of latent attention; None if the model has another kind.
 
     Raises:
@@ -46,11 +52,11 @@ def read_mla(fields: Fields) -> MlaConfig | None:
         qk_nope_head_dim=fields.count("qk_nope_head_dim"),
         qk_rope_head_dim=rope_size,
         v_head_dim=fields.count("v_head_dim"),
-        index=_read_index(fields),
+        index=_read_index(fields, num_layers),
     )
 
 
-def _read_index(fields: Fields) -> IndexConfig | None:
+def _read_index(fields: Fields, num_layers: int) -> IndexConfig | None:
     """Reads the sizes of the indexer; None if queries attend to all tokens."""
     if not fields.has("index_topk"):
         return None
@@ -63,4 +69,27 @@ def _read_index(fields: Fields) -> IndexConfig | None:
         num_heads=fields.count("index_n_heads"),
         head_dim=head_dim,
         top_k=fields.count("index_topk"),
+        is_interleaved=fields.architecture() == _GLM_5,
+        sharing_layers=_read_sharing(fields, num_layers),
     )
+
+
+def _read_sharing(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Reads which layers have no indexer of their own: by list, letters, or every few layers."""
+    if fields.architecture() != _GLM_5:
+        return frozenset()
+    names = ("indexer_types", "index_topk_pattern")
+    name = next((each for each in names if fields.has(each)), None)
+    if name is None:
+        every = fields.count("index_topk_freq", 1)
+        first = fields.count("index_skip_topk_offset", 2, minimum=0)
+        own = [max(layer - first + 1, 0) % every == 0 for layer in range(num_layers)]
+    else:
+        kinds = fields.values[name]
+        is_listed = isinstance(kinds, list | str) and len(kinds) == num_layers
+        if not is_listed or any(kind not in ("full", "shared", "F", "S") for kind in kinds):
+            raise fields.error(name, "full or shared for every layer")
+        own = [kind in ("full", "F") for kind in kinds]
+    if not own[0]:
+        raise fields.error(name or "index_skip_topk_offset", "such that layer 0 is full")
+    return frozenset(layer for layer, has_own in enumerate(own) if not has_own)

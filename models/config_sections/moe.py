@@ -8,6 +8,9 @@ from models.config_sections.layer_types import read_layer_types
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
 _GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
+_WITHOUT_GROUPS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
+"""Families that would compare groups of softmax scores by two experts each, which ours do not."""
+
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 """DeepSeek's names of ways to choose experts; scoring_func decides how groups are compared."""
 
@@ -120,6 +123,8 @@ def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int
     if fields.values.get("topk_method") == "greedy":
         return 1, 1
     n_group, topk_group = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if n_group > 1 and fields.architecture() in _WITHOUT_GROUPS:
+        raise fields.error("n_group", "1")
     if num_experts % n_group:
         raise fields.error(count_name, f"a multiple of n_group, {n_group}")
     if topk_group > n_group:

@@ -9,6 +9,21 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
+_WHOLE_HEADS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
+"""Families whose partial_rotary_factor is the rotated part of a head, all of which is rotated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScale:
+    """Growth of queries with their position p: times 1 + rate * log(1 + floor(p / span)).
+
+    Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention"; Llama 4, Ministral 3.
+    """
+
+    rate: float
+    span: int
+    """In tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -45,6 +60,7 @@ class RopeConfig:
     """By which each pair is slowed otherwise."""
     longest: int = 0
     """Longest sequence, in tokens."""
+    query_scale: QueryScale | None = None
 
 
 def read_ropes(
@@ -117,11 +133,17 @@ def _read_rope(
     else:
         rope_type = scaling.choice(type_name, ROPE_TYPES, "default")
     section = scaling if scaling.has("partial_rotary_factor") else fields
-    partial = section.number("partial_rotary_factor", 1.0)
+    share = fields.count("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
+    partial = section.number("partial_rotary_factor", share)
     if partial > 1.0:
         raise section.error("partial_rotary_factor", "at most 1")
+    if fields.architecture() in _WHOLE_HEADS:
+        partial = 1.0
     plain = RopeConfig(
-        theta=theta, partial_rotary_factor=partial, is_interleaved=fields.flag("rope_interleave")
+        theta=theta,
+        partial_rotary_factor=partial,
+        is_interleaved=fields.flag("rope_interleave"),
+        query_scale=_read_query_scale(scaling),
     )
     # Dynamic scaling begins past max_position_embeddings, which no sequence exceeds here.
     if rope_type in ("default", "dynamic"):
@@ -142,6 +164,14 @@ def _read_rope(
         high_freq_factor=scaling.number("high_freq_factor"),
         original_max_position_embeddings=original,
     )
+
+
+def _read_query_scale(scaling: Fields) -> QueryScale | None:
+    """Reads how queries grow with their position; None if they do not."""
+    if not scaling.has("llama_4_scaling_beta"):
+        return None
+    rate = scaling.number("llama_4_scaling_beta", or_zero=True)
+    return QueryScale(rate=rate, span=scaling.count("original_max_position_embeddings"))
 
 
 def _read_yarn(

@@ -4,11 +4,15 @@ Text alone has the same position in time, height and width, so rotations with a 
 (M-RoPE) are plain ones.
 """
 
-from models.config_sections.fields import Fields
+from models.config_sections.fields import ConfigError, Fields, shown
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Glm4vForConditionalGeneration": "glm4v_text",
+    "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "InternVLForConditionalGeneration": "qwen2",
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
     "LlavaOnevisionForConditionalGeneration": "qwen2",
@@ -16,24 +20,35 @@ WRAPPERS = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
 }
 """Class of a whole model -> the model_type of its text part, if config.json names none."""
 
 TEXT_CLASSES = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3VLMoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 """model_type of a text part -> the class that computes the same."""
+
+_TEXT_DEFAULTS = {"glm4v_moe_text": {"attention_bias": True}}
+"""model_type of a text part -> fields that its file may leave out and its class sees otherwise."""
 
 _FLAT = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 """Classes whose first files have the fields of the text part beside those of the whole."""
@@ -56,11 +71,22 @@ def text_part(fields: Fields) -> Fields:
     section = fields.section("text_config")
     if not section.values and wrapper not in _FLAT:
         raise fields.error("text_config", "an object with the fields of the text part")
-    types = tuple(TEXT_CLASSES)
-    text_type = section.choice("model_type", types, WRAPPERS[wrapper])
+    text_type = _text_type(section, wrapper)
     given = {name: value for name, value in section.values.items() if value is not None}
     if fields.has("tie_word_embeddings"):
         # The whole model's decides in transformers; the part's may be a default.
         given.pop("tie_word_embeddings", None)
-    values = {**fields.values, **given, "architectures": [TEXT_CLASSES[text_type]]}
+    defaults = _TEXT_DEFAULTS.get(text_type, {})
+    values = {**defaults, **fields.values, **given, "architectures": [TEXT_CLASSES[text_type]]}
     return Fields(fields.file, values)
+
+
+def _text_type(section: Fields, wrapper: str) -> str:
+    """Returns the model_type of a text part; raises ConfigError if no class runs it."""
+    text_type = section.values.get("model_type", WRAPPERS[wrapper])
+    if isinstance(text_type, str) and text_type in TEXT_CLASSES:
+        return text_type
+    raise ConfigError(
+        f"{section.file}: {wrapper} holds text of model_type {shown(text_type)}, which no class "
+        f"here runs; served are {', '.join(TEXT_CLASSES)}"
+    )

@@ -296,3 +296,19 @@ class Experts(nn.Module):
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
         """Returns whether param scales rows of down, which all ranks share."""
         return param is self.down_proj_scale and param.shape[1:] == (self.down_proj.shape[1], 1)
+
+
+class TransposedExperts(Experts):
+    """Experts whose checkpoint stacks all of a layer, with rows and columns exchanged."""
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies this rank's share of a tensor of all experts: [E, H, 2 * I] or [E, I, H].
+
+        transformers 5 writes them as the layer has them, [E, 2 * I, H] and [E, H, I].
+        """
+        if loaded.dim() != len(self.stored_shape(param, param)):
+            raise ValueError(f"its shape is {tuple(loaded.shape)}; the model needs 3 dimensions")
+        hidden_dim = 1 if param is self.down_proj else 2
+        if loaded.shape[3 - hidden_dim] == param.shape[hidden_dim]:
+            loaded = loaded.transpose(1, 2)
+        super().weight_loader(param, loaded, shard_id)

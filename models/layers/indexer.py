@@ -5,6 +5,9 @@ The transform does not change their products, so it is left out. Queries and key
 cache is, and scores are float32.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -13,8 +16,8 @@ from models.config import ModelConfig
 from models.config_sections.mla import IndexConfig, MlaConfig
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.rotary import Rotation
-from models.layers.weight import Replicated, empty_parameter
-from models.ops.elementwise.rotary import rotary
+from models.layers.rotary_heads import RotaryColumnLinear, head_order, reorder_heads
+from models.layers.weight import Replicated, ShardId, empty_parameter
 from models.parallel.group import SINGLE
 
 KEY_NORM_EPS = 1e-6
@@ -23,7 +26,7 @@ KEY_NORM_EPS = 1e-6
 class Indexer(nn.Module):
     """Makes the queries, keys and weights of the index; every rank computes all of them.
 
-    Rotates the first elements of each head, as many as attention rotates, by halves.
+    Rotates the first elements of each head, as many as attention rotates.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """
@@ -35,9 +38,12 @@ class Indexer(nn.Module):
         self._rope_dim = mla.qk_rope_head_dim
         self._scale = (index.head_dim * index.num_heads) ** -0.5
         q_size = index.num_heads * index.head_dim
-        self.wq_b = _replicated(mla.q_lora_rank, q_size)
-        self.wk = _replicated(config.hidden_size, index.head_dim)
-        self.k_norm = KeyNorm(index.head_dim)
+        rope = replace(config.rope, is_interleaved=index.is_interleaved)
+        order = head_order(self._rope_dim, rope)
+        order += range(self._rope_dim, index.head_dim)
+        self.wq_b = _rotated(mla.q_lora_rank, q_size, order)
+        self.wk = _rotated(config.hidden_size, index.head_dim, order)
+        self.k_norm = KeyNorm(order)
         self.weights_proj = _replicated(config.hidden_size, index.num_heads)
 
     def forward(
@@ -54,21 +60,31 @@ class Indexer(nn.Module):
         return queries, keys.squeeze(1), weights, self._index.top_k
 
     def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        rotated = rotary(heads[..., : self._rope_dim], *rotation)
+        rotated = rotation.turn(heads[..., : self._rope_dim])
         return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
 
 
 class KeyNorm(Replicated, nn.Module):
-    """Layer normalisation with a gain and a bias."""
+    """Layer normalisation with a gain and a bias, whose elements are in an order of their own."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
-        self.weight = empty_parameter(size)
-        self.bias = empty_parameter(size)
+        self.weight = empty_parameter(len(order))
+        self.bias = empty_parameter(len(order))
+        self._order = order
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, KEY_NORM_EPS)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies the whole tensor, reordered."""
+        super().weight_loader(param, reorder_heads(loaded, self._order), shard_id)
+
+
+def _rotated(input_size: int, output_size: int, order: Sequence[int]) -> RotaryColumnLinear:
+    """Returns a projection to heads of an order that every rank computes whole."""
+    return RotaryColumnLinear(input_size, [output_size], orders=[order], bias=False, group=SINGLE)
 
 
 def _replicated(input_size: int, output_size: int) -> MergedColumnParallelLinear:

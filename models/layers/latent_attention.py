@@ -16,11 +16,14 @@ from models.layers.rotary_heads import RotaryColumnLinear, head_order
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from models.ops.attention.latent_attention import latent_attention_with_output
-from models.ops.elementwise.rotary import rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms of compressed vectors; config.json sets only that of other norms."""
+
+
+_Index = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]
+"""Queries, keys, weights and top_k of an index."""
 
 
 class LatentAttention(nn.Module):
@@ -30,7 +33,8 @@ class LatentAttention(nn.Module):
     one to keys to queries, and the one to values to the attended vectors, so that all heads attend
     to the latent vectors themselves, with C + P elements per score and values of C. For many it
     applies them to the latent vectors. With an indexer, each query attends to the tokens that it
-    chooses. Ranks share the heads; each computes and caches the latent vector.
+    chooses; some layers share the choice of an earlier one. Ranks share the heads; each computes
+    and caches the latent vector.
     Of each of H heads N elements are not rotated and P are; C elements of the latent vector, V of a
     value.
 
@@ -77,12 +81,19 @@ class LatentAttention(nn.Module):
         self.o_proj = RowParallelLinear(
             num_heads * mla.v_head_dim, hidden, bias=config.attention_output_bias, group=group
         )
-        self.indexer = None if mla.index is None else Indexer(config, mla, mla.index)
+        self._shares_choice = mla.index is not None and layer_index in mla.index.sharing_layers
+        if self._shares_choice and layer_index == _first_layer(config, group):
+            raise ValueError(
+                f"layer {layer_index} attends to what the indexer of an earlier one chose, which "
+                "another pipeline stage has: choose others with --pipeline-layers"
+            )
+        has_indexer = mla.index is not None and not self._shares_choice
+        self.indexer = Indexer(config, mla, mla.index) if mla.index and has_indexer else None
         self.cache_spec = LatentCacheSpec(
             num_heads=self._num_heads,
             latent_dim=mla.kv_lora_rank,
             rope_dim=mla.qk_rope_head_dim,
-            index_dim=0 if mla.index is None else mla.index.head_dim,
+            index_dim=mla.index.head_dim if mla.index and has_indexer else 0,
         )
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -95,7 +106,7 @@ class LatentAttention(nn.Module):
         mla = self._mla
         queries, compressed, compressed_q = self._project(hidden)
         q_plain, q_rotated = torch.split(
-            queries.view(hidden.shape[0], self._num_heads, -1),
+            rotation.scale(queries.view(hidden.shape[0], self._num_heads, -1)),
             [mla.qk_nope_head_dim, mla.qk_rope_head_dim],
             dim=-1,
         )
@@ -105,10 +116,14 @@ class LatentAttention(nn.Module):
         latent = self.kv_a_layernorm(latent)
         k_rotated = k_rotated.unsqueeze(1)
         if self._rotates:
-            k_rotated, q_rotated = (rotary(x, *rotation) for x in (k_rotated, q_rotated))
+            k_rotated, q_rotated = rotation.turn(k_rotated), rotation.turn(q_rotated)
         else:
             k_rotated, q_rotated = k_rotated.contiguous(), q_rotated.contiguous()
-        index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
+        index: _Index = (None, None, None, 0)
+        if self.indexer is not None:
+            index = self.indexer(hidden, compressed_q, rotation)
+        elif self._shares_choice and mla.index is not None:
+            index = None, None, None, mla.index.top_k
         attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
         latent_attention_with_output(
             q_plain, q_rotated, latent, k_rotated, self.kv_b_proj.weight, attended,
@@ -157,6 +172,10 @@ class LatentProjections(nn.Module):
         """Copies the rows of this rank's heads."""
         check_shape(loaded, (self._num_rows, param.shape[1]))
         param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
+
+
+def _first_layer(config: ModelConfig, group: ParallelGroup) -> int:
+    return group.stage.layers_of(config.num_hidden_layers).start
 
 
 def _mla_config(config: ModelConfig) -> MlaConfig:

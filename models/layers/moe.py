@@ -140,11 +140,18 @@ class FusedMoE(nn.Module):
         return {"multi_stream"}
 
 
-def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
+def feed_forward(
+    config: ModelConfig,
+    layer_index: int,
+    group: ParallelGroup,
+    experts_class: type[Experts] = Experts,
+) -> nn.Module:
     """Returns a layer's feed-forward part: dense or with experts, by the config."""
-    if layer_index in moe_config(config).dense_layers:
+    moe = moe_config(config)
+    if layer_index in moe.dense_layers:
         return GatedMLP(config, group)
-    return FusedMoE(config, group)
+    experts = experts_class(config.hidden_size, moe, bias=False, group=group)
+    return FusedMoE(config, group, experts=experts)
 
 
 def optional_feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from models.config import ModelConfig
+from models.config_sections.rope import RopeConfig
+from models.layers.rotary_heads import head_order, reorder_heads
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.elementwise.rms_norm import rms_norm
@@ -17,12 +19,22 @@ from models.parallel.group import ParallelGroup
 class ProjectionNorm(nn.Module):
     """Divides by the root mean square of all heads and scales each element.
 
+    rope: of heads that are rotated afterwards.
+
     With more ranks than heads, neighbouring ranks hold the same head.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, eps: float, group: ParallelGroup) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        eps: float,
+        group: ParallelGroup,
+        rope: RopeConfig | None = None,
+    ) -> None:
         super().__init__()
         self._group, self._eps = group, eps
+        self._order = range(head_dim) if rope is None else head_order(head_dim, rope)
         self._size = num_heads * head_dim
         self._replicas = max(1, group.size // num_heads)
         num_local = group.split(num_heads, "heads", replicas=self._replicas)
@@ -38,8 +50,9 @@ class ProjectionNorm(nn.Module):
         return (x.float() * scale * self.weight.float()).to(x.dtype).view(heads.shape)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies the weights of this rank's heads."""
+        """Copies the weights of this rank's heads, reordered for our rotation."""
         check_shape(loaded, (self._size,))
+        loaded = reorder_heads(loaded, self._order)
         first = self._group.rank // self._replicas * len(param)
         param.copy_(loaded.narrow(0, first, len(param)))
 
@@ -49,9 +62,10 @@ class ProjectionNormAttention(SelfAttention):
 
     def __init__(self, config: ModelConfig, index: int, group: ParallelGroup) -> None:
         super().__init__(config, index, group)
-        eps, head_dim = config.rms_norm_eps, config.head_dim
-        self.q_norm: nn.Module = ProjectionNorm(config.num_attention_heads, head_dim, eps, group)
-        self.k_norm: nn.Module = ProjectionNorm(config.num_key_value_heads, head_dim, eps, group)
+        self.q_norm, self.k_norm = (
+            ProjectionNorm(heads, config.head_dim, config.rms_norm_eps, group, config.rope)
+            for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
 
     def normalized(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns normalised q [T, Hq, D] and k [T, Hk, D]."""

@@ -1,15 +1,33 @@
 """Rotary position embedding: the table of angles and its scaling rules."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from models.config_sections.rope import RopeConfig
+from models.config_sections.rope import QueryScale, RopeConfig
+from models.ops.elementwise.rotary import rotary
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and signed sine of the step's positions, each [T, 1, D]."""
+
+class Rotation(NamedTuple):
+    """Cosine and signed sine of the step's positions, each [T, 1, D].
+
+    query_scale: [T, 1, 1], a factor of queries; None without.
+    """
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+    query_scale: torch.Tensor | None = None
+
+    def turn(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotates heads, [T, H, D]; the result is contiguous."""
+        return rotary(heads, self.cos, self.signed_sin)
+
+    def scale(self, queries: torch.Tensor) -> torch.Tensor:
+        """Scales queries, [T, H, D], by their positions if the model does."""
+        return queries if self.query_scale is None else queries * self.query_scale
 
 
 class RotaryEmbedding(nn.Module):
@@ -27,11 +45,23 @@ class RotaryEmbedding(nn.Module):
         table = torch.cat((cos, cos, -sin, sin), dim=-1).to(torch.get_default_dtype())
         self.register_buffer("table", table.unsqueeze(1), persistent=False)
         self.table: torch.Tensor
+        scale = None if rope.query_scale is None else _query_scale(max_positions, rope.query_scale)
+        self.register_buffer("query_scale", scale, persistent=False)
+        self.query_scale: torch.Tensor | None
 
     def forward(self, positions: torch.Tensor) -> Rotation:
-        """Maps [T] positions to cosine and signed sine, each [T, 1, D], for the rotary operator."""
+        """Maps [T] positions to their rotation."""
         cos, signed_sin = self.table.index_select(0, positions).chunk(2, dim=-1)
-        return cos, signed_sin
+        if self.query_scale is None:
+            return Rotation(cos, signed_sin)
+        return Rotation(cos, signed_sin, self.query_scale.index_select(0, positions))
+
+
+def _query_scale(max_positions: int, scale: QueryScale) -> torch.Tensor:
+    """Returns the factor of queries at each position, [max_positions, 1, 1]."""
+    spans = torch.arange(max_positions).div(scale.span, rounding_mode="floor")
+    factors = 1.0 + scale.rate * torch.log1p(spans.float())
+    return factors.to(torch.get_default_dtype()).view(-1, 1, 1)
 
 
 def rotary_dim(head_dim: int, rope: RopeConfig) -> int:

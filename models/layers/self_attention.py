@@ -12,7 +12,6 @@ from models.layers.linear import QKVParallelLinear, RowParallelLinear
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryHeadNorm, RotaryQKVLinear
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.elementwise.rotary import rotary
 from models.parallel.group import ParallelGroup
 
 
@@ -82,8 +81,9 @@ class SelfAttention(nn.Module):
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D], as projected, to attended values [T, Hq * D]."""
         q, k = self.normalized(q, k)
+        q = rotation.scale(q)
         if self._rotates:
-            q, k = rotary(q, *rotation), rotary(k, *rotation)
+            q, k = rotation.turn(q), rotation.turn(k)
         else:
             q = q.contiguous()
         values: torch.Tensor = self.attn(q, k, v, sinks=self.sinks)

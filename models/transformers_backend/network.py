@@ -23,7 +23,7 @@ from models.config import (
     quantization_of,
     read_dtype,
 )
-from models.config_sections.fields import LARGEST, Fields
+from models.config_sections.fields import LARGEST, Fields, shown
 from models.config_sections.text_part import WRAPPERS
 from models.quantization.config import QuantizationConfig
 from models.transformers_backend.attention_calls import (
@@ -93,10 +93,10 @@ class NetworkSource:
         fields = Fields.read(folder / CONFIG_FILE)
         architecture = fields.architecture()
         if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-            hint = ""
             if fields.has("text_config"):
-                hint = f"; the text part is served of {', '.join(WRAPPERS)}"
-            elif "auto_map" in fields.values:
+                raise _refused_wrapper(fields)
+            hint = ""
+            if "auto_map" in fields.values:
                 hint = ", and code in a checkpoint (auto_map) is never run"
             raise ConfigError(
                 f"{fields.file}: architecture {architecture!r} is no decoder that transformers "
@@ -273,6 +273,15 @@ def undecorated_forward(network: PreTrainedModel) -> Callable[..., Any]:
     """
     forward: Callable[..., Any] = inspect.unwrap(type(network.base_model).forward)
     return forward
+
+
+def _refused_wrapper(fields: Fields) -> ConfigError:
+    """Returns the error about a model whose text part nothing here runs."""
+    text_type = fields.section("text_config").values.get("model_type")
+    return ConfigError(
+        f"{fields.file}: {fields.architecture()} holds text of model_type {shown(text_type)}, "
+        f"which is not served; the text part is served of {', '.join(WRAPPERS)}"
+    )
 
 
 def _use_parameters(network: nn.Module) -> None:

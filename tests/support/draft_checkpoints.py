@@ -70,7 +70,7 @@ def write_draft_checkpoint(
     save_file(tensors, file, metadata={"format": "pt"})
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text())
-    for name in ("layer_types", "mlp_layer_types"):
+    for name in ("layer_types", "mlp_layer_types", "indexer_types"):
         if config.get(name):
             config[name] = config[name][:NUM_LAYERS]
     config |= {

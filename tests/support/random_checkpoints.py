@@ -8,6 +8,7 @@ import torch
 
 from tests.support.dense_variants import DENSE_VARIANTS
 from tests.support.expert_variants import EXPERT_VARIANTS
+from tests.support.recent_variants import RECENT_VARIANTS
 from tests.support.state_variants import STATE_VARIANTS
 
 SHAPE = {
@@ -22,7 +23,7 @@ SHAPE = {
 }
 VARIANTS = {
     name: row
-    for name, row in (DENSE_VARIANTS | EXPERT_VARIANTS | STATE_VARIANTS).items()
+    for name, row in (DENSE_VARIANTS | EXPERT_VARIANTS | STATE_VARIANTS | RECENT_VARIANTS).items()
     if None not in row[:2]
 }
 
@@ -36,7 +37,7 @@ _OF_EACH_KIND = {
     *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
-    *("falcon_h1_odd", "nemotron_h"),
+    *("falcon_h1_odd", "nemotron_h", "glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [

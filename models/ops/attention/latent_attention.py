@@ -54,7 +54,8 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     Metadata and cache come from the forward context. Tokens past the end of slot_mapping are
     padding: their output is undefined. With an index each query attends to the top_k tokens of the
     highest score: the sum over the index's heads of weight * relu(query * key); where the cache is
-    FP8, queries and keys of the index are rounded to FP8. Given cos, signed_sin and latent_weight
+    FP8, queries and keys of the index are rounded to FP8. With top_k alone it attends to the tokens
+    that the last layer with an index chose. Given cos, signed_sin and latent_weight
     it first normalises latent vectors and rotates q_rotated and k_rotated.
     T tokens, H heads, N, P and V elements of unrotated and rotated keys and of values, J heads of
     size D of the index. Index tensors and projections are contiguous; of the others each head's
@@ -85,7 +86,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     if cos is not None and signed_sin is not None and latent_weight is not None:
         transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=latent_weight, eps=eps)
     if is_batch_invariant():
-        assert index is None, "the mode refuses indexes"
+        assert not top_k, "the mode refuses indexes"
         queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
         _attend_invariantly(queries, entries, transform, cache, metadata, output, scale)
         return
@@ -97,7 +98,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         is_prefill = context.context.is_prefill
         attend(
             queries, entries, transform, cache, metadata, output, scale, index,
-            is_prefill=is_prefill,
+            context.index_choice if top_k else None, is_prefill=is_prefill,
         )  # fmt: skip
         return
     if transform is not None:
@@ -105,12 +106,16 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     write_latents(cache, entries, metadata.slot_mapping)
     queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
     least = least_expanded_queries(queries.sizes)
-    for group in metadata.groups:
+    choice = context.index_choice
+    if index is not None:
+        choice.masks = tuple(
+            _chosen(index.of(group.tokens), cache, group) for group in metadata.groups
+        )
+    for number, group in enumerate(metadata.groups):
         tokens = group.tokens
         own = queries.of(tokens)
-        if index is not None:
-            chosen = _chosen(index.of(tokens), cache, group)
-            _attend_absorbed(own, cache, group, output[tokens], scale, chosen)
+        if top_k:
+            _attend_absorbed(own, cache, group, output[tokens], scale, choice.masks[number])
         elif group.num_queries < least:
             _attend_absorbed(own, cache, group, output[tokens], scale, group.mask)
         else:

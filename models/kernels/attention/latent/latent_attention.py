@@ -14,12 +14,10 @@ from models.kernels.attention.configurations import (
     MAX_SPLITS,
 )
 from models.kernels.attention.key_parts import Parts, add_part, deal_keys
-from models.kernels.attention.latent.index_choice import choose_keys
 from models.kernels.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.kernels.attention.request_search import request_of
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
-from models.operands.index_queries import IndexQueries
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
@@ -271,7 +269,7 @@ def latent_attention(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     scale: float,
-    index: IndexQueries | None = None,
+    chosen: torch.Tensor | None = None,
     *,
     is_prefill: bool = True,
 ) -> None:
@@ -286,7 +284,7 @@ def latent_attention(
     q: [T, H, C + P], contiguous; the cache has this step's entries.
     output: [T, H, C], contiguous; a request without tokens gets zeros.
     scale: factor of the scores.
-    index: chooses the attended tokens; None: all.
+    chosen: [T, n] int32, positions of the tokens that each query attends to; None: all.
     is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
@@ -294,16 +292,13 @@ def latent_attention(
             such rows were read from misaligned addresses (H200, Triton 3.6, 30 float32).
     """
     check_sizes(cache, len(q))
-    chosen = None
-    if index is not None:
-        chosen = choose_keys(index, cache, metadata)
     num_tokens, num_heads, size = q.shape
     latent = output.shape[-1]
     is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < MANY_LATENT_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
     dealt = 0
-    if num_heads % heads == 0 and index is None:
+    if num_heads % heads == 0 and chosen is None:
         dealt = _num_dealt(metadata, is_prefill=is_prefill)
     splits = 1 if dealt > 0 else _num_splits(metadata, num_tokens, is_prefill=is_prefill)
     workspace = metadata.workspace

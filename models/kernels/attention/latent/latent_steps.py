@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from models.forward_context import AttentionMetadata, PromptChunk
+from models.forward_context import AttentionMetadata, IndexChoice, PromptChunk
 from models.kernels.attention.latent.expanded_attention import expanded_attention, takes
+from models.kernels.attention.latent.index_choice import choose_keys
 from models.kernels.attention.latent.latent_attention import latent_attention
 from models.kernels.attention.latent.latent_cache import cache_latents
 from models.kernels.attention.latent.latent_forms import least_expanded_queries
@@ -25,22 +26,30 @@ def attend(
     output: torch.Tensor,
     scale: float,
     index: IndexQueries | None,
+    choice: IndexChoice | None,
     *,
     is_prefill: bool,
 ) -> None:
     """Runs models.ops.attention.latent_attention.latent_attention_with_output on a GPU.
+
+    choice: of the tokens that queries attend to, made here with an index; None: of all.
 
     Long chunks of prompts take the expanded form, one after the other, and the requests between
     them the absorbed one. The host knows the chunks of steps outside whole graphs alone, so these
     hold the absorbed form. Queries that choose their keys take it, too.
     """
     queries, index = cache_latents(queries, index, entries, transform, cache, metadata.slot_mapping)
+    positions = None
+    if choice is not None:
+        if index is not None:
+            choice.positions = choose_keys(index, cache, metadata)
+        positions = choice.positions
     chunks: Sequence[PromptChunk] = ()
-    if metadata.chunks and index is None and takes(queries.sizes, output.itemsize):
+    if metadata.chunks and choice is None and takes(queries.sizes, output.itemsize):
         least = least_expanded_queries(queries.sizes)
         chunks = [chunk for chunk in metadata.chunks if chunk.num_queries >= least]
     if not chunks:
-        _absorbed(queries, cache, metadata, output, scale, index, is_prefill=is_prefill)
+        _absorbed(queries, cache, metadata, output, scale, positions, is_prefill=is_prefill)
         return
     for tokens, others in _between(metadata, chunks):
         _absorbed(
@@ -57,13 +66,13 @@ def _absorbed(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     scale: float,
-    index: IndexQueries | None,
+    positions: torch.Tensor | None,
     *,
     is_prefill: bool,
 ) -> None:
     attended = output.new_empty(*output.shape[:2], queries.sizes.latent)
     latent_attention(
-        queries.absorbed(), cache, metadata, attended, scale, index, is_prefill=is_prefill
+        queries.absorbed(), cache, metadata, attended, scale, positions, is_prefill=is_prefill
     )
     output.copy_(queries.values(attended))
 

@@ -17,6 +17,10 @@ MORE_STATES = (
     *("bailing_hybrid", "falcon_h1", "granite_hybrid", "lfm2", "lfm2_moe", "mamba2", "minimax"),
     *("nemotron_h_moe", "olmo_hybrid", "qwen3_5_moe"),
 )
+RECENT = (
+    *("glm4", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "minimax_m2", "ministral3", "mistral4"),
+    "solar_open",
+)
 
 
 def run_two_ranks(folder, tmp_path, *options):
@@ -35,7 +39,7 @@ def run_two_ranks(folder, tmp_path, *options):
     [
         *("llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"),
         *("qwen3_next", "qwen3_5", "granite_hybrid_odd", "kimi_linear"),
-        *(pytest.param(name, marks=pytest.mark.families) for name in MORE_STATES),
+        *(pytest.param(name, marks=pytest.mark.families) for name in (*MORE_STATES, *RECENT)),
     ],
 )
 def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):

@@ -10,6 +10,7 @@ from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
+from tests.support.recent_variants import RECENT_VARIANTS
 
 TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
 DENSE = {"linear_gate": 2, "linear_residual": 4, "norm_linear": 4, "qk_norm_rope_cache": 2}
@@ -111,16 +112,49 @@ MATCHES = {
     "deepseek_v3": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
     # An index also reads what the norms before it return.
     "deepseek_v32": {**LATENT, "norm_linear": 1, "qk_norm_rope_cache": 3},
+    "glm4": {"linear_gate": 2, "residual_norm": 4, "norm_linear": 1, "qk_norm_rope_cache": 2},
+    "glm4_moe_lite": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
+    "glm_moe_dsa": {**LATENT, "norm_linear": 1, "qk_norm_rope_cache": 3},
+    # Two layers of five have an index.
+    "glm_moe_dsa_shared": {
+        "linear_gate": 5,
+        "multi_stream": 4,
+        "linear_residual": 6,
+        "residual_norm": 4,
+        "norm_linear": 5,
+        "qk_norm_rope_cache": 5,
+    },
+    "hy_v3": {
+        "linear_gate": 2,
+        "multi_stream": 1,
+        "linear_residual": 3,
+        "residual_norm": 1,
+        "norm_linear": 3,
+        "qk_norm_rope_cache": 2,
+    },
+    "minimax_m2": SPARSE,
+    "ministral3": DENSE,
+    "mistral4": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
+    "solar_open": {**SPARSE, "linear_gate": 2, "multi_stream": 2},
 }
 
 
 def test_every_architecture_is_here(tmp_path):
     tested = {VARIANTS[variant][0].__name__ for variant in MATCHES if variant in VARIANTS}
     tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM"}
+    # Others without a class in transformers, each the same as one above.
+    tested |= {"MistralLarge3ForCausalLM", "Qwen3VLMoeForCausalLM"}
     assert tested >= ARCHITECTURES.keys()
 
 
-@pytest.mark.parametrize("variant", [name for name in MATCHES if name in VARIANTS])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.families) if name in RECENT_VARIANTS else name
+        for name in MATCHES
+        if name in VARIANTS
+    ],
+)
 def test_a_family_is_fused_and_computes_what_transformers_does(variant, tmp_path):
     reference = write_checkpoint(tmp_path, variant)
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)

@@ -1,0 +1,191 @@
+"""Families of 2026, for random checkpoints: class, configuration and its changes."""
+
+import transformers
+
+from tests.support.dense_variants import YARN_ROPE
+from tests.support.expert_variants import DEEPSEEK_ROPE, DEEPSEEK_V3
+
+HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GROWING_ROPE = {
+    **YARN_ROPE,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+LATENT = {name: value for name, value in DEEPSEEK_V3.items() if name != "first_k_dense_replace"}
+DSA = {**DEEPSEEK_V3, "index_n_heads": 10, "index_head_dim": 14, "index_topk": 7}
+SIGMOID_EXPERTS = {
+    "num_experts_per_tok": 3,
+    "num_local_experts": 8,
+    "head_dim": 12,
+    "intermediate_size": 24,
+}
+_VARIANTS = {
+    "glm4": (
+        "Glm4ForCausalLM",
+        "Glm4Config",
+        {"head_dim": 8, "rope_parameters": HALF_ROPE, "pad_token_id": 0},
+    ),
+    "glm4_odd": (
+        "Glm4ForCausalLM",
+        "Glm4Config",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT),
+    "glm4_moe_lite_odd": (
+        "Glm4MoeLiteForCausalLM",
+        "Glm4MoeLiteConfig",
+        {
+            **LATENT,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", DSA),
+    "glm_moe_dsa_shared": (
+        "GlmMoeDsaForCausalLM",
+        "GlmMoeDsaConfig",
+        {
+            **DSA,
+            "num_hidden_layers": 5,
+            "indexer_types": ["full", "shared", "full", "shared", "shared"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "index_n_heads": 9,
+            "index_topk": 11,
+            "rope_parameters": DEEPSEEK_ROPE,
+        },
+    ),
+    "hy_v3": (
+        "HYV3ForCausalLM",
+        "HYV3Config",
+        {
+            "head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "hy_v3_odd": (
+        "HYV3ForCausalLM",
+        "HYV3Config",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 10,
+            "num_experts": 7,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 20,
+            "router_scaling_factor": 1.5,
+            "mlp_layer_types": ["sparse", "dense"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        {**SIGMOID_EXPERTS, "rope_parameters": HALF_ROPE},
+    ),
+    "minimax_m2_odd": (
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        {
+            **SIGMOID_EXPERTS,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 10,
+            "num_local_experts": 7,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        "Ministral3Config",
+        {"head_dim": 8, "rope_parameters": GROWING_ROPE},
+    ),
+    "ministral3_odd": (
+        "Ministral3ForCausalLM",
+        "Ministral3Config",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 10,
+            "sliding_window": 7,
+            "rope_parameters": GROWING_ROPE | {"original_max_position_embeddings": 5},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral4": (
+        "Mistral4ForCausalLM",
+        "Mistral4Config",
+        {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "rope_parameters": GROWING_ROPE},
+    ),
+    "mistral4_odd": (
+        "Mistral4ForCausalLM",
+        "Mistral4Config",
+        {
+            **DEEPSEEK_V3,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "rope_parameters": GROWING_ROPE | {"original_max_position_embeddings": 7},
+        },
+    ),
+    "solar_open": (
+        "SolarOpenForCausalLM",
+        "SolarOpenConfig",
+        {
+            "head_dim": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "solar_open_odd": (
+        "SolarOpenForCausalLM",
+        "SolarOpenConfig",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 10,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "rope_parameters": YARN_ROPE,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+RECENT_VARIANTS = {
+    name: (getattr(transformers, model), getattr(transformers, config), changes)
+    for name, (model, config, changes) in _VARIANTS.items()
+    if hasattr(transformers, model)
+}
+"""Variants whose modules the installed release of transformers has."""
