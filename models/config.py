@@ -13,7 +13,7 @@ from models.config_sections.families import (
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
-from models.config_sections.layer_types import count_layers
+from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
     ATTENTION,
     STATE,
@@ -172,7 +172,7 @@ class ModelConfig:
             moe=read_moe(fields, num_layers),
             mla=mla,
             quantization=quantization_of(fields),
-            num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
+            num_draft_layers=count_draft_layers(fields),
             mixers=read_mixers(fields, num_layers),
             delta_net=read_delta_net(fields),
             mamba2=read_mamba2(fields),
@@ -211,6 +211,10 @@ class ModelConfig:
             STATE if part == STATE else self.sliding_windows[layer] for layer, part in entries
         )
 
+    def entry_windows(self, *, with_draft_layers: bool) -> tuple[Window, ...]:
+        """Returns the window of each cache entry; those of draft layers see all, and come last."""
+        return self.cache_windows + (None,) * (self.num_draft_layers if with_draft_layers else 0)
+
     @property
     def entry_layers(self) -> tuple[int, ...]:
         """The layer of each cache entry."""
@@ -223,6 +227,11 @@ class ModelConfig:
             raise ConfigError(
                 f"num_speculative_tokens needs the draft layers of one of "
                 f"{', '.join(DRAFTING_ARCHITECTURES)}; the model is {self.architecture}"
+            )
+        if STATE in self.cache_windows and self.num_draft_layers > 1:
+            raise ConfigError(
+                f"num_speculative_tokens needs one draft layer in {self.architecture}, whose "
+                f"layers share a projection; mtp_num_hidden_layers is {self.num_draft_layers}"
             )
         if not self.num_draft_layers:
             raise ConfigError(

@@ -10,6 +10,11 @@ takes units of U bytes, unit u in region u % G of page u // G. Units have whole 
 recurrent state, [heads * rows, columns]; then whole elements of the convolution's inputs, [width -
 1, channels], oldest first, which begin in a unit of their own.
 
+With drafts a request has several states, slots: the one after n tokens is in slot n modulo their
+number. A step writes the state after each of its tokens, and the next one begins at the slot of its
+first position: the state after the accepted drafts, whatever their number. Steps of more tokens
+than slots have no drafts; they keep their last state alone.
+
 Block 0 belongs to no request. One whose first page it is, a dummy, has no state: it starts from
 zeros, and nothing of it is kept, as the block's content must stay finite for attention.
 """
@@ -88,10 +93,12 @@ class StateCacheData:
     """One layer's states.
 
     memory: [G, N blocks, U] uint8, contiguous; layers of other groups may see the same bytes.
+    num_slots: states of a request, at most its tokens in a step with drafts.
     """
 
     memory: torch.Tensor
     spec: StateSpec
+    num_slots: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -126,6 +133,19 @@ class StateCacheData:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, each [N, ...]."""
         return {f"state{region}": memory for region, memory in enumerate(self.memory)}
+
+
+def pages_after(
+    cache: StateCacheData, pages: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Returns the pages of R requests' states after as many tokens: [R, P].
+
+    pages: [R, slots * P]. positions: [R] int64.
+    """
+    if cache.num_slots == 1:
+        return pages
+    requests = torch.arange(len(pages), device=pages.device)
+    return pages.reshape(len(pages), cache.num_slots, -1)[requests, positions % cache.num_slots]
 
 
 def has_state(pages: torch.Tensor) -> torch.Tensor:

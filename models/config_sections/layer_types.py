@@ -53,6 +53,18 @@ def count_layers(fields: Fields) -> int:
     return fields.count("num_hidden_layers")
 
 
+def count_draft_layers(fields: Fields) -> int:
+    """Returns the number of layers after the last one that guess tokens ahead.
+
+    Raises:
+        ConfigError: it is ill-typed.
+    """
+    name = "mtp_num_hidden_layers"
+    if not fields.has(name):
+        name = "num_nextn_predict_layers"
+    return fields.count(name, 0, minimum=0)
+
+
 def _pattern_types(fields: Fields) -> tuple[str, ...]:
     """Reads the kinds of layers from the letters of hybrid_override_pattern."""
     pattern = fields.values["hybrid_override_pattern"]

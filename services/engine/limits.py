@@ -11,6 +11,7 @@ from services.engine.kv_cache.cache_groups import (
     Window,
     group_layers,
 )
+from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.spec_decode.draft_length import lengths_between
 
 
@@ -32,7 +33,7 @@ class StepLimits:
     layer_groups: tuple[LayerGroup, ...] = ()
     """The model's layers by the blocks that they keep; empty: they are one group."""
     state_pages: int = 0
-    """Blocks of a request in each group of states; 0 until a worker says so, or without states."""
+    """Blocks of a state in each group of states; 0 until a worker says so, or without states."""
     num_speculative_tokens: int = 0
     """Draft tokens of each request in a step; 0 without speculative decoding."""
     min_speculative_tokens: int | None = None
@@ -144,9 +145,26 @@ class StepLimits:
         return len(self.layer_groups) - self.num_groups if self.layer_groups else 0
 
     @property
+    def num_state_slots(self) -> int:
+        """States of a request in each layer that keeps some: one for each token of a decode."""
+        return self.decode_q_len
+
+    @property
+    def state_blocks(self) -> StateBlocks | None:
+        """Numbers of the blocks that the states of a request take; None without states."""
+        if not self.num_state_groups or not self.state_pages:
+            return None
+        return StateBlocks(
+            num_groups=self.num_state_groups,
+            num_slots=self.num_state_slots,
+            num_pages=self.state_pages,
+        )
+
+    @property
     def num_state_blocks(self) -> int:
         """Blocks that the states of one request take."""
-        return self.num_state_groups * self.state_pages
+        blocks = self.state_blocks
+        return 0 if blocks is None else blocks.num_live
 
     @property
     def token_table_width(self) -> int:

@@ -258,6 +258,8 @@ class Request:
     """Drafts after the known tokens, if none is pending; the next step verifies them."""
     num_pending_drafts: int = 0
     """Drafts that steps already sent verify: as many more tokens may be pending."""
+    num_held_drafts: int = 0
+    """Drafts of the last step with a result that were accepted."""
     num_carried_drafts: int = 0
     """Drafts that the worker makes after the pending tokens; the next step verifies them."""
     ngrams: DraftIndex | None = None
@@ -269,7 +271,7 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list)
     """Prefix keys of the full blocks hashed so far; a preemption keeps them."""
     state_block_ids: list[int] = field(default_factory=list)
-    """Blocks of the request's state, of a model whose layers keep some."""
+    """Blocks of the request's states, of a model whose layers keep some."""
     snapshots: list[Snapshot] = field(default_factory=list)
     """Snapshots of the state whose tokens are not all known yet."""
     last_snapshot: int = 0
@@ -348,6 +350,7 @@ class Request:
         """Resets the state of a lost worker; the known tokens remain."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_pending_tokens = self.num_pending_drafts = 0
+        self.num_held_drafts = 0
         self.draft_token_ids = []
         self.block_ids.clear()
         self.state_block_ids, self.snapshots = [], []

@@ -1,7 +1,7 @@
 """The fake worker's KV cache: what each slot of each block holds, and which blocks a row has.
 
 The content of a position is a key, a hash of all tokens up to it. A row may only read slots
-that hold its own keys. The blocks of a row's state hold the key of its last computed token.
+that hold its own keys. The blocks of a row's state hold the key of the last token before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ import numpy as np
 
 from protos.engine.v1.batch_pb2 import BlockTableUpdates, StateMetadata
 from services.engine.batch import read_int32
+from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_model import require
 
 NULL_BLOCK = 0
@@ -28,13 +29,15 @@ class FakeCache:
         num_blocks: int,
         block_size: int,
         windows: Sequence[int | None],
-        num_state_blocks: int = 0,
+        state_blocks: StateBlocks | None = None,
     ) -> None:
         self._block_size = block_size
         self._windows = tuple(windows)
         width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
         self._token_width = width
-        self._block_table = np.full((max_num_seqs, width + num_state_blocks), NULL_BLOCK, np.int32)
+        self._states = state_blocks
+        num_of_states = 0 if state_blocks is None else state_blocks.num_live
+        self._block_table = np.full((max_num_seqs, width + num_of_states), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
 
     def clear_row(self, row: int) -> None:
@@ -71,22 +74,34 @@ class FakeCache:
         flat = self._kv.reshape(-1)
         written: set[int] = set()
         for (row, start, end), row_keys in zip(spans, keys, strict=True):
-            blocks = self._block_table[row, self._token_width :]
-            if len(blocks):
-                require(bool(np.all(blocks > NULL_BLOCK)), f"row {row} has no state")
-                held = self._kv[blocks]
-                is_own = start == 0 or bool(np.all(held == row_keys[start - 1] + _STATE))
-                require(is_own, f"row {row} would go on from a foreign state")
-                self._kv[blocks] = row_keys[end - 1] + _STATE
-                slots = np.arange(self._block_size) + blocks[:, None] * self._block_size
-                require(written.isdisjoint(slots.ravel().tolist()), f"row {row} shares a state")
-                written.update(slots.ravel().tolist())
+            if self._states is not None:
+                slots = self._write_states(self._states, row, start, end, row_keys)
+                require(written.isdisjoint(slots), f"row {row} shares a state")
+                written.update(slots)
             for group in range(len(self._windows)):
                 slots = self._slots(row, start, end, group)
                 require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
                 require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
                 written.update(slots.tolist())
                 flat[slots] = row_keys[start:end] + np.uint64(group)
+
+    def _write_states(
+        self, states: StateBlocks, row: int, start: int, end: int, row_keys: np.ndarray
+    ) -> set[int]:
+        """Writes the states after a request's tokens; returns the slots of all of its states.
+
+        A step of more tokens than it has states keeps the last one.
+        """
+        blocks = self._block_table[row, self._token_width :]
+        require(bool(np.all(blocks > NULL_BLOCK)), f"row {row} has no state")
+        held = self._kv[states.after(blocks, start)]
+        is_own = start == 0 or bool(np.all(held == row_keys[start - 1] + _STATE))
+        require(is_own, f"row {row} would go on from a foreign state")
+        first = start if end - start <= states.num_slots else end - 1
+        for position in range(first, end):
+            self._kv[states.after(blocks, position + 1)] = row_keys[position] + _STATE
+        slots = np.arange(self._block_size) + blocks[:, None] * self._block_size
+        return set(slots.ravel().tolist())
 
     def check_reads(self, row: int, start: int, end: int, keys: np.ndarray) -> None:
         """Compares what a row's queries from `start` to `end` read with the row's keys."""

@@ -25,6 +25,7 @@ from services.engine.batch import (
     set_prompt_logprobs,
     step_result,
 )
+from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_cache import FakeCache
 from tests.support.fake_model import (
     VOCAB_SIZE,
@@ -52,7 +53,7 @@ class FakeWorker:
         block_size: int,
         vocab_size: int = VOCAB_SIZE,
         windows: Sequence[int | None] = (None,),
-        num_state_blocks: int = 0,
+        state_blocks: StateBlocks | None = None,
         num_cache_tokens: int | None = None,
         makes_drafts: bool = True,
         has_stages: bool = False,
@@ -71,7 +72,7 @@ class FakeWorker:
             num_blocks=num_blocks,
             block_size=block_size,
             windows=windows,
-            num_state_blocks=num_state_blocks,
+            state_blocks=state_blocks,
         )
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
         # The content that the cache must have for each row and position; computed up to

@@ -64,12 +64,13 @@ class GraphEngine:
         target = torch.device(device)
         level = int(config.level_on(target.type))
         config = config.model_copy(update={"compilation_level": level})
+        with_draft_layers = num_speculative_tokens > 0 and not (lookup_sizes or draft_model)
         self.model = model or load_model(
             folder,
             device=target,
             dtype=dtype,
             load_format=load_format,
-            with_draft_layers=num_speculative_tokens > 0 and not (lookup_sizes or draft_model),
+            with_draft_layers=with_draft_layers,
         )
         if draft_model is not None:
             small = load_draft_model(
@@ -78,7 +79,9 @@ class GraphEngine:
             self.model.draft_models = (small,)
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
-            windows = self.model.config.cache_windows
+            windows = self.model.config.entry_windows(
+                with_draft_layers=with_draft_layers and not self.model.draft_models
+            )
             groups = group_layers(windows, max_model_len=max_model_len)
         self.limits = limits = StepLimits(
             max_num_seqs=max_num_seqs,
@@ -112,6 +115,7 @@ class GraphEngine:
             dtype=cache_dtype or dtype,
             device=target,
             groups=groups,
+            num_state_slots=limits.num_state_slots,
         )
         self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)

@@ -1,6 +1,6 @@
 """Steps of layers with a recurrent state, and what loops over tokens in float64 make of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -14,6 +14,7 @@ from models.kernels.recurrence.state_space import state_space
 from models.state_cache import (
     StateCacheData,
     StateSpec,
+    pages_after,
     read_conv,
     read_recurrent,
     write_conv,
@@ -24,27 +25,53 @@ from tests.support.tolerances import assert_rows_close
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Requests of a step and their states, which are among other requests' blocks."""
+    """Requests of a step and their states, which are among other requests' blocks.
+
+    most: of each request's query tokens that exact results are of; None: all.
+    """
 
     cache: StateCacheData
     metadata: AttentionMetadata
+    most: int | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         """First token of each request, and the end of its tokens."""
-        return list(pairwise(self.metadata.query_start_loc.tolist()))
+        spans = pairwise(self.metadata.query_start_loc.tolist())
+        return [
+            (start, end if self.most is None else min(end, start + self.most))
+            for start, end in spans
+        ]
 
     @property
     def num_tokens(self) -> int:
-        return self.spans[-1][1]
+        return int(self.metadata.query_start_loc[-1])
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Query tokens of each request."""
+        return self.metadata.query_start_loc.diff()
+
+    def pages_after(self, counts) -> torch.Tensor:
+        """Returns the pages of the states after as many of each request's query tokens."""
+        starts = (self.metadata.seq_lens - self.lengths).clamp(min=0)
+        return pages_after(self.cache, self.metadata.block_tables, starts.long() + counts)
 
     def recurrent(self) -> torch.Tensor:
         """Returns the states that the step begins with, in float64; zeros for new requests."""
-        return self._of_old(read_recurrent(self.cache, self.metadata.block_tables))
+        return self._of_old(read_recurrent(self.cache, self.pages_after(0)))
 
     def conv(self) -> torch.Tensor:
         """Returns the inputs that the step begins with, in float64."""
-        return self._of_old(read_conv(self.cache, self.metadata.block_tables))
+        return self._of_old(read_conv(self.cache, self.pages_after(0)))
+
+    def kept(self):
+        """Yields counts of query tokens and the requests that keep the state after as many."""
+        yield self.lengths, self.lengths > 0
+        if self.cache.num_slots > 1:
+            for count in range(1, self.cache.num_slots):
+                is_kept = (count < self.lengths) & (self.lengths <= self.cache.num_slots)
+                yield torch.full_like(self.lengths, count), is_kept
 
     def _of_old(self, values: torch.Tensor) -> torch.Tensor:
         lengths = self.metadata.query_start_loc.diff()
@@ -53,34 +80,39 @@ class Step:
         return values.double().masked_fill(is_new.view(shape), 0.0)
 
     def others(self) -> torch.Tensor:
-        """Returns the cache's bytes, less the null block and the states."""
-        cache = StateCacheData(memory=self.cache.memory.clone(), spec=self.cache.spec)
-        pages = self.metadata.block_tables
-        write_recurrent(cache, pages, torch.zeros_like(read_recurrent(cache, pages)))
-        write_conv(cache, pages, torch.zeros_like(read_conv(cache, pages)))
+        """Returns the cache's bytes, less the null block and the states that the step keeps."""
+        cache = replace(self.cache, memory=self.cache.memory.clone())
+        for counts, is_kept in self.kept():
+            pages = self.pages_after(counts)[is_kept]
+            write_recurrent(cache, pages, torch.zeros_like(read_recurrent(cache, pages)))
+            write_conv(cache, pages, torch.zeros_like(read_conv(cache, pages)))
         return cache.memory[:, 1:]
 
 
 def make_step(
-    query_lens, spec, *, unit_bytes=None, regions=2, device="cpu", new=(0, 3), seed=0, num_dummies=0
-):
+    query_lens, spec, *, unit_bytes=None, regions=2, device="cpu", new=(0, 3), seed=0,
+    num_dummies=0, num_slots=1,
+):  # fmt: skip
     """Draws states, which are of requests by numbers of tokens; all other bytes are NaNs.
 
     new: requests without computed tokens. num_dummies: requests of one token, in the null block.
+    num_slots: states of a request.
     """
     generator = torch.Generator(device).manual_seed(seed)
     unit_bytes = unit_bytes or 5 * max(spec.row_bytes, 64)
     num_requests = len(query_lens)
     num_pages = -(-spec.num_units(unit_bytes) // regions)
-    num_blocks = 2 + num_requests * num_pages
+    num_blocks = 2 + num_requests * num_slots * num_pages
     memory = torch.full((regions, num_blocks, unit_bytes), 255, dtype=torch.uint8, device=device)
     memory[:, 0] = 0
-    cache = StateCacheData(memory=memory, spec=spec)
+    cache = StateCacheData(memory=memory, spec=spec, num_slots=num_slots)
     order = torch.randperm(num_blocks - 1, generator=generator, device=device) + 1
-    pages = order[: num_requests * num_pages].view(num_requests, num_pages).int()
+    pages = order[: num_blocks - 2].view(num_requests, num_slots, num_pages).int()
     # Tables are wider than states.
-    tables = torch.zeros(num_requests + num_dummies, num_pages + 3, device=device).int()
-    tables[:num_requests, :num_pages] = pages
+    shape = (num_requests + num_dummies, num_slots, num_pages + 3)
+    tables = torch.zeros(shape, device=device).int()
+    tables[:num_requests, :, :num_pages] = pages
+    tables = tables.flatten(1)
     lengths = torch.tensor([*query_lens, *[1] * num_dummies], device=device)
     seq_lens = lengths + 7
     states = (spec.num_heads, spec.head_rows, spec.head_columns)
@@ -91,8 +123,9 @@ def make_step(
         if request < num_requests and query_lens[request]:
             seq_lens[request] = query_lens[request]
             recurrent[request] = conv[request] = torch.nan
-    write_recurrent(cache, pages, recurrent.to(spec.dtype))
-    write_conv(cache, pages, conv.to(spec.conv_dtype))
+    first = pages_after(cache, tables, (seq_lens - lengths).long())[:num_requests]
+    write_recurrent(cache, first, recurrent.to(spec.dtype))
+    write_conv(cache, first, conv.to(spec.conv_dtype))
     starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     metadata = AttentionMetadata(
         query_start_loc=starts.int(),
@@ -380,19 +413,22 @@ def run_into_new(case, x, shape):
 
 def check(case, *, tolerance=None, state_tolerance=None) -> torch.Tensor:
     """Compares a case's output and states with the exact ones; returns the output."""
-    exact, exact_states = case.exact()
+    exact, _ = case.exact()
     step = case.step
+    expected = []
+    for counts, is_kept in step.kept():
+        part = replace(case, step=replace(step, most=int(counts.max())))
+        expected.append((counts, is_kept, part.exact()[1]))
     others = step.others()
     output = case.run()
-    lengths, owned = step.metadata.query_start_loc.diff(), step.metadata.block_tables[:, 0] > 0
+    lengths, owned = step.lengths, step.metadata.block_tables[:, 0] > 0
     # Dummy requests share a state.
     is_real = owned.repeat_interleave(lengths)
     assert_rows_close(output[: len(exact)][is_real], exact[is_real], tolerance)
     read = read_conv if isinstance(case, ConvCase) else read_recurrent
-    states = read(step.cache, step.metadata.block_tables)
-    has_tokens = lengths > 0
-    assert_rows_close(states[owned & has_tokens], exact_states[owned & has_tokens], state_tolerance)
-    idle = owned & ~has_tokens
-    assert torch.equal(states[idle].double(), exact_states[idle])
+    for counts, is_kept, exact_states in expected:
+        states, is_kept = read(step.cache, step.pages_after(counts)), is_kept & owned
+        if is_kept.any():
+            assert_rows_close(states[is_kept], exact_states[is_kept], state_tolerance)
     assert torch.equal(step.others(), others)
     return output

@@ -40,7 +40,7 @@ class Rig:
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             windows=self.limits.windows,
-            num_state_blocks=self.limits.num_state_blocks,
+            state_blocks=self.limits.state_blocks,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

@@ -14,7 +14,15 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
-from models.kernels.recurrence.state_rows import StateForm, conv_form, conv_offset, request_span
+from models.kernels.recurrence.state_rows import (
+    StateForm,
+    conv_form,
+    conv_offset,
+    first_kept,
+    first_position,
+    request_span,
+    slot_ptr,
+)
 from models.state_cache import StateCacheData
 
 _MOST_FEW = 16
@@ -55,17 +63,20 @@ def _load_input(
 
 @triton.jit
 def _keep_inputs(
-    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first, lane,
-    form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr, memory_ptr, read_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first,
+    lane, form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the last inputs up to the token before `end`, for channels first + lane [1, C]."""
+    """Stores the last inputs up to the token before `end`, for channels first + lane [1, C].
+
+    read_ptr, table_ptr: pages of the state before the step, and of that after the token.
+    """
     row = tl.arange(0, ROWS)[:, None]
     is_row = row < WIDTH - 1
     is_lane = first + lane < form.columns
     # Rows past the last have tokens from `end` on.
     tokens = end - WIDTH + 1 + row
     inputs = _load_input(
-        x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, end, start, has_state, first,
+        x_ptr, memory_ptr, read_ptr, x_stride, num_blocks, tokens, end, start, has_state, first,
         lane, True, form, WIDTH, WHOLE,
     )  # fmt: skip
     at = conv_offset(row, is_row, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE)
@@ -102,13 +113,15 @@ def _causal_conv_kernel(
     if SEARCHES:
         first_token = start + (tile - start // TOKENS - request) * TOKENS
     if first_token < end:
+        position = first_position(request, seq_lens_ptr, start, end)
+        read_ptr = slot_ptr(table_ptr, position, table_stride, form)
         tokens = first_token + tl.arange(0, TOKENS)[:, None]
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(WIDTH):
             weight_ptrs = weight_ptr + (first + lane) * WIDTH + tap
             weight = tl.load(weight_ptrs, mask=is_lane, other=0.0).to(tl.float32)
             inputs = _load_input(
-                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens - (WIDTH - 1 - tap),
+                x_ptr, memory_ptr, read_ptr, x_stride, num_blocks, tokens - (WIDTH - 1 - tap),
                 end, start, has_state, first, lane, first_token == start, form, WIDTH, WHOLE,
             )  # fmt: skip
             total += inputs * weight
@@ -120,10 +133,12 @@ def _causal_conv_kernel(
         mask = (tokens < end) & is_lane
         tl.store(out_ptrs, total.to(output_ptr.dtype.element_ty), mask=mask)
         if keeps & (first_token == start):
-            _keep_inputs(
-                x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, end, start, has_state, first,
-                lane, form, WIDTH, WHOLE, ROWS,
-            )  # fmt: skip
+            for kept in range(first_kept(end - start, form) + 1, end - start + 1):
+                slot = slot_ptr(table_ptr, position + kept, table_stride, form)
+                _keep_inputs(
+                    x_ptr, memory_ptr, read_ptr, slot, x_stride, num_blocks, start + kept, start,
+                    has_state, first, lane, form, WIDTH, WHOLE, ROWS,
+                )  # fmt: skip
 
 
 def causal_conv(

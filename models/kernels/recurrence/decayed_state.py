@@ -31,11 +31,15 @@ from models.kernels.recurrence.chunks import (
     load_rows,
 )
 from models.kernels.recurrence.gates import softplus
+from models.kernels.recurrence.moved_states import move_to_end
 from models.kernels.recurrence.state_rows import (
     StateForm,
+    first_kept,
+    first_position,
     recurrent_form,
     request_span,
     row_offset,
+    slot_ptr,
 )
 from models.state_cache import StateCacheData
 
@@ -115,6 +119,18 @@ def _state_ptrs(
     return ptrs, mask
 
 
+@triton.jit
+def _keep_state(
+    state, step, num_tokens, position, memory_ptr, table_ptr, table_stride, head, dims, columns,
+    keeps, num_blocks, form: tl.constexpr, heads: tl.constexpr,
+):  # fmt: skip
+    """Stores the state after a token of a request in its slot; position: of the first token."""
+    if step >= first_kept(num_tokens, form):
+        slot = slot_ptr(table_ptr, position + step + 1, table_stride, form)
+        ptrs, mask = _state_ptrs(memory_ptr, slot, head, dims, columns, num_blocks, form, heads)
+        tl.store(ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _decayed_step_kernel(
     q_ptr, k_ptr, v_ptr, rates_ptr, dt_ptr, dt_bias_ptr, d_ptr, output_ptr, memory_ptr,
@@ -134,8 +150,10 @@ def _decayed_step_kernel(
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
     if (start < end) & (end - start <= most_tokens):
+        position = first_position(request, seq_lens_ptr, start, end)
+        slot = slot_ptr(table_ptr, position, table_stride, form)
         state_ptrs, mask = _state_ptrs(
-            memory_ptr, table_ptr, head, dims, columns, num_blocks, form, heads
+            memory_ptr, slot, head, dims, columns, num_blocks, form, heads
         )
         state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
         at_k = head // heads.group * heads.k_dim + dims
@@ -156,7 +174,13 @@ def _decayed_step_kernel(
                 state = state.to(memory_ptr.dtype.element_ty).to(tl.float32)
             out_ptrs = output_ptr + token * (heads.num_heads * heads.v_dim) + at_v
             tl.store(out_ptrs, output.to(output_ptr.dtype.element_ty), mask=is_column)
-        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
+            if form.slots > 1:
+                _keep_state(
+                    state, step, end - start, position, memory_ptr, table_ptr, table_stride, head,
+                    dims, columns, keeps, num_blocks, form, heads,
+                )  # fmt: skip
+        if form.slots == 1:
+            tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -261,6 +285,10 @@ def decayed_state(
         grid = (-(-heads.v_dim // _STEP_COLUMNS), heads.num_heads, num_requests)
         step(grid, *pointers, *strides, cache.num_blocks, most, *limits, scale)
     if has_chunks:
+        in_place = move_to_end(cache, metadata, least_tokens=MOST_STEP + 1)
+        tables = in_place.block_tables
+        pointers = (*pointers[:-3], tables, *pointers[-2:])
+        strides = (*strides[:-1], tables.stride(0))
         grid = (-(-heads.v_dim // _CHUNK_COLUMNS), heads.num_heads, num_requests)
         chunks(grid, *pointers, *strides, cache.num_blocks, MOST_STEP + 1, *limits, scale)
 
@@ -274,7 +302,7 @@ def _launchers(form: StateForm, heads: DecayHeads, device: torch.device) -> tupl
     )  # fmt: skip
     heads = heads._replace(block_k=max(LEAST_TILE, heads.block_k))
     chunks = Launch(
-        _decayed_chunks_kernel, form=form, heads=heads,
-        COLUMNS=_CHUNK_COLUMNS, num_warps=4, num_stages=1, **launch_options(device),
+        _decayed_chunks_kernel, form=form._replace(slots=1), heads=heads, COLUMNS=_CHUNK_COLUMNS,
+        num_warps=4, num_stages=1, **launch_options(device),
     )  # fmt: skip
     return step, chunks

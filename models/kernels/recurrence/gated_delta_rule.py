@@ -4,6 +4,8 @@ In batch-invariant mode, and in 32 bits, every token is computed after the one b
 only those of requests with few query tokens are.
 """
 
+from dataclasses import replace
+
 import torch
 
 from models.batch_invariance import is_batch_invariant
@@ -11,6 +13,7 @@ from models.forward_context import AttentionMetadata
 from models.kernels.recurrence.chunks import MOST_STEP
 from models.kernels.recurrence.gated_delta_chunks import gated_delta_chunks
 from models.kernels.recurrence.gated_delta_step import delta_heads, gated_delta_step
+from models.kernels.recurrence.moved_states import move_to_end
 from models.state_cache import StateCacheData
 
 
@@ -59,4 +62,6 @@ def gated_delta_rule(
         return
     if len(metadata.seq_lens) > 1:
         gated_delta_step(*arguments, most_tokens=MOST_STEP)
-    gated_delta_chunks(*arguments)
+    in_place = move_to_end(cache, metadata, least_tokens=MOST_STEP + 1)
+    cache = replace(cache, num_slots=1)
+    gated_delta_chunks(qkv, a, b, a_log, dt_bias, output, cache, in_place, heads)

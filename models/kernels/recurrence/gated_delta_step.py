@@ -21,9 +21,12 @@ from models.kernels.launching.launch import Launch
 from models.kernels.recurrence.gates import log_decay, normalised, sigmoid
 from models.kernels.recurrence.state_rows import (
     StateForm,
+    first_kept,
+    first_position,
     recurrent_form,
     request_span,
     row_offset,
+    slot_ptr,
 )
 from models.state_cache import StateCacheData
 
@@ -69,6 +72,28 @@ def load_decays(ptr, head, dim, is_dim, heads: tl.constexpr):
     return values.to(tl.float32)
 
 
+@triton.jit
+def _state_ptrs(
+    memory_ptr, table_ptr, head, dim, column, num_blocks, form: tl.constexpr, heads: tl.constexpr
+):  # fmt: skip
+    """Returns where elements of a head's state are, [K, V]; table_ptr: the pages of its slot."""
+    row = head * heads.k_dim + dim
+    at_rows = row_offset(row, table_ptr, dim < heads.k_dim, num_blocks, form)
+    return memory_ptr + at_rows[:, None] + column[None, :]
+
+
+@triton.jit
+def _keep_state(
+    state, step, num_tokens, position, memory_ptr, table_ptr, table_stride, head, dim, column,
+    mask, num_blocks, form: tl.constexpr, heads: tl.constexpr,
+):  # fmt: skip
+    """Stores the state after a token of a request in its slot; position: of the first token."""
+    if step >= first_kept(num_tokens, form):
+        slot = slot_ptr(table_ptr, position + step + 1, table_stride, form)
+        ptrs = _state_ptrs(memory_ptr, slot, head, dim, column, num_blocks, form, heads)
+        tl.store(ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _gated_delta_step_kernel(
     qkv_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, output_ptr, memory_ptr, block_tables_ptr,
@@ -91,9 +116,9 @@ def _gated_delta_step_kernel(
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
     if (start < end) & (end - start <= most_tokens):
-        row = head * heads.k_dim + dim
-        at_rows = row_offset(row, table_ptr, is_dim, num_blocks, form)
-        state_ptrs = memory_ptr + at_rows[:, None] + column[None, :]
+        position = first_position(request, seq_lens_ptr, start, end)
+        slot = slot_ptr(table_ptr, position, table_stride, form)
+        state_ptrs = _state_ptrs(memory_ptr, slot, head, dim, column, num_blocks, form, heads)
         state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
         k_head = head // (heads.num_heads // heads.num_k_heads)
         for step in range(end - start):
@@ -121,7 +146,13 @@ def _gated_delta_step_kernel(
                 state = state.to(memory_ptr.dtype.element_ty).to(tl.float32)
             out_ptrs = output_ptr + (token * heads.num_heads + head) * heads.v_dim + column
             tl.store(out_ptrs, output.to(output_ptr.dtype.element_ty), mask=is_column)
-        tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
+            if form.slots > 1:
+                _keep_state(
+                    state, step, end - start, position, memory_ptr, table_ptr, table_stride, head,
+                    dim, column, mask & keeps, num_blocks, form, heads,
+                )  # fmt: skip
+        if form.slots == 1:
+            tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
 
 
 def delta_heads(

@@ -14,7 +14,8 @@ class StateForm(NamedTuple):
 
     regions: of a block. unit: elements of one region of a block. per_unit: rows of a state, or
     inputs of a convolution, in a unit. columns: elements of a row, or channels. first_unit: the
-    unit in which they begin. rounds: the state has the bits of the cache after every token.
+    unit in which they begin. rounds: the state has the bits of the cache after every token. slots:
+    states of a request.
     """
 
     regions: int
@@ -23,6 +24,7 @@ class StateForm(NamedTuple):
     columns: int
     first_unit: int
     rounds: bool
+    slots: int = 1
 
 
 def recurrent_form(cache: StateCacheData, *, rounds: bool) -> StateForm:
@@ -40,6 +42,7 @@ def recurrent_form(cache: StateCacheData, *, rounds: bool) -> StateForm:
         columns=spec.head_columns,
         first_unit=0,
         rounds=rounds and spec.dtype != torch.float32,
+        slots=cache.num_slots,
     )
 
 
@@ -52,6 +55,7 @@ def conv_form(cache: StateCacheData) -> StateForm:
         columns=cache.spec.conv_channels,
         first_unit=cache.first_conv_unit,
         rounds=False,
+        slots=cache.num_slots,
     )
 
 
@@ -107,3 +111,27 @@ def request_span(request, query_start_ptr, seq_lens_ptr, table_ptr):
     end = tl.load(query_start_ptr + request + 1)
     keeps = tl.load(table_ptr) != 0
     return start, end, keeps & (tl.load(seq_lens_ptr + request) > end - start), keeps
+
+
+@triton.jit
+def first_position(request, seq_lens_ptr, start, end):
+    """Returns the position of a request's first query token, of those from `start` to `end`."""
+    return tl.maximum(tl.load(seq_lens_ptr + request) - (end - start), 0)
+
+
+@triton.jit
+def slot_ptr(table_ptr, position, table_stride, form: tl.constexpr):
+    """Returns where the pages of a request's state after `position` tokens are named."""
+    if form.slots == 1:
+        return table_ptr
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        return table_ptr + position % form.slots * (table_stride // form.slots)
+
+
+@triton.jit
+def first_kept(num_tokens, form: tl.constexpr):
+    """Returns the first token of a step after which the state is kept; it is after all later ones.
+
+    A step of more tokens than slots has no drafts: it keeps its last state.
+    """
+    return tl.where(num_tokens <= form.slots, 0, num_tokens - 1)

@@ -21,11 +21,12 @@ def causal_conv(
     x: [T, C], of the step. weight: [C, W], the last column for the token itself. bias: [C].
     activates: whether a silu follows.
     """
-    kept = read_conv(cache, run.pages)
+    kept = read_conv(cache, run.pages_after(cache, 0))
     kept = kept.masked_fill(run.is_first[:, None, None], 0)
     inputs = torch.cat((kept, x[run.tokens].to(kept.dtype)), dim=1)
     width, num_tokens = weight.shape[1], run.tokens.shape[1]
-    write_conv(cache, run.pages, inputs[:, num_tokens:])
+    for end in run.kept(cache):
+        write_conv(cache, run.pages_after(cache, end), inputs[:, end : end + width - 1])
     output = torch.zeros(len(inputs), num_tokens, len(weight), dtype=torch.float32, device=x.device)
     # One tap after another: the sum of a token does not depend on those beside it.
     for tap in range(width):

@@ -8,10 +8,11 @@ import torch
 
 from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionMetadata
+from models.state_cache import StateCacheData, pages_after
 
 CHUNK = 64
 """Tokens of a chunk; chunks end at multiples of it in the request, however a step cuts them."""
-MAX_STEPS = 8
+MAX_STEPS = 16
 """Query tokens up to which states are computed a token at a time."""
 
 
@@ -19,7 +20,7 @@ MAX_STEPS = 8
 class RequestRun:
     """Requests of a step with equally many query tokens, G with n each.
 
-    pages: [G, P], of their states. tokens: [G, n], their tokens' indices in the step.
+    pages: [G, slots * P], of their states. tokens: [G, n], their tokens' indices in the step.
     starts: each request's position of its first query token; 0 starts without a state.
     """
 
@@ -31,6 +32,16 @@ class RequestRun:
     def is_first(self) -> torch.Tensor:
         """Whether each request starts without a state: [G] bool."""
         return torch.tensor([start == 0 for start in self.starts], device=self.tokens.device)
+
+    def pages_after(self, cache: StateCacheData, num_tokens: int) -> torch.Tensor:
+        """Returns the pages of the states after as many of the run's tokens: [G, P]."""
+        positions = torch.tensor(self.starts, device=self.pages.device) + num_tokens
+        return pages_after(cache, self.pages, positions)
+
+    def kept(self, cache: StateCacheData) -> range:
+        """Returns how many of the run's tokens come before each state that is kept."""
+        num_tokens = self.tokens.shape[1]
+        return range(1 if num_tokens <= cache.num_slots else num_tokens, num_tokens + 1)
 
     @property
     def computes_steps(self) -> bool:

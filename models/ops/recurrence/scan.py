@@ -24,13 +24,15 @@ def scan(
     inputs: of the rule, [G, n, H, ...] float32 each.
     step: of single tokens, whose inputs are [G, H, ...]. chunk: of a request's chunk, [H, C, ...].
     """
-    state = read_recurrent(cache, run.pages).float()
+    state = read_recurrent(cache, run.pages_after(cache, 0)).float()
     state = state.masked_fill(run.is_first[:, None, None, None], 0)
     if run.computes_steps:
         outputs = []
         for token in range(run.tokens.shape[1]):
             state, output = step(state, *(x[:, token] for x in inputs))
             outputs.append(output)
+            if token + 1 in run.kept(cache):
+                write_recurrent(cache, run.pages_after(cache, token + 1), state)
         result = torch.stack(outputs, dim=1)
     else:
         outputs, last = [], state[0]
@@ -38,7 +40,6 @@ def scan(
         for tokens in run.chunks():
             last, output = chunk(last, *(x[:, tokens] for x in by_head))
             outputs.append(output)
-        state = last.unsqueeze(0)
+        write_recurrent(cache, run.pages_after(cache, run.tokens.shape[1]), last.unsqueeze(0))
         result = torch.cat(outputs, dim=1).transpose(0, 1).unsqueeze(0)
-    write_recurrent(cache, run.pages, state)
     return result

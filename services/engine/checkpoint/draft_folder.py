@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ConfigError, ModelConfig
+from models.config_sections.mixers import STATE
 from models.eagle3_config import Eagle3Config, is_eagle3
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
@@ -35,6 +36,11 @@ def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
             return
     except ConfigError as error:
         raise ModelFolderError(f"--draft-model: {error}") from error
+    if STATE in config.cache_windows:
+        raise ModelFolderError(
+            f"--draft-model {folder} is {config.architecture}, whose layers keep a state; a draft "
+            "model must keep keys and values alone"
+        )
     if config.vocab_size != model.vocab_size:
         raise ModelFolderError(
             f"--draft-model {folder} has a vocabulary of {config.vocab_size} tokens; "

@@ -10,6 +10,7 @@ With G layer groups, a request's `block_ids` interleaves G block tables: entry i
 group's window is the null block. Groups of states have blocks of their own, `state_block_ids`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,8 +19,9 @@ from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.kv_cache.snapshots import StateCopies
+from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.kv_cache.states import StateCache
-from services.engine.request import Request, Snapshot
+from services.engine.request import Request, RequestStatus, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class KVCache:
         block_size: int,
         enable_prefix_caching: bool,
         groups: CacheGroups | None = None,
-        num_state_blocks: int = 0,
+        state_blocks: StateBlocks | None = None,
         journal: PrefixJournal | None = None,
     ) -> None:
         """Starts with all blocks free.
@@ -62,7 +64,7 @@ class KVCache:
             block_size: tokens in one block.
             enable_prefix_caching: whether requests find blocks by their content.
             groups: of the model's layers; by default one group without a window.
-            num_state_blocks: blocks of a request's state; 0 of a model without states.
+            state_blocks: numbers of a request's blocks of states; None of a model without any.
             journal: takes the changes of prefixes; by default one of its own.
         """
         self._pool = BlockPool(num_blocks)
@@ -75,10 +77,10 @@ class KVCache:
         ]
         self.states: StateCache | None = None
         """The requests' states, of a model that has some."""
-        if num_state_blocks:
+        if state_blocks is not None:
             self.states = StateCache(
                 self._pool,
-                num_blocks_each=num_state_blocks,
+                blocks=state_blocks,
                 block_size=block_size,
                 is_caching=enable_prefix_caching,
             )
@@ -154,7 +156,7 @@ class KVCache:
         copies = True
         if states is not None and snapshot is not None and states.index.is_free(snapshot):
             num_left = self._pool.num_free - self._num_needed(prefix, num_tokens)
-            copies = num_left >= states.num_blocks_each
+            copies = num_left >= states.blocks.num_each
         for block_id in prefix.block_ids:
             if block_id != NULL_BLOCK:
                 self._num_cached_blocks -= self._pool.share(block_id)
@@ -163,7 +165,8 @@ class KVCache:
         if states is not None:
             if snapshot is not None and copies:
                 states.index.pin(snapshot)  # before new blocks are taken
-            blocks = self._take(states.num_blocks_each) if copies else None
+            num_kept = 0 if copies else states.blocks.num_each
+            blocks = self._take(states.blocks.num_live - num_kept)
             states.start(request, snapshot, blocks, prefix.junction)
 
     def save_state(self, request: Request) -> bool:
@@ -172,11 +175,11 @@ class KVCache:
         It does if one is due. No request is preempted for it: without free blocks there is none.
         """
         states = self.states
-        if states is None or not states.is_due(request):
+        if states is None or (position := states.due_place(request)) is None:
             return False
-        if self._pool.num_free < states.num_blocks_each:
+        if self._pool.num_free < states.blocks.num_each:
             return False
-        states.save(request, self._take(states.num_blocks_each))
+        states.save(request, position, self._take(states.blocks.num_each))
         self.cache_full_blocks(request)
         return True
 
@@ -187,7 +190,7 @@ class KVCache:
             table = prefix.block_ids[group :: len(self._groups)]
             num_held = len(table) - table.count(NULL_BLOCK)
             num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
-        return num_needed + (0 if self.states is None else self.states.num_blocks_each)
+        return num_needed + (0 if self.states is None else self.states.blocks.num_live)
 
     def _take(self, count: int) -> list[int]:
         """Takes free blocks, whose content can no longer be found."""
@@ -246,6 +249,14 @@ class KVCache:
                     index.add(key, request.block_ids[entry])
                 entry += 1
         request.num_indexed_blocks = num_full
+
+    def settle(self, requests: Sequence[Request]) -> None:
+        """Drops what running requests keep of drafts that their last step rejected."""
+        if self.states is None:
+            return
+        for request in requests:
+            if request.snapshots and request.status is RequestStatus.RUNNING:
+                self.states.settle(request)
 
     def free(self, request: Request) -> None:
         """Frees all blocks; full blocks can be found until they are reused.

@@ -4,6 +4,10 @@ A snapshot after n tokens is worth keeping where other requests may go on: befor
 prompt, where the prompts of two requests part, every few thousand tokens of a long prompt, and at
 the newest place of an output. A step's chunk of a prompt ends there, and the next step of the
 request begins with a copy.
+
+With drafts a step passes such a place somewhere among its tokens, and the next one may be planned
+before it is known which of them hold. A slot has the state after each, so it is copied all the
+same; `settle` drops the copy if a draft before it was rejected.
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,7 @@ from services.engine.kv_cache.snapshots import (
     StateCopies,
     snapshot_interval,
 )
+from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.request import Request, Snapshot
 
 
@@ -26,17 +31,17 @@ class StateCache:
     """
 
     def __init__(
-        self, pool: BlockPool, *, num_blocks_each: int, block_size: int, is_caching: bool
+        self, pool: BlockPool, *, blocks: StateBlocks, block_size: int, is_caching: bool
     ) -> None:
         """Starts without states.
 
         Args:
             pool: of all blocks.
-            num_blocks_each: blocks of one state.
+            blocks: numbers of a request's.
             block_size: tokens in one block.
             is_caching: whether snapshots are made.
         """
-        self.num_blocks_each = num_blocks_each
+        self.blocks = blocks
         self.index = SnapshotIndex(pool)
         self.interval = snapshot_interval(block_size)
         self.is_caching = is_caching
@@ -54,51 +59,67 @@ class StateCache:
         return None
 
     def start(
-        self, request: Request, snapshot: Snapshot | None, blocks: list[int] | None, junction: int
+        self, request: Request, snapshot: Snapshot | None, blocks: list[int], junction: int
     ) -> None:
         """Gives a request its live state.
 
         Args:
             request: one without a state.
             snapshot: where it starts from, pinned if it is copied; None starts from no tokens.
-            blocks: new blocks for the state; None takes those of the snapshot, which must be free.
+            blocks: new blocks for all states, or for all but that of the snapshot, which must be
+                free and gives its own.
             junction: tokens after which a snapshot would have let it start later; 0 for none.
         """
         assert not request.state_block_ids, "a state comes before all tokens"
         request.junction = junction
         request.last_snapshot = 0 if snapshot is None else snapshot.num_tokens
-        if blocks is None:
+        if len(blocks) < self.blocks.num_live:
             assert snapshot is not None, "without a snapshot a state needs new blocks"
-            request.state_block_ids = self.index.take(snapshot)
+            own = self.index.take(snapshot)
+            request.state_block_ids = self.blocks.arranged(own, blocks, snapshot.num_tokens)
             return
         request.state_block_ids = blocks
         if snapshot is not None:
-            self._copies.restored.extend(zip(snapshot.block_ids, blocks, strict=True))
+            to = self.blocks.after(blocks, snapshot.num_tokens)
+            self._copies.restored.extend(zip(snapshot.block_ids, to, strict=True))
 
-    def is_due(self, request: Request) -> bool:
-        """Whether a snapshot of the request's state is made before its next step."""
-        position = request.num_computed_tokens
-        if not self.is_caching or position % self.interval or position <= request.last_snapshot:
-            return False
-        if position > request.num_prompt_tokens:
-            return True
-        return (
-            position == request.junction
+    def due_place(self, request: Request) -> int | None:
+        """Returns after how many tokens a request's state is saved before its next step, if any.
+
+        Slots have the states after all drafts of its last step, whether these hold or not.
+        """
+        last = request.num_computed_tokens
+        is_known = not request.num_pending_tokens
+        first = last - (request.num_held_drafts if is_known else request.num_pending_drafts)
+        position = last - last % self.interval
+        if not self.is_caching or not max(first, request.last_snapshot + 1) <= position:
+            return None
+        is_due = (
+            position > request.num_prompt_tokens
+            or position == request.junction
             or position == self.last_place(request.num_prompt_tokens)
             or position == self.last_place(len(request.token_ids))
             or position - request.last_snapshot >= LONG_PROMPT
         )
+        return position if is_due else None
 
-    def save(self, request: Request, blocks: list[int]) -> None:
+    def save(self, request: Request, position: int, blocks: list[int]) -> None:
         """Makes a snapshot of a request's state in new blocks, before the step being planned."""
-        position = request.num_computed_tokens
         snapshot = Snapshot(num_tokens=position, block_ids=blocks)
-        self._copies.saved.extend(zip(request.state_block_ids, blocks, strict=True))
+        from_ = self.blocks.after(request.state_block_ids, position)
+        self._copies.saved.extend(zip(from_, blocks, strict=True))
         self.index.pin(snapshot)  # no other content takes its blocks before the step is sent
-        if request.last_snapshot > request.num_prompt_tokens:
-            self._forget_at(request, request.last_snapshot)
         request.last_snapshot = position
         request.snapshots.append(snapshot)
+
+    def settle(self, request: Request) -> None:
+        """Drops snapshots of states that rejected drafts entered, once it is known which held."""
+        num_held = len(request.token_ids) - 1
+        for snapshot in request.snapshots:
+            if snapshot.num_tokens > num_held:
+                request.last_snapshot = snapshot.num_tokens - self.interval  # it is due again
+                self.index.drop(snapshot)
+        request.snapshots = [each for each in request.snapshots if each.num_tokens <= num_held]
 
     def cut(self, request: Request, q_len: int) -> int:
         """Returns how many of a request's next tokens a step computes, to end at a snapshot."""
@@ -125,6 +146,10 @@ class StateCache:
             place = snapshot.num_tokens // self._block_size - 1
             if place < len(keys):
                 self.index.add(keys[place], snapshot)
+                # The newest place of an output takes over from the one before.
+                before = snapshot.num_tokens - self.interval
+                if before > request.num_prompt_tokens:
+                    self.index.forget(keys[before // self._block_size - 1])
             else:
                 waiting.append(snapshot)
         request.snapshots = waiting
@@ -138,7 +163,11 @@ class StateCache:
         request.snapshots, request.state_block_ids = [], []
 
     def forget_from(self, request: Request, num_tokens: int) -> None:
-        """Drops snapshots after `num_tokens` or more tokens, which steps did not make."""
+        """Drops snapshots that steps did not make, whose first token was number `num_tokens`.
+
+        They may be of states after drafts before it.
+        """
+        num_tokens -= self.blocks.num_slots - 1
         first = max(0, num_tokens // self._block_size - 1)
         for key in request.block_keys[first:]:
             self.index.forget(key)
@@ -156,8 +185,3 @@ class StateCache:
     def last_place(self, num_tokens: int) -> int:
         """Returns the last place for a snapshot before a token that is computed in any case."""
         return (num_tokens - 1) // self.interval * self.interval
-
-    def _forget_at(self, request: Request, position: int) -> None:
-        place = position // self._block_size - 1
-        if place < len(request.block_keys):
-            self.index.forget(request.block_keys[place])

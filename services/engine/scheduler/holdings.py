@@ -46,7 +46,7 @@ class Holdings:
             block_size=limits.block_size,
             enable_prefix_caching=enable_prefix_caching,
             groups=limits.cache_groups,
-            num_state_blocks=limits.num_state_blocks,
+            state_blocks=limits.state_blocks,
             journal=journal,
         )
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
@@ -171,6 +171,7 @@ class Holdings:
         self._release(request)
         request.num_computed_tokens = 0
         request.draft_token_ids = []
+        request.num_held_drafts = 0
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
         self.waiting.push(request)

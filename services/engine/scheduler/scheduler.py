@@ -286,6 +286,7 @@ class Scheduler:
             drafts.observe(step.descriptor, result)
             num_next = step.descriptor.spec_decode_metadata.num_next_drafts
             drafts.settle(step.requests, step.num_drafts, result, num_next)
+            holdings.cache.settle(step.requests)
         conclude(outputs, holdings)
         holdings.drop_ended()
         if step.descriptor.sampling.needs_logprobs:

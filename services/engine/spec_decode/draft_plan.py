@@ -84,6 +84,7 @@ class DraftPlan:
             result: of the step.
             num_next: drafts that the step made for each.
         """
+        accepted = read_int32(result.num_accepted_tokens)
         made = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
         for index, request in enumerate(requests):
             request.num_pending_drafts -= num_drafts[index]
@@ -91,6 +92,7 @@ class DraftPlan:
                 continue
             num_tokens = len(request.token_ids)
             num_in_flight = request.num_pending_tokens + request.num_pending_drafts
+            request.num_held_drafts = int(accepted[index])
             request.num_computed_tokens = num_tokens + num_in_flight - 1
             wanted = request.sampling.num_speculative_tokens
             most = num_next if wanted is None else min(wanted, num_next)

@@ -44,6 +44,7 @@ class ForwardPass:
         block_size: int,
         groups: Sequence[LayerGroup] = (),
         state_pages: int = 0,
+        num_state_slots: int = 1,
     ) -> None:
         self.run_model = cast("Callable[..., Tensor]", model)
         """Computes hidden states; compilation and capture replace it."""
@@ -59,11 +60,12 @@ class ForwardPass:
         # The entries of groups with tokens alternate; those of states follow.
         num_state_groups = sum(group.window == STATE for group in groups)
         num_groups = max(1, len(groups)) - num_state_groups
-        width = block_table.shape[1] - num_state_groups * state_pages
+        table_width = state_pages * num_state_slots
+        width = block_table.shape[1] - num_state_groups * table_width
         tokens, states = block_table[:, :width], block_table[:, width:]
         self._block_tables = [tokens[:, group::num_groups] for group in range(num_groups)]
         self._state_tables = [
-            states[:, group * state_pages : (group + 1) * state_pages]
+            states[:, group * table_width : (group + 1) * table_width]
             for group in range(num_state_groups)
         ]
         self._group_of_layer = {

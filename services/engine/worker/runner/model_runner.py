@@ -78,6 +78,7 @@ class ModelRunner:
             block_size=limits.block_size,
             groups=limits.layer_groups,
             state_pages=limits.state_pages,
+            num_state_slots=limits.num_state_slots,
         )
         self.forward.dp_metadata = self.buffers.dp_metadata
         self.forward.draft_dp_metadata = self.buffers.draft_dp_metadata
@@ -120,7 +121,7 @@ class ModelRunner:
                 draft_caches,
                 # All layers of a request have the same tokens; those of the first group see most.
                 block_table=self.buffers.block_table[
-                    :, : limits.token_table_width : limits.num_groups
+                    :, : limits.token_table_width : max(1, limits.num_groups)
                 ],
                 block_size=limits.block_size,
             )

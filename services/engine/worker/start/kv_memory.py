@@ -53,7 +53,7 @@ def block_bytes(
 
 
 def state_pages(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the blocks of a request's state in each group of layers that keep states; or 0.
+    """Returns the blocks of a state in each group of layers that keep states; or 0.
 
     Raises:
         ValueError: a block has no room for a row of a state.
@@ -74,6 +74,7 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     groups: Sequence[LayerGroup] = (),
+    num_state_slots: int = 1,
 ) -> list[CacheData]:
     """Returns each layer's cache, zeroed: masked attention multiplies unseen values by 0.
 
@@ -100,7 +101,7 @@ def allocate_kv_cache(
         for layer, spec in enumerate(specs):
             memory = shared[place[layer]]
             if isinstance(spec, StateSpec):
-                caches.append(StateCacheData(memory=memory, spec=spec))
+                caches.append(StateCacheData(memory=memory, spec=spec, num_slots=num_state_slots))
             else:
                 caches.append(
                     spec.allocate(num_blocks, block_size, memory=memory, dtype=dtype, device=device)
@@ -239,6 +240,7 @@ def probe_runner(
         dtype=dtype,
         device=device,
         groups=limits.layer_groups,
+        num_state_slots=limits.num_state_slots,
     )
     return ModelRunner(model, cache, limits=limits, device=device)
 

@@ -142,11 +142,12 @@ class LoadedModel:
         )
         choose_all_reduce(config, ranks, Rows.of(config, model_config, dtype, device))
         report_progress("loading weights")
+        has_draft_layers = config.speculation.num_layer_drafts > 0
         limits = StepLimits.of(
             config,
             max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
             vocab_size=model_config.vocab_size,
-            cache_windows=model_config.cache_windows,
+            cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
         )
         started_s = time.monotonic()
         model = load_model(
@@ -157,7 +158,7 @@ class LoadedModel:
             model_impl=config.checkpoint.model_impl,
             group=ranks.group,
             rounds_to_fp8=config.checkpoint.quantization == "fp8",
-            with_draft_layers=config.speculation.num_layer_drafts > 0,
+            with_draft_layers=has_draft_layers,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
@@ -273,6 +274,7 @@ class LoadedModel:
             dtype=self.cache_dtype,
             device=self.device,
             groups=self.limits.layer_groups,
+            num_state_slots=self.limits.num_state_slots,
         )
         runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
         if forward is None:

@@ -56,12 +56,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, num_blocks, windows, state_pages, enable_prefix_caching, **fields):
         num_states = windows.count(STATE)
-        if num_states:
-            fields["num_speculative_tokens"] = 0
         if fields["num_speculative_tokens"]:
             fields["num_stages"] = 1
-        # A window needs blocks for itself and a whole step's tokens; a state is there twice.
-        self.num_blocks = 1 + (num_blocks - 1) * len(windows) + 2 * num_states * state_pages
+        # A window needs blocks for itself and a whole step's tokens; a state is there once more.
+        num_slots = 2 + fields["num_speculative_tokens"]
+        num_of_states = num_slots * num_states * state_pages
+        self.num_blocks = 1 + (num_blocks - 1) * len(windows) + num_of_states
         self.enable_prefix_caching = enable_prefix_caching
         self.limits = StepLimits(
             max_model_len=MAX_MODEL_LEN,
@@ -92,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 num_blocks=self.num_blocks,
                 block_size=BLOCK_SIZE,
                 windows=self.limits.windows,
-                num_state_blocks=self.limits.num_state_blocks,
+                state_blocks=self.limits.state_blocks,
                 num_cache_tokens=self.capacity,
                 makes_drafts=self.limits.lookup_sizes is None,
                 has_stages=self.limits.num_stages > 1,

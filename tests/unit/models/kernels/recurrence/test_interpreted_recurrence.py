@@ -27,6 +27,9 @@ for width, dtype, options in (
                 lens, spec, unit_bytes=unit_bytes, regions=regions, num_dummies=len(lens) - 3
             )
             check(make_conv_case(step, dtype=dtype, num_padding=3, **options))
+    for lens in ([1, 4, 2, 3, 0], [1, 33, 4, 5, 2]):
+        step = make_step(lens, spec, unit_bytes=48, num_slots=4, num_dummies=1)
+        check(make_conv_case(step, dtype=dtype, num_padding=3, **options))
 """
 CACHES = """
 FEW = [1, 1, 1], [2, 0, 1, 5]
@@ -39,6 +42,8 @@ def steps(spec):
         yield make_step(
             lens, spec, unit_bytes=unit_bytes, regions=regions, num_dummies=num_dummies
         )
+    for lens in ([1, 4, 2, 3, 0], [66, 4, 5, 1, 70]):
+        yield make_step(lens, spec, unit_bytes=400, num_slots=4, num_dummies=1)
 
 # Chunks round the state before products, to 16 bits.
 STATE_TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3}
