@@ -13,9 +13,11 @@ from models.config_sections.families import (
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import Gemma4Config, HeadSizes, global_heads, read_gemma4
 from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
     ATTENTION,
+    SHARED,
     STATE,
     Part,
     Window,
@@ -107,6 +109,7 @@ class ModelConfig:
     delta_net: DeltaNetConfig | None = None
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
+    gemma4: Gemma4Config | None = None
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -129,16 +132,23 @@ class ModelConfig:
         fields = stored.with_defaults(defaults)
         _refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")
-        adds_one = is_gemma or fields.architecture() in FAMILIES_WITH_NORMS_FROM_ONE
+        gemma4 = read_gemma4(fields, count_layers(fields))
+        adds_one = (
+            is_gemma and gemma4 is None
+        ) or fields.architecture() in FAMILIES_WITH_NORMS_FROM_ONE
         hidden_size = fields.count("hidden_size")
         num_heads = fields.count("num_attention_heads")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
         num_layers = count_layers(fields)
         max_positions = fields.count("max_position_embeddings")
         mla = read_mla(fields, num_layers)
-        if num_heads % num_kv_heads:
-            raise fields.error("num_key_value_heads", f"a divisor of {num_heads} attention heads")
         head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
+        if gemma4 is not None:
+            heads = global_heads(fields)
+            head_dim, num_kv_heads = heads.head_dim, heads.num_kv_heads
+        for each in (num_kv_heads, gemma4.local_heads.num_kv_heads if gemma4 else 1):
+            if num_heads % each:
+                raise fields.error("num_key_value_heads", f"a divisor of {num_heads} heads")
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
         windows = read_sliding_windows(fields, num_layers)
         return cls(
@@ -177,6 +187,7 @@ class ModelConfig:
             delta_net=read_delta_net(fields),
             mamba2=read_mamba2(fields),
             short_conv=read_short_conv(fields),
+            gemma4=gemma4,
             is_text_part=is_wrapper(whole),
         )
 
@@ -201,7 +212,28 @@ class ModelConfig:
         entries = cache_entries(self.mixers, self.num_hidden_layers)
         if layer_index >= self.num_hidden_layers:
             return len(entries) + layer_index - self.num_hidden_layers
+        if self.mixer(layer_index) == SHARED:
+            layer_index = self._sharing_source(layer_index)
         return entries.index((layer_index, part))
+
+    def _sharing_source(self, layer_index: int) -> int:
+        """Returns the layer whose cache a layer shares: the last one of its kind with a cache."""
+        return max(
+            layer
+            for layer, window in enumerate(self.sliding_windows)
+            if window == self.sliding_windows[layer_index] and self.mixer(layer) != SHARED
+        )
+
+    def heads_of(self, layer_index: int) -> HeadSizes:
+        """Returns the sizes of a layer's heads."""
+        if self.gemma4 is not None and self.sliding_window(layer_index) is not None:
+            return self.gemma4.local_heads
+        return HeadSizes(head_dim=self.head_dim, num_kv_heads=self.num_key_value_heads)
+
+    def rope_of(self, layer_index: int) -> RopeConfig:
+        """Returns the rotary positions of a layer."""
+        is_local = self.local_rope is not None and self.sliding_window(layer_index) is not None
+        return self.local_rope if self.local_rope and is_local else self.rope
 
     @property
     def cache_windows(self) -> tuple[Window, ...]:
@@ -246,8 +278,8 @@ def _refuse_unsupported(fields: Fields) -> None:
         fields.choice("hidden_act", ("silu",), "silu")
         return
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    if fields.flag("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention", "false")
+    if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):
+        raise fields.error("use_bidirectional_attention", "false, or vision, which no text has")
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:

@@ -24,17 +24,19 @@ class KVCacheData:
     NaN is NaN.
 
     k_scale, v_scale: [N, B, Hk] float32, factors of each FP8 head of k and v; else None.
+    block_stride: blocks of the tensors that one of the pool takes, of which it uses the first.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    block_stride: int = 1
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, the null block included."""
-        return self.k.shape[0]
+        """Number of blocks of the pool, the null block included."""
+        return self.k.shape[0] // self.block_stride
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors by name, each [N, B, ...]."""
@@ -110,22 +112,26 @@ class KVCacheSpec:
     ) -> KVCacheData:
         """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE.
 
-        memory: zeroed, [2, num_blocks, bytes], which keys and values share with states.
+        memory: zeroed, [2, num_blocks, bytes], which keys and values share with states, or with
+            layers that cache as many bytes or several times as many.
         """
+        stride = 1
+        if memory is not None:
+            stride = memory.shape[2] // self.state_units(block_size, dtype)[1]
 
         def allocate(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            shape = (num_blocks, block_size, self.num_kv_heads, *sizes)
+            shape = (num_blocks * stride, block_size, self.num_kv_heads, *sizes)
             return torch.zeros(shape, dtype=dtype, device=device)
 
         if memory is None:
             k, v = allocate(self.head_dim), allocate(self.head_dim)
         else:
-            shape = (2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
+            shape = (2, num_blocks * stride, block_size, self.num_kv_heads, self.head_dim)
             k, v = memory.view(dtype).view(shape)
         if dtype != FP8_CACHE_DTYPE:
-            return KVCacheData(k=k, v=v)
+            return KVCacheData(k=k, v=v, block_stride=stride)
         scales = [allocate(dtype=torch.float32) for _ in range(2)]
-        return KVCacheData(k=k, v=v, k_scale=scales[0], v_scale=scales[1])
+        return KVCacheData(k=k, v=v, k_scale=scales[0], v_scale=scales[1], block_stride=stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
 from models.falcon_h1 import FalconH1ForCausalLM
 from models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
+from models.gemma4 import Gemma4ForCausalLM
 from models.glm4 import Glm4ForCausalLM
 from models.glm4_moe import Glm4MoeForCausalLM
 from models.gpt_oss import GptOssForCausalLM
@@ -40,6 +41,8 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "FalconH1ForCausalLM": FalconH1ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma4ForCausalLM": Gemma4ForCausalLM,
+    "Gemma4UnifiedForCausalLM": Gemma4ForCausalLM,
     "Glm4ForCausalLM": Glm4ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "Glm4MoeLiteForCausalLM": DeepseekV2ForCausalLM,

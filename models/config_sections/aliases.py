@@ -17,7 +17,9 @@ _LFM2 = {
     "num_dense_layers": "first_k_dense_replace",
     "tie_embedding": "tie_word_embeddings",
 }
+_GEMMA_4 = {"top_k_experts": "num_experts_per_tok"}
 ALIASES: dict[str, dict[str, str]] = {
+    "Gemma4ForCausalLM": _GEMMA_4,
     "BailingHybridForCausalLM": _KIMI,
     "GraniteMoeHybridForCausalLM": {"layers_block_type": "layer_types"},
     "HYV3ForCausalLM": {

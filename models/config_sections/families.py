@@ -21,6 +21,8 @@ OWN_ARCHITECTURES = (
     "FalconH1ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM",
     "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -86,6 +88,24 @@ _GEMMA_3 = {
     "sliding_window_pattern": 6,
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
+}
+_GEMMA_4 = {
+    **_GEMMA,
+    "vocab_size": 262_144,
+    "max_position_embeddings": 131_072,
+    "norm_topk_prob": True,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+    },
 }
 _LFM2 = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True}
 _QWEN_STATES = {
@@ -165,6 +185,12 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "OlmoHybridForCausalLM": {"full_attention_interval": 4, "rms_norm_eps": 1e-6},
     "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
     "Gemma3ForCausalLM": _GEMMA_3,
+    "Gemma4ForCausalLM": _GEMMA_4,
+    "Gemma4UnifiedForCausalLM": {
+        **_GEMMA_4,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
     "Olmo3ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
     "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},

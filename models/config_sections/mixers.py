@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import (
     FEED_FORWARD_TYPES,
     HYBRID,
@@ -16,6 +17,8 @@ STATE: Final = "state"
 BOTH: Final = "both"
 """Attention and a state side by side."""
 NONE: Final = "none"
+SHARED: Final = "shared"
+"""Attention to what an earlier layer cached."""
 
 Part = Literal["attention", "state"]
 """A part of a layer that keeps a cache entry."""
@@ -27,6 +30,7 @@ _PARTS: Mapping[str, tuple[Part, ...]] = {
     STATE: (STATE,),
     BOTH: (ATTENTION, STATE),
     NONE: (),
+    SHARED: (),
 }
 _KINDS = {
     **dict.fromkeys(STATE_TYPES, STATE),
@@ -44,6 +48,9 @@ def read_mixers(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """
     types = read_layer_types(fields, num_layers)
     kinds = tuple(_KINDS.get(kind, ATTENTION) for kind in types or ())
+    if fields.architecture() in GEMMA_4:
+        num_sharing = fields.count("num_kv_shared_layers", 0, minimum=0)
+        kinds = (ATTENTION,) * (num_layers - num_sharing) + (SHARED,) * num_sharing
     return () if set(kinds) <= {ATTENTION} else kinds
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import read_layer_types
 
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -50,8 +51,8 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
     Raises:
         ConfigError: a field is missing or ill-typed, or the routing is not supported.
     """
-    count_name = next((name for name in _EXPERT_COUNTS if fields.has(name)), None)
-    if count_name is None or fields.values[count_name] == 0:
+    count_name = _count_name(fields)
+    if count_name is None:
         return None
     if not fields.flag("use_expert_bias", default=True):
         raise fields.error("use_expert_bias", "true")
@@ -97,6 +98,14 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         swiglu_alpha=fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
     )
+
+
+def _count_name(fields: Fields) -> str | None:
+    """Returns the field with the number of experts; None if there are none."""
+    if fields.architecture() in GEMMA_4 and not fields.flag("enable_moe_block"):
+        return None
+    names = (name for name in _EXPERT_COUNTS if fields.has(name))
+    return next((name for name in names if fields.values[name] != 0), None)
 
 
 def read_inner_size(fields: Fields) -> int:

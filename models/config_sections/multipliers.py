@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import GEMMA_4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,12 @@ def read_multipliers(fields: Fields) -> Multipliers:
         return Multipliers(weighed_sums=sums)
     if not architecture.startswith("Gemma"):
         return Multipliers()
+    if architecture in GEMMA_4:
+        return Multipliers(
+            embedding=fields.count("hidden_size") ** 0.5,
+            attention=1.0,
+            logits_cap=_cap(fields, "final_logit_softcapping", 0.0),
+        )
     is_second = architecture.startswith("Gemma2")
     if not is_second and fields.has("attn_logit_softcapping"):
         raise fields.error("attn_logit_softcapping", "null")
@@ -109,6 +116,6 @@ def _read_falcon(fields: Fields) -> Multipliers:
 
 def _cap(fields: Fields, name: str, default: float) -> float:
     """Returns a soft cap: the default if absent, 0 if null."""
-    if name in fields.values and not fields.has(name):
+    if (name in fields.values or not default) and not fields.has(name):
         return 0.0
     return fields.number(name, default)

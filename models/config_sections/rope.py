@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, replace
 
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import GEMMA_4
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
@@ -31,7 +32,8 @@ class RopeConfig:
 
     rope_type llama3 uses low_freq_factor and high_freq_factor; yarn uses beta_fast, beta_slow,
     truncate and the two scales; longrope uses the two lists of factors and longest; all three use
-    original_max_position_embeddings.
+    original_max_position_embeddings. proportional has pairs of all elements, some of frequency
+    0, which does not rotate.
     """
 
     theta: float
@@ -87,7 +89,7 @@ def read_ropes(
         scaling = Fields(fields.file, {**both.values, "full_attention": widened}, scaling.prefix)
     kinds = _kinds(scaling)
     if kinds:
-        may_differ = has_local or _has_plain_windows(fields)
+        may_differ = has_local or _has_kinds(fields)
         if not set(_LAYER_KINDS) >= set(kinds) or not may_differ:
             raise fields.error(name, "one for all layers")
         full, sliding = (scaling.section(kind) for kind in _LAYER_KINDS)
@@ -107,6 +109,11 @@ def read_ropes(
 def _has_plain_windows(fields: Fields) -> bool:
     """Returns whether a family scales the rotation of layers without a window only."""
     return fields.architecture() == "Olmo3ForCausalLM"
+
+
+def _has_kinds(fields: Fields) -> bool:
+    """Returns whether files of a family have a section for each kind of layers."""
+    return _has_plain_windows(fields) or fields.architecture() in GEMMA_4
 
 
 def _kinds(scaling: Fields) -> list[str]:
@@ -155,8 +162,9 @@ def _read_rope(
     if rope_type == "longrope":
         num_pairs = int(head_dim * partial) // 2
         return _read_longrope(scaling, original, max_position_embeddings, num_pairs, plain)
-    scaled = replace(plain, rope_type=rope_type, factor=scaling.number("factor"))
-    if rope_type == "linear":
+    factor = scaling.number("factor", 1.0 if rope_type == "proportional" else None)
+    scaled = replace(plain, rope_type=rope_type, factor=factor)
+    if rope_type in ("linear", "proportional"):
         return scaled
     return replace(
         scaled,

@@ -8,6 +8,8 @@ from models.config_sections.fields import ConfigError, Fields, shown
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "InternVLForConditionalGeneration": "qwen2",
@@ -29,6 +31,8 @@ WRAPPERS = {
 TEXT_CLASSES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from models.config_sections.families import FAMILIES_WITHOUT_POSITIONS, FAMILIES_WITHOUT_WINDOWS
 from models.config_sections.fields import Fields
+from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import read_layer_types
 
 
@@ -12,6 +13,8 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
     layer_types = read_layer_types(fields, num_layers)
     if layer_types is not None:
         is_sliding = [kind == "sliding_attention" for kind in layer_types]
+        if fields.architecture() in GEMMA_4:
+            is_sliding[-1] = False
     elif fields.architecture() in FAMILIES_WITHOUT_WINDOWS:
         is_sliding = [False] * num_layers
     elif fields.has("sliding_window_pattern"):

@@ -45,14 +45,15 @@ class Attention(nn.Module):
     def forward(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache.
 
         q: contiguous.
+        k, v: None if another layer wrote those of the step to the cache.
         sinks: [Hq], a score of each head without a key.
         """
         output = q.new_empty(q.shape)

@@ -93,7 +93,8 @@ class Decoder(nn.Module):
         self.rotary = RotaryEmbedding(config.head_dim, max_positions, config.rope)
         self.local_rotary = None
         if local_rope is not None:
-            self.local_rotary = RotaryEmbedding(config.head_dim, max_positions, local_rope)
+            local_dim = config.gemma4.local_heads.head_dim if config.gemma4 else config.head_dim
+            self.local_rotary = RotaryEmbedding(local_dim, max_positions, local_rope)
         self._has_window = tuple(window is not None for window in config.sliding_windows)
         self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
@@ -144,15 +145,25 @@ class Decoder(nn.Module):
         if self.local_rotary is not None:
             local = self.local_rotary(positions)
         outputs = {}
+        tokens = self.token_inputs(input_ids, hidden)
         layers = islice(self.layers, self._num_layers)
         for index, (layer, has_window) in enumerate(zip(layers, self._has_window, strict=True)):
-            hidden = layer(hidden, local if has_window else rotation)
+            inputs = () if tokens is None else (tokens[:, index],)
+            hidden = layer(hidden, local if has_window else rotation, *inputs)
             if index in self.aux_layers:
                 outputs[index] = hidden
         normed: torch.Tensor = self.norm(hidden)
         if not self.aux_layers:
             return normed
         return torch.cat((normed, *(outputs[index] for index in self.aux_layers)), dim=-1)
+
+    def token_inputs(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
+        """Returns what each layer gets of each token besides the rotation, [T, layers, n], or None.
+
+        embedded: [T, hidden], the tokens' vectors.
+        """
+        del token_ids, embedded
+        return None
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layers, without drafts."""
@@ -210,6 +221,8 @@ class CausalLM(nn.Module):
     unused_parts: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names, after these replacements, of parts that are passed over."""
 
+    decoder_class: ClassVar[type[Decoder]] = Decoder
+
     stage: PipelineStage = WHOLE_MODEL
     """The layers that this process holds."""
 
@@ -242,7 +255,7 @@ class CausalLM(nn.Module):
         self.stage = group.stage
         self._dtype = torch.get_default_dtype()
         layers = make_layers(config, group, lambda index: self.make_layer(config, index, group))
-        self.model = Decoder(config, layers, group)
+        self.model = self.decoder_class(config, layers, group)
         self.lm_head = (
             ParallelLMHead(
                 config.vocab_size,

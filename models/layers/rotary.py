@@ -71,6 +71,8 @@ def rotary_dim(head_dim: int, rope: RopeConfig) -> int:
         ValueError: the rotated or the other elements cannot be halved.
     """
     size = int(head_dim * rope.partial_rotary_factor)
+    if rope.rope_type == "proportional":
+        size = head_dim
     if size < 2 or size % 2 or head_dim % 2:
         raise ValueError(f"{size} of {head_dim} elements of a head cannot be rotated in pairs")
     return size
@@ -81,6 +83,9 @@ def inverse_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    if rope.rope_type == "proportional":
+        frequencies[int(rope.partial_rotary_factor * head_dim // 2) :] = 0.0
         return frequencies / rope.factor
     if rope.rope_type == "longrope":
         is_long = rope.longest > rope.original_max_position_embeddings

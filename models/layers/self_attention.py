@@ -37,19 +37,20 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._group = group
         self._num_heads = config.num_attention_heads
+        sizes = config.heads_of(layer_index)
         self.qkv_proj: QKVParallelLinear = RotaryQKVLinear(
             config.hidden_size,
-            config.head_dim,
+            sizes.head_dim,
             config.num_attention_heads,
-            config.num_key_value_heads,
-            rope=config.rope,
+            sizes.num_kv_heads,
+            rope=config.rope_of(layer_index),
             bias=config.attention_bias,
             group=group,
         )
         self._has_head_norms = has_head_norms
         if has_head_norms:
-            self.q_norm: nn.Module = _head_norm(config)
-            self.k_norm: nn.Module = _head_norm(config)
+            self.q_norm: nn.Module = _head_norm(config, layer_index)
+            self.k_norm: nn.Module = _head_norm(config, layer_index)
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
         self._rotates = layer_index not in config.unrotated_layers
         self.attn = Attention(
@@ -59,7 +60,7 @@ class SelfAttention(nn.Module):
             soft_cap=config.multipliers.attention_cap,
         )
         self.o_proj = RowParallelLinear(
-            config.num_attention_heads * config.head_dim,
+            config.num_attention_heads * sizes.head_dim,
             config.hidden_size,
             bias=config.attention_output_bias,
             group=group,
@@ -67,7 +68,7 @@ class SelfAttention(nn.Module):
         self.cache_spec = KVCacheSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
-            head_dim=config.head_dim,
+            head_dim=sizes.head_dim,
         )
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -103,6 +104,6 @@ class SelfAttention(nn.Module):
         param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
 
 
-def _head_norm(config: ModelConfig) -> RotaryHeadNorm:
-    eps, offset = config.rms_norm_eps, config.norm_offset
-    return RotaryHeadNorm(config.head_dim, eps, config.rope, offset=offset)
+def _head_norm(config: ModelConfig, layer_index: int) -> RotaryHeadNorm:
+    head_dim, rope = config.heads_of(layer_index).head_dim, config.rope_of(layer_index)
+    return RotaryHeadNorm(head_dim, config.rms_norm_eps, rope, offset=config.norm_offset)

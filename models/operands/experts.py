@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from models.number_formats import FP8
 
@@ -34,8 +35,9 @@ class ExpertWeights:
     gate_up: [E, 2 * I, H], gate before up; its bias [E, 2 * I] or None.
     down: [E, H, I]; its bias [E, H] or None.
     gate_up_scale, down_scale: of weights in 8 or 4 bits, see models.ops.experts.expert_formats.
-    alpha, limit: of the gate, see models.ops.experts.moe.gated.
+    alpha, limit: of the gate, see `activate`.
     is_squared: experts have no gate, but the square of a ReLU: gate_up is up alone, [E, I, H].
+    is_gelu: the gate is a gelu, by tanh, not a silu; weights are in the model's dtype.
     num_routed: experts that tokens choose from, if these are only some of them. Ids then count
         from the first of these, and E stands for an expert that is not here.
     """
@@ -49,6 +51,7 @@ class ExpertWeights:
     alpha: float = 1.0
     limit: float | None = None
     is_squared: bool = False
+    is_gelu: bool = False
     num_routed: int | None = None
 
     @property
@@ -70,6 +73,24 @@ class ExpertWeights:
     def num_parts(self) -> int:
         """Matrices that gate_up stacks."""
         return 1 if self.is_squared else 2
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Maps results of gate_up, [..., num_parts * I], to [..., I].
+
+        The gate is silu(gate) * up. With a limit it clamps the gate from above and up on both
+        sides, and is gate * sigmoid(alpha * gate) * (up + 1).
+
+        Source: OpenAI 2025, "gpt-oss model card", section 2.2.
+        """
+        if self.is_squared:
+            return gate_up.relu().square()
+        gate, up = gate_up.chunk(2, dim=-1)
+        if self.is_gelu:
+            return functional.gelu(gate, approximate="tanh") * up
+        if self.limit is None:
+            return functional.silu(gate) * up
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
 
     def biases_or(self, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns both biases; without them twice `stand_in`, which kernels then do not touch."""

@@ -72,8 +72,10 @@ def _check_shares(model: ModelConfig, parallel: ParallelConfig) -> None:
     try:
         group.split(model.num_attention_heads, "attention heads")
         if model.mla is None:  # the ranks' caches of latent vectors are equal
-            num_kv_heads = model.num_key_value_heads
-            group.split(num_kv_heads, "kv heads", replicas=max(1, size // num_kv_heads))
+            for num_kv_heads in {
+                model.heads_of(layer).num_kv_heads for layer in range(model.num_hidden_layers)
+            }:
+                group.split(num_kv_heads, "kv heads", replicas=max(1, size // num_kv_heads))
         if model.moe is None:
             group.split(model.intermediate_size, "inner features")
         elif not has_whole_experts:

@@ -47,7 +47,7 @@ class DecodeStep:
         self.seq_lens = torch.full((batch,), context, dtype=torch.int32, device=device)
         self.starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self.rows = torch.arange(batch, dtype=torch.int32, device=device)
-        self.workspace = make_attention_workspace(model.cache_specs()[0], device=device)
+        self.workspace = make_attention_workspace(model.cache_specs(), device=device)
         self.tokens = torch.zeros(batch, context + 1, dtype=torch.int32, device=device)
 
     def run(self):

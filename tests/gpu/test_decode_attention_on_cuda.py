@@ -15,6 +15,7 @@ HEADS = {
     "one-kv-head": Heads(num_heads=8, num_kv_heads=1, head_dim=64),
     "no-grouping": Heads(num_heads=16, num_kv_heads=16, head_dim=64),
     "heads-of-256": Heads(num_heads=4, num_kv_heads=2, head_dim=256),
+    "heads-of-512": Heads(num_heads=8, num_kv_heads=1, head_dim=512),
 }
 BATCHES = {
     "alone": [9000],

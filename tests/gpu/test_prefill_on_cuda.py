@@ -106,7 +106,7 @@ def test_programs_share_the_keys_of_few_tiles(batch, heads, options, parts):
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 1500, "has_sinks": True}], ids=str)
-@pytest.mark.parametrize("head_dim", [96, 192])
+@pytest.mark.parametrize("head_dim", [96, 192, 512])
 @pytest.mark.parametrize("batch", LONG_BATCHES.values(), ids=LONG_BATCHES)
 def test_programs_share_the_keys_of_tiles_with_other_heads(batch, head_dim, options, parts):
     heads = Heads(num_heads=8, num_kv_heads=4, head_dim=head_dim)

@@ -33,13 +33,22 @@ ENGINE = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, "gpt_oss", num_hidden_layers=4, max_position_embeddings=256)
+def write_folder(folder, variant):
+    write_checkpoint(folder, variant, num_hidden_layers=4, max_position_embeddings=256)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_CHECKPOINT / name, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("checkpoint"), "gpt_oss")
+
+
+@pytest.fixture(params=["gpt_oss", pytest.param("gemma4", marks=pytest.mark.families)])
+def any_folder(request, folder, tmp_path):
+    """Layers of Gemma 4 with and without a window cache different sizes of a token."""
+    return folder if request.param == "gpt_oss" else write_folder(tmp_path / "any", request.param)
 
 
 def greedy(folder, prompt, num_output):
@@ -53,7 +62,8 @@ def greedy(folder, prompt, num_output):
     return sequence.token_ids[len(prompt) :]
 
 
-async def test_a_long_output_holds_one_window_of_blocks_in_every_other_layer(folder):
+async def test_a_long_output_holds_one_window_of_blocks_in_every_other_layer(any_folder):
+    folder = any_folder
     num_kept = -(-(len(PROMPT) + NUM_OUTPUT) // BLOCK_SIZE)
     in_window = (WINDOW - 2 + MAX_QUERY) // BLOCK_SIZE + 2
     # So few blocks that the output would end early if windows gave none back.

@@ -27,7 +27,7 @@ VARIANTS = {
     if None not in row[:2]
 }
 
-_WITH_NORMS_FROM_ONE = ("gemma", "qwen3_next", "qwen3_5")
+_WITH_NORMS_FROM_ONE = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
 """Beginnings of model types that add one to the weights of norms."""
 
 _OF_EACH_KIND = {
@@ -37,7 +37,8 @@ _OF_EACH_KIND = {
     *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
-    *("falcon_h1_odd", "nemotron_h", "glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
+    *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared"),
+    *("glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [
@@ -70,6 +71,8 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3)
     for module in model.modules():
         if hasattr(module, "limit"):  # older releases ignore the configuration
             module.limit = config.swiglu_limit

@@ -15,13 +15,75 @@ GROWING_ROPE = {
 }
 LATENT = {name: value for name, value in DEEPSEEK_V3.items() if name != "first_k_dense_replace"}
 DSA = {**DEEPSEEK_V3, "index_n_heads": 10, "index_head_dim": 14, "index_topk": 7}
+GEMMA_4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": None,
+}
 SIGMOID_EXPERTS = {
     "num_experts_per_tok": 3,
     "num_local_experts": 8,
     "head_dim": 12,
     "intermediate_size": 24,
 }
-_VARIANTS = {
+_ROWS = {
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+        },
+    ),
+    "gemma4_shared": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 97,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForCausalLM",
+        "Gemma4UnifiedTextConfig",
+        {
+            **{name: each for name, each in GEMMA_4.items() if "per_layer" not in name},
+            "attention_bias": True,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 12,
+            "attention_k_eq_v": True,
+        },
+    ),
     "glm4": (
         "Glm4ForCausalLM",
         "Glm4Config",
@@ -185,7 +247,7 @@ _VARIANTS = {
 
 RECENT_VARIANTS = {
     name: (getattr(transformers, model), getattr(transformers, config), changes)
-    for name, (model, config, changes) in _VARIANTS.items()
+    for name, (model, config, changes) in _ROWS.items()
     if hasattr(transformers, model)
 }
 """Variants whose modules the installed release of transformers has."""

@@ -104,11 +104,16 @@ _DECODE = {
     (2, 64): Tiles(rows=16, keys=64, num_warps=4, num_stages=3),
     (2, 128): Tiles(rows=16, keys=64, num_warps=4, num_stages=3),
     (2, 256): Tiles(rows=16, keys=32, num_warps=4, num_stages=3),
+    (2, 512): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=2),
+    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
-"""By bytes of an element and padded head dimension, from 64."""
+"""By bytes of an element and padded head dimension, from 64.
+
+Rows of heads of 512 are not measured: they are the largest tiles that fit shared memory.
+"""
 
 _BESIDE_CHUNKS = {
     heads: replace(tiles, num_dealt=256, least_part=256) for heads, tiles in _DECODE.items()
@@ -229,9 +234,11 @@ _FIRST_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
     (2, 128): Tiles(rows=128, keys=128, num_warps=8, num_stages=3),
     (2, 256): Tiles(rows=64, keys=64, num_warps=4, num_stages=3),
+    (2, 512): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 64): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
+    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 """For chunks that begin their sequence and attend to keys of this step only.
 
@@ -244,9 +251,11 @@ _LATER_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=4, num_stages=3),
     (2, 128): Tiles(rows=128, keys=64, num_warps=4, num_stages=3),
     (2, 256): Tiles(rows=64, keys=32, num_warps=4, num_stages=2),
+    (2, 512): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 64): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
+    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
 
@@ -382,7 +391,7 @@ def look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: i
     tiles = table.get((dtype.itemsize, max(64, head_dim)))
     if tiles is None:
         raise ValueError(
-            f"attention has no kernel for heads of {head_dim} {dtype}; it takes up to 256 of "
+            f"attention has no kernel for heads of {head_dim} {dtype}; it takes up to 512 of "
             "float32, float16 or bfloat16"
         )
     return tiles

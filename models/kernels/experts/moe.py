@@ -14,8 +14,8 @@ from models.kernels.experts.moe_pairs import apply_pairs
 from models.kernels.experts.moe_routing import route as route
 from models.kernels.experts.packed.moe_mxfp4 import apply_mxfp4
 from models.kernels.experts.packed.packed_experts import apply_packed_on_cores
-from models.kernels.experts.squared_experts import apply_grouped_squared
 from models.kernels.experts.token_chunks import token_chunks
+from models.kernels.experts.torch_experts import apply_by_torch
 from models.operands.experts import ExpertWeights
 
 _apply_alone = partial(apply_grouped, is_alone=True)
@@ -44,8 +44,8 @@ def apply_experts(
     elif experts.is_quantized:
         is_on_cores = takes_cores(hidden.dtype, hidden.device)
         apply = apply_packed_on_cores if is_on_cores else apply_mxfp4
-    elif experts.is_squared:
-        apply = apply_grouped_squared
+    elif experts.is_squared or experts.is_gelu:
+        apply = apply_by_torch
     elif not are_few(ids.numel(), experts.num_choices, top_k):
         apply = apply_grouped
     elif not is_batch_invariant():

@@ -15,7 +15,7 @@ from models.kv_cache import KVCacheData
 from models.number_formats import BLOCK
 from models.operands.head_transform import HeadTransform
 from models.ops.attention.head_transform import transform_heads
-from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
+from models.ops.attention.kv_cache import read_kv_cache, read_slots, write_kv_cache
 from models.ops.attention.queries_alone import queries_alone
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op
@@ -25,8 +25,8 @@ from models.ops.products.fp8_linear import round_in_place
 
 def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     output: torch.Tensor,
     layer_index: int,
     cos: torch.Tensor | None = None,
@@ -50,7 +50,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
 
     q, output: [T, Hq, D], contiguous; a q to rotate only has each token's heads contiguous.
     k, v: [T, Hk, D], each token's heads contiguous. With a rotation, tokens of q, k and v are
-        whole heads apart.
+        whole heads apart. None: the cache has those of the step.
     cos, signed_sin: [T, 1, D], parts of one table of rows of whole heads; or None: q and k are
         already rotated.
     q_weight, k_weight: [D], of the norms with `eps`, or None.
@@ -65,11 +65,9 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, KVCacheData), f"layer {layer_index} caches no keys and values"
-    transform = None
-    if cos is not None and signed_sin is not None:
-        transform = HeadTransform(
-            cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
-        )
+    if k is None or v is None:
+        k, v = read_slots(cache, metadata.slot_mapping, len(q), q.dtype)
+    transform = _head_transform(cos, signed_sin, q_weight, k_weight, eps)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     assert not rounds or q.shape[2] == BLOCK, "each head has one scale"
     rounds = leaves_rounded(output, may_round=rounds)
@@ -105,6 +103,20 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
         _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks, scale, soft_cap)
     if rounds:
         round_in_place(output)
+
+
+def _head_transform(
+    cos: torch.Tensor | None,
+    signed_sin: torch.Tensor | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> HeadTransform | None:
+    if cos is None or signed_sin is None:
+        return None
+    return HeadTransform(
+        cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
+    )
 
 
 def _attend(

@@ -1,6 +1,7 @@
 """Builds the attention metadata of a step from the worker's tables."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -15,7 +16,7 @@ from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_PAR
 from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
 from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
 from models.kernels.gpu import has_kernels
-from models.kv_cache import LatentCacheSpec, TokenSpec
+from models.kv_cache import KVCacheSpec, LatentCacheSpec, TokenSpec
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -39,6 +40,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     chunks: tuple[PromptChunk, ...] = (),
     workspace: AttentionWorkspace | None = None,
     is_recorded: bool = False,
+    block_stride: int = 1,
 ) -> AttentionMetadata:
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
@@ -52,9 +54,12 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     block_size: tokens in one block.
     is_recorded: a captured graph will repeat this with other content of the same tensors, so the
         host reads nothing, and max_seqlen_k must hold for all replays.
+    block_stride: of the layers' KVCacheData.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
+    if block_stride > 1:
+        block_tables = block_tables * block_stride
     groups: list[AttentionGroup] = []
     if has_kernels(block_table.device):
         # Imported on first use: a CPU installation has no Triton.
@@ -114,20 +119,24 @@ def build_state_metadata(
     )
 
 
-def make_attention_workspace(spec: TokenSpec, *, device: torch.device) -> AttentionWorkspace | None:
+def make_attention_workspace(
+    specs: Sequence[TokenSpec], *, device: torch.device
+) -> AttentionWorkspace | None:
     """Returns the workspace of decode kernels that split long sequences; None without kernels.
 
-    One serves all layers and steps of a model whose layers have the same spec, on one stream.
+    One serves all layers and steps of a model, on one stream.
     """
     if not has_kernels(device):
         return None
+    spec = specs[0]
     if isinstance(spec, LatentCacheSpec):
         num_partials, size = MAX_LATENT_PARTIALS * spec.num_heads, spec.latent_dim
     else:
-        num_partials = MAX_PARTIALS * (spec.num_heads // spec.num_kv_heads)
+        heads = [each for each in specs if isinstance(each, KVCacheSpec)]
+        num_partials = MAX_PARTIALS * max(each.num_heads // each.num_kv_heads for each in heads)
         if not is_batch_invariant():
             num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, MAX_FEW_ROWS)
-        size = spec.head_dim
+        size = max(each.head_dim for each in heads)
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),
         # Batch-invariant attention keeps the highest score and the sum apart.

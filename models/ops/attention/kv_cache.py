@@ -1,6 +1,7 @@
 """Writes keys and values into the paged cache, and reads them."""
 
 import torch
+from torch.nn import functional
 
 from models.kv_cache import FP8_CACHE_DTYPE, SMALLEST_HEAD, KVCacheData
 from models.number_formats import FP8_MAX
@@ -34,6 +35,24 @@ def read_kv_cache(
         for stored, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
     )
     return k.to(dtype), v.to(dtype)
+
+
+def read_slots(
+    cache: KVCacheData, slot_mapping: torch.Tensor, num_tokens: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the keys and values of a step's tokens, each [T, Hk, D] of `dtype`.
+
+    Tokens past the end of slot_mapping are padding, and get zeros.
+    """
+    padding = (0, 0, 0, 0, 0, num_tokens - len(slot_mapping))
+    k, v = (
+        _scaled(
+            stored.flatten(0, 1)[slot_mapping],
+            None if scale is None else scale.flatten(0, 1)[slot_mapping],
+        )
+        for stored, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+    )
+    return functional.pad(k.to(dtype), padding), functional.pad(v.to(dtype), padding)
 
 
 def quantize_heads(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

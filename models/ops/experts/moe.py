@@ -148,10 +148,7 @@ def apply_experts(
             experts.gate_up, experts.gate_up_scale, experts.gate_up_bias,
             num_parts=experts.num_parts,
         )  # fmt: skip
-        if experts.is_squared:
-            inner = gate_up.relu().square()
-        else:
-            inner = gated(gate_up, experts.alpha, experts.limit)
+        inner = experts.activate(gate_up)
         if rounds_activations:
             inner = _rounded(inner)
         result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)
@@ -179,21 +176,6 @@ def _linear(
     scale = None if scales is None else scales[expert]
     matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
     return functional.linear(x, matrix, None if biases is None else biases[expert])
-
-
-def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Tensor:
-    """Maps gate and up, [..., 2 * I], to [..., I].
-
-    Without a limit silu(gate) * up. With one, clamps the gate from above and up on both sides, and
-    returns gate * sigmoid(alpha * gate) * (up + 1).
-
-    Source: OpenAI 2025, "gpt-oss model card", section 2.2.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    if limit is None:
-        return functional.silu(gate) * up
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
 def _fake_fused_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:

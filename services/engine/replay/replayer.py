@@ -153,6 +153,9 @@ class Replayer:
             if layer - self._num_layers > tokens.num_agreeing_drafts:
                 break
             other, slots = theirs.tensors(), group_slots[group_of_layer.get(layer, 0)]
+            stride = getattr(theirs, "block_stride", 1)
+            block_size = self.limits.block_size
+            slots = slots + slots // block_size * block_size * (stride - 1)
             rows = _query_rows(step.batch)
             if layer >= self._num_layers:
                 slots, rows = slots[known], rows[known.cpu().numpy()]

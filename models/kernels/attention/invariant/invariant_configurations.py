@@ -18,9 +18,11 @@ _INVARIANT = {
     (2, 64): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
     (2, 128): Tiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),
     (2, 256): Tiles(rows=64, keys=32, num_warps=8, num_stages=2),
+    (2, 512): Tiles(rows=32, keys=32, num_warps=8, num_stages=2),
     (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
+    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 """For all tokens of batch-invariant mode, except where the next two tables say more.
 

@@ -21,8 +21,8 @@ from models.kernels.experts.expert_forms import are_few, tile_rows
 from models.kernels.experts.fp8.rounding import rounded
 from models.kernels.experts.moe_grouped import find_rows, sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
-from models.kernels.experts.squared_experts import squared_results
 from models.kernels.experts.swiglu import gated
+from models.kernels.experts.torch_experts import squared_results
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,

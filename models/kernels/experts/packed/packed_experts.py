@@ -20,7 +20,7 @@ from models.kernels.experts.packed.expert_product import (
 from models.kernels.experts.packed.few_token_experts import few_token_product, few_token_tiles
 from models.kernels.experts.packed.matrix_experts import ALONE_TILES, expert_product, sorted_tiles
 from models.kernels.experts.packed.pair_experts import pair_product
-from models.kernels.experts.squared_experts import squared_results
+from models.kernels.experts.torch_experts import squared_results
 from models.operands.experts import ExpertWeights
 
 

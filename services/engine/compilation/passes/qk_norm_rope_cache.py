@@ -46,6 +46,8 @@ def _fold(node: Node) -> bool:
     operation = operation_of(node)
     assert operation is not None, "the caller checked it"
     q, k, v, output, layer_index, cos, *others = operation.args
+    if k is None:
+        return False
     queries, keys = _heads(q, node), _heads(k, node)
     if cos is not None or queries is None or keys is None:
         return False

@@ -72,11 +72,14 @@ class ForwardPass:
             layer: number for number, group in enumerate(groups) for layer in group.layers
         }
         self._block_size = block_size
-        # Layers differ in how much they cache, not in how they attend.
+        token_groups = [group for group in groups if group.window != STATE]
+        self._block_strides = [
+            getattr(kv_cache_data[group.layers[0]], "block_stride", 1) for group in token_groups
+        ] or [1]
         specs = [spec for spec in model.cache_specs() if not isinstance(spec, StateSpec)]
         self._workspace = None
         if specs:
-            self._workspace = make_attention_workspace(specs[0], device=block_table.device)
+            self._workspace = make_attention_workspace(specs, device=block_table.device)
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -126,8 +129,11 @@ class ForwardPass:
                 chunks=inputs.chunks,
                 workspace=self._workspace,
                 is_recorded=mode is CUDAGraphMode.FULL,
+                block_stride=block_stride,
             )
-            for block_table in self._block_tables
+            for block_table, block_stride in zip(
+                self._block_tables, self._block_strides, strict=True
+            )
         ]
         group_metadata += [
             build_state_metadata(

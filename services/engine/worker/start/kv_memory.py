@@ -47,6 +47,15 @@ def block_bytes(
     drafts = [spec for draft in model.draft_models for spec in draft.cache_specs()]
     if not tokens:
         return num_places * math.prod(_state_units(tokens, states, block_size, dtype))
+    if _has_mixed_sizes(tokens, groups):
+        unit = _shared_unit(tokens, block_size, dtype)
+        scales = [
+            unit // own * (block_size * spec.bytes_per_token(dtype) - 2 * own)
+            for spec in tokens
+            for own in (spec.state_units(block_size, dtype)[1],)
+        ]
+        of_drafts = block_size * sum(each.bytes_per_token(dtype) for each in _token_specs(drafts))
+        return 2 * unit * num_places + sum(scales) + of_drafts
     if len(groups) > 1:
         tokens = tokens[:1] * num_places
     return block_size * sum(spec.bytes_per_token(dtype) for spec in tokens + _token_specs(drafts))
@@ -82,17 +91,19 @@ def allocate_kv_cache(
     models come last; each has a cache of its own, whose blocks are those of the first group.
 
     Raises:
-        ValueError: layers that share a cache differ in what they cache of a token.
+        ValueError: sizes of layers that share memory are no multiples of one another.
     """
     specs = model.cache_specs()
     tokens, states = _token_specs(specs), _state_specs(specs)
     place = {layer: layer for layer in range(len(specs))}
     if len(groups) > 1:
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
-        if len(set(tokens)) > 1:
-            raise ValueError("layers with sliding windows cache something else than the others")
-    if states:
-        num_regions, unit_bytes = _state_units(tokens, states, block_size, dtype)
+    if states or _has_mixed_sizes(tokens, groups):
+        num_regions, unit_bytes = 2, 0
+        if states:
+            num_regions, unit_bytes = _state_units(tokens, states, block_size, dtype)
+        else:
+            unit_bytes = _shared_unit(tokens, block_size, dtype)
         caches: list[CacheData] = []
         shared = [
             torch.zeros(num_regions, num_blocks, unit_bytes, dtype=torch.uint8, device=device)
@@ -118,6 +129,24 @@ def allocate_kv_cache(
         for spec in _token_specs(draft.cache_specs())
     ]
     return [*caches, *drafts]
+
+
+def _has_mixed_sizes(tokens: Sequence[TokenSpec], groups: Sequence[LayerGroup]) -> bool:
+    """Returns whether layers that share memory cache different sizes of a token."""
+    return len(groups) > 1 and len(set(tokens)) > 1
+
+
+def _shared_unit(tokens: Sequence[TokenSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of the largest keys of a block that serves layers of several sizes.
+
+    Raises:
+        ValueError: they are no multiple of another layer's.
+    """
+    units = {spec.state_units(block_size, dtype) for spec in tokens}
+    largest = max(size for _, size in units)
+    if any(parts != 2 or largest % size for parts, size in units):
+        raise ValueError("layers with sliding windows cache something else than the others")
+    return largest
 
 
 def _token_specs(specs: Sequence[CacheSpec]) -> list[TokenSpec]:

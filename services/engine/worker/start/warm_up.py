@@ -74,7 +74,8 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     """
     steps = [*_DECODES, _SHORT_PROMPTS]
     decodes = [(1,), *_DECODES]
-    firsts = [first_requests_of_each_form(config.num_key_value_heads)]
+    heads = {config.heads_of(layer).num_kv_heads for layer in range(config.num_hidden_layers)}
+    firsts = [first_requests_of_each_form(each) for each in sorted(heads)]
     if config.moe is not None:
         firsts.append(_first_tokens(config))
     for each in firsts:

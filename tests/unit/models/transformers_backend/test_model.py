@@ -37,7 +37,7 @@ def logits_of(reference, prompt: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", FOREIGN)
 def test_logits_are_those_of_transformers_whole_chunked_and_mixed(architecture, tmp_path):
     reference = write_foreign_checkpoint(tmp_path, architecture)
-    runner = PagedRunner(load(tmp_path))
+    runner = PagedRunner(load(tmp_path, model_impl="transformers"))
     prompts = [tokens(30, seed) for seed in range(3)]
     expected = [logits_of(reference, prompt) for prompt in prompts]
     limit = 1e-4 * max(each.abs().max().item() for each in expected)
@@ -101,8 +101,8 @@ def test_the_configuration_says_what_layers_cache(tmp_path):
 
 def test_layers_that_cache_different_sizes_keep_all_keys(tmp_path):
     write_foreign_checkpoint(tmp_path, "Gemma4ForCausalLM")
-    assert read_model_config(tmp_path, "auto").sliding_windows == (None,) * 4
-    model = load(tmp_path)
+    assert read_model_config(tmp_path, "transformers").sliding_windows == (None,) * 4
+    model = load(tmp_path, model_impl="transformers")
     assert [spec.head_dim for spec in model.cache_specs()] == [8, 16, 8, 16]
 
 

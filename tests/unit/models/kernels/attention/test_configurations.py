@@ -23,7 +23,7 @@ from tests.support.gpu_facts import use_gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, 512])
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
     prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
     decode, flat = (
@@ -44,7 +44,7 @@ def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256, 512])
 def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cache_dtype, head_dim):
     use_gpu(monkeypatch, anywhere=True)
     cache_dtype = cache_dtype or dtype

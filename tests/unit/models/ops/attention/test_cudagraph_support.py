@@ -14,7 +14,7 @@ SPEC = KVCacheSpec(num_heads=4, num_kv_heads=2, head_dim=8)
 
 def test_the_reference_supports_recordings_on_a_cpu():
     assert attention_cudagraph_support(CPU) is AttentionCGSupport.ALWAYS
-    assert make_attention_workspace(SPEC, device=CPU) is None
+    assert make_attention_workspace([SPEC], device=CPU) is None
 
 
 def test_the_kernels_support_all_steps_where_triton_is_installed(monkeypatch):

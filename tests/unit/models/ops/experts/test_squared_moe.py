@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.kernels.experts.squared_experts import apply_grouped_squared
+from models.kernels.experts.torch_experts import apply_by_torch
 from models.operands.experts import ExpertWeights
 from models.ops.experts.squared_moe import squared_moe
 
@@ -27,7 +27,7 @@ def test_grouped_products_are_those_of_single_experts(dtype):
     expected = squared_moe(hidden, logits, up, down, None, None, bias, TOP, True, 1.5, 1, 1)
     output = torch.empty_like(hidden)
     experts = ExpertWeights(gate_up=up, down=down, is_squared=True)
-    apply_grouped_squared(hidden, weights, ids, experts, output)
+    apply_by_torch(hidden, weights, ids, experts, output)
     torch.testing.assert_close(output, expected)
 
 
@@ -51,7 +51,7 @@ def test_experts_of_other_ranks_add_nothing():
         experts = ExpertWeights(
             gate_up=weights_of_own[0], down=weights_of_own[1], is_squared=True, num_routed=E
         )
-        apply_grouped_squared(hidden, weights, expert_map[:, 0].long()[ids], experts, grouped)
+        apply_by_torch(hidden, weights, expert_map[:, 0].long()[ids], experts, grouped)
         torch.testing.assert_close(grouped, part)
         parts.append(part)
     torch.testing.assert_close(sum(parts), whole)

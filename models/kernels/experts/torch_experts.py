@@ -1,4 +1,4 @@
-"""Experts without gates, down(relu(up(x))^2), on a GPU: two products with a square in between."""
+"""Experts without gates, down(relu(up(x))^2), or with gates that are gelus, on a GPU."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def squared_results(
     return down(up(hidden[pairs // top_k])[pairs].relu().square())
 
 
-def apply_grouped_squared(
+def apply_by_torch(
     hidden: torch.Tensor,
     weights: torch.Tensor,
     ids: torch.Tensor,
@@ -37,15 +37,15 @@ def apply_grouped_squared(
     By torch's grouped products; the host reads nothing. Weights and ids are [T, top_k].
     """
     num_tokens, top_k = ids.shape
-    size, num_experts = hidden.shape[1], len(experts.down)
+    size, num_experts, num_rows = hidden.shape[1], len(experts.down), experts.gate_up.shape[1]
     hidden, up, down = _aligned(hidden), _aligned(experts.gate_up), _aligned(experts.down)
     flat = ids.flatten().long()
     order = flat.argsort(stable=True)
     numbers = torch.arange(num_experts, device=ids.device)
     ends = torch.searchsorted(flat[order], numbers, right=True).int()
     x = hidden[order.div(top_k, rounding_mode="floor")]
-    inner = torch._grouped_mm(x, up.transpose(1, 2), ends).relu().square()
-    sorted_results = torch._grouped_mm(inner, down.transpose(1, 2), ends)
+    inner = experts.activate(torch._grouped_mm(x, up.transpose(1, 2), ends)[:, :num_rows])
+    sorted_results = torch._grouped_mm(_aligned(inner), down.transpose(1, 2), ends)
     results = torch.empty_like(sorted_results)
     results[order] = sorted_results
     weighed = results.view(num_tokens, top_k, -1).float() * weights.unsqueeze(-1)

@@ -1,0 +1,50 @@
+"""Mixture of experts whose gate is a gelu: octavo::gelu_moe."""
+
+import torch
+
+from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
+from models.operands.experts import ExpertWeights, Routing
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.experts.moe import apply_experts, route
+
+
+def _gelu_moe(
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    expert_scale: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+) -> torch.Tensor:
+    """Sends each token through its best experts and adds up their weighted, scaled results.
+
+    Weights are softmax scores that sum to 1, times a scale of each expert. Maps hidden [T, H] and
+    router_logits [T, E] to [T, H]. expert_scale: [E]. gate_up: [E, 2 * I, H]. down: [E, H, I].
+
+    Source: transformers 5.23, models/gemma4.
+    """
+    routing = Routing(
+        top_k=top_k, is_sigmoid=False, is_normed=True, scaling=1.0, num_groups=1, top_groups=1
+    )
+    experts = ExpertWeights(gate_up=gate_up, down=down, is_gelu=True)
+    if has_kernels(hidden.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.experts import moe as kernel
+
+        weights, ids = kernel.route(router_logits, None, routing)
+        return kernel.apply_experts(hidden, weights * expert_scale[ids], ids, experts)
+
+    def apply(hidden: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        weights, ids = route(router_logits, None, routing)
+        return apply_experts(hidden, weights * expert_scale[ids], ids, experts)
+
+    return row_wise(apply, hidden, router_logits)
+
+
+def _fake_gelu_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+gelu_moe = direct_register_custom_op("gelu_moe", _gelu_moe, (), _fake_gelu_moe)
