@@ -52,9 +52,13 @@ class MergedColumnParallelLinear(QuantizableLinear):
         return True
 
     def is_split_at(self, multiple: int) -> bool:
-        """Returns whether shards and projections begin at multiples of `multiple` features."""
-        is_whole = self.local_sizes == self.output_sizes
-        return not any(size % multiple for size in self.local_sizes[: -1 if is_whole else None])
+        """Returns whether projections begin at multiples of `multiple` features, and shards do.
+
+        Shards of a last projection of at most as many features are in one multiple.
+        """
+        *sizes, last = self.local_sizes
+        is_whole = self.local_sizes == self.output_sizes or self.output_sizes[-1] <= multiple
+        return not any(size % multiple for size in sizes) and (is_whole or last % multiple == 0)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's rows of one projection's weight, scales or bias.
@@ -74,7 +78,7 @@ class MergedColumnParallelLinear(QuantizableLinear):
         check_shape(loaded, (-(-self.output_sizes[shard_id] // block), *param.shape[1:]))
         sizes = [-(-size // block) for size in self.local_sizes]
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
-        first = self._shares[shard_id] * sizes[shard_id]
+        first = self._shares[shard_id] * self.local_sizes[shard_id] // block
         own = loaded.narrow(0, first, sizes[shard_id])
         if block == 1:
             own = self.arranged(own, shard_id)

@@ -224,6 +224,11 @@ def test_row_shards_hold_the_scales_of_their_columns(is_blocked):
         (lambda group: MergedColumnParallelLinear(100, [576], bias=False, group=group), [1, 0]),
         (lambda group: MergedColumnParallelLinear(100, [576, 64], bias=False, group=group), [0, 0]),
         (lambda group: MergedColumnParallelLinear(100, [128, 64], bias=False, group=group), [1, 0]),
+        (lambda group: MergedColumnParallelLinear(100, [256, 64], bias=False, group=group), [1, 1]),
+        (
+            lambda group: MergedColumnParallelLinear(100, [256, 192], bias=False, group=group),
+            [1, 0],
+        ),
         (lambda group: RowParallelLinear(384, 100, bias=False, group=group), [1, 0]),
         (lambda group: RowParallelLinear(512, 100, bias=False, group=group), [1, 1]),
     ],
