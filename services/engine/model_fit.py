@@ -37,9 +37,7 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
         _check_single(model, parallel)
         return
     _check_shares(model, parallel)
-    stages = tuple(parallel.pipeline_layers or ())
-    stage = PipelineStage(size=parallel.pipeline_parallel_size, num_layers=stages)
-    stage.layers_of(model.num_hidden_layers)
+    _check_stages(model, parallel)
 
 
 def _check_drafts_of_states(speculation: SpeculationConfig, model: ModelConfig) -> None:
@@ -65,11 +63,31 @@ def _check_single(model: ModelConfig, parallel: ParallelConfig) -> None:
             )
 
 
+def _check_stages(model: ModelConfig, parallel: ParallelConfig) -> None:
+    num_layers, size = tuple(parallel.pipeline_layers or ()), parallel.pipeline_parallel_size
+    for rank in range(size):
+        stage = PipelineStage(rank=rank, size=size, num_layers=num_layers)
+        own = stage.layers_of(model.num_hidden_layers)
+        if not any(layer in own for layer in model.entry_layers):
+            raise ValueError(
+                f"--pipeline-parallel-size is {size}: stage {rank} has layers {own.start} to "
+                f"{own.stop - 1}, none of which caches anything; --pipeline-layers moves stages"
+            )
+
+
 def _check_shares(model: ModelConfig, parallel: ParallelConfig) -> None:
     size = parallel.tensor_parallel_size
     group = ParallelGroup(size=size)
     has_whole_experts = parallel.enable_expert_parallel or parallel.data_parallel_size > 1
     try:
+        if model.delta_net is not None:
+            group.split(model.delta_net.num_k_heads, "key heads of a state")
+        if model.mamba2 is not None:
+            num_groups = model.mamba2.num_groups
+            group.split(model.mamba2.num_heads, "heads of a state")
+            group.split(num_groups, "groups of heads", replicas=max(1, size // num_groups))
+        if all(window == STATE for window in model.cache_windows):
+            return  # Mamba 2, which has no feed-forward layers either
         group.split(model.num_attention_heads, "attention heads")
         if model.mla is None:  # the ranks' caches of latent vectors are equal
             for num_kv_heads in {

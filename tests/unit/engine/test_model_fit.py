@@ -1,5 +1,6 @@
 """Flags that a model's configuration rules out are refused without its weights."""
 
+import json
 import subprocess
 import sys
 
@@ -13,8 +14,18 @@ from tests.support.random_checkpoints import write_checkpoint
 ODD_SIZES = {"llama": {"intermediate_size": 57}, "qwen3_moe": {"moe_intermediate_size": 13}}
 
 
+def without_attention(folder):
+    """Leaves fields out that published models without attention do not have."""
+    fields = json.loads((folder / "config.json").read_text())
+    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    kept = {name: value for name, value in fields.items() if name not in names}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
 def check(folder, variant, **flags):
     write_checkpoint(folder, variant, **ODD_SIZES.get(variant, {}))
+    if variant == "mamba2":
+        without_attention(folder)
     config = EngineConfig.from_flags(**flags)
     check_model_fit(config, read_model_config(folder, config.checkpoint.model_impl))
 
@@ -56,6 +67,13 @@ def check(folder, variant, **flags):
             {"pipeline_parallel_size": 2, "pipeline_layers": [40, 2]},
             "stages of 40, 2 layers do not hold",
         ),
+        ("qwen3_5_odd", {"tensor_parallel_size": 2}, "is 2: 3 key heads of a state cannot"),
+        ("falcon_h1_odd", {"tensor_parallel_size": 2}, "is 2: 5 heads of a state cannot"),
+        (
+            "nemotron_h_moe",
+            {"pipeline_parallel_size": 2},
+            "stage 1 has layers 3 to 4, none of which caches anything",
+        ),
         ("deepseek_v32", {"batch_invariant": True}, "--batch-invariant does not cover attention"),
     ],
 )
@@ -71,6 +89,8 @@ def test_flags_that_do_not_fit_the_model_are_refused(tmp_path, variant, flags, r
         ("qwen3", {"enable_expert_parallel": True}),
         ("qwen3_moe", {"enable_expert_parallel": True, "tensor_parallel_size": 2}),
         ("deepseek_v32", {"data_parallel_size": 2}),
+        ("mamba2", {"tensor_parallel_size": 2}),
+        ("nemotron_h_moe", {"pipeline_parallel_size": 2, "pipeline_layers": [2, 3]}),
     ],
 )
 def test_flags_that_fit_the_model_pass(tmp_path, variant, flags):
