@@ -1,6 +1,7 @@
 """Models with a recurrent state, for random checkpoints: class, configuration and its changes."""
 
 import transformers
+from packaging.version import Version
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 DELTA_NET = {
@@ -33,6 +34,8 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+# transformers before 5.23 repeats groups where heads of Mamba2 and GraniteMoeHybrid share them.
+NUM_GROUPS = 2 if Version(transformers.__version__) >= Version("5.23") else 1
 MAMBA2 = {
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
@@ -43,6 +46,7 @@ MAMBA2 = {
 }
 GRANITE = {
     **MAMBA2,
+    "mamba_n_groups": NUM_GROUPS,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "embedding_multiplier": 6.0,
@@ -200,7 +204,7 @@ _VARIANTS = {
     "mamba2": (
         "Mamba2ForCausalLM",
         "Mamba2Config",
-        {"num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2},
+        {"num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": NUM_GROUPS},
     ),
     "mamba2_odd": (
         "Mamba2ForCausalLM",
