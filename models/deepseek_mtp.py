@@ -2,8 +2,9 @@
 
 A draft layer joins the model's output for a token with the token that followed it, and guesses the
 next one. It shares the model's rotation, and its embedding and head unless the checkpoint has
-others. GLM-4.5 has the same form.
-Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
+others. GLM-4.5, Qwen3-Next and Qwen3.5 have the same form.
+Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; Qwen's names and the order of
+what is joined: vLLM, model_executor/models/qwen3_5_mtp.py at 01d9980.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class SharedHead(nn.Module):
 
     def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = draft_norm(config)
         self.head: ParallelLMHead | None = ParallelLMHead(
             config.vocab_size, config.hidden_size, group=group
         )
@@ -47,15 +48,17 @@ class DraftLayer(DecoderLayer):
     embed_tokens: None if it is the model's.
     """
 
-    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
-        attention = _attention(config, layer_index, group)
-        super().__init__(config, attention, feed_forward(config, layer_index, group))
+    def __init__(
+        self, config: ModelConfig, parts: tuple[nn.Module, nn.Module], group: ParallelGroup
+    ) -> None:
+        """Takes the configuration, attention and feed-forward part, and the ranks."""
+        super().__init__(config, *parts)
         hidden = config.hidden_size
         self.embed_tokens: VocabParallelEmbedding | None = VocabParallelEmbedding(
             config.vocab_size, hidden, group=group
         )
-        self.enorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.hnorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.enorm = draft_norm(config)
+        self.hnorm = draft_norm(config)
         # Every rank computes all of it, as a group of one.
         self.eh_proj = MergedColumnParallelLinear(2 * hidden, [hidden], bias=False, group=SINGLE)
         self.shared_head = SharedHead(config, group)
@@ -68,11 +71,23 @@ class DraftLayer(DecoderLayer):
         return joined
 
 
-def _attention(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
-    """Returns the attention of a draft layer, which is that of the model's layers."""
+def draft_norm(config: ModelConfig) -> RMSNorm:
+    """Returns a norm of hidden states, as the model's."""
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
+
+
+def _parts(model: CausalLM, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
+    """Returns attention and feed-forward part of a draft layer, which are as the model's."""
+    config = model.config
+    if (own := model.draft_parts(layer_index, group)) is not None:
+        return own
+    attention: nn.Module
     if config.mla is not None:
-        return LatentAttention(config, layer_index, group)
-    return SelfAttention(config, layer_index, group, has_head_norms=config.use_qk_norm)
+        attention = LatentAttention(config, layer_index, group)
+    else:
+        has_head_norms = config.use_qk_norm
+        attention = SelfAttention(config, layer_index, group, has_head_norms=has_head_norms)
+    return attention, feed_forward(config, layer_index, group)
 
 
 @support_torch_compile(dynamic_arg_dims={"token_ids": 0, "positions": 0, "hidden": 0})
@@ -166,4 +181,5 @@ def append_draft_layers(model: CausalLM, group: ParallelGroup) -> None:
     config = model.config
     config.require_draft_layers()
     for number in range(config.num_draft_layers):
-        model.model.layers.append(DraftLayer(config, config.num_hidden_layers + number, group))
+        parts = _parts(model, config.num_hidden_layers + number, group)
+        model.model.layers.append(DraftLayer(config, parts, group))

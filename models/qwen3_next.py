@@ -1,7 +1,7 @@
 """Qwen3-Next, and the text parts of Qwen3.5 to 3.8: Gated DeltaNet in most layers.
 
 The others have attention whose output is gated. Norms add one to their weights. Feed-forward layers
-have experts, or are dense in Qwen3.5 without experts.
+have experts, or are dense in Qwen3.5 without experts. A draft layer follows, with attention.
 Source: Qwen Team 2025, "Qwen3-Next"; transformers 5.23, models/qwen3_next and models/qwen3_5.
 """
 
@@ -28,7 +28,15 @@ class Qwen3NextForCausalLM(CausalLM):
         ".linear_attn.": ".self_attn.",
         ".shared_expert.": ".shared_experts.",
     }
-    unused_parts: ClassVar[tuple[str, ...]] = ("mtp.", "model.visual.")
+    unused_parts: ClassVar[tuple[str, ...]] = ("model.visual.",)
+    draft_mapping: ClassVar[dict[str, str]] = {
+        "layers.0.": "",
+        "fc.": "eh_proj.",
+        "pre_fc_norm_embedding.": "enorm.",
+        "pre_fc_norm_hidden.": "hnorm.",
+        "norm.": "shared_head.norm.",
+    }
+    """Names of the draft layer's tensors after `mtp.` -> in models.deepseek_mtp."""
     is_interleaved: ClassVar[bool] = True
     """Whether projections of Gated DeltaNet are stored together, by heads of keys."""
 
@@ -40,6 +48,26 @@ class Qwen3NextForCausalLM(CausalLM):
             cls._mixer(config, index, group),
             cls._feed_forward(config, index, group),
         )
+
+    def draft_parts(self, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
+        """Returns attention and feed-forward part of the draft layer."""
+        config = self.config
+        mixer = self._mixer(config, layer_index, group)
+        return mixer, self._feed_forward(config, layer_index, group)
+
+    def renamed(self, name: str) -> str:
+        """Returns a stored tensor's name; the draft layer's becomes that of a layer past the last.
+
+        A checkpoint has it under `mtp.`, with its projection and norms beside it.
+        """
+        if name.startswith("mtp."):
+            name = name.removeprefix("mtp.")
+            for stored, ours in self.draft_mapping.items():
+                if name.startswith(stored):
+                    name = ours + name.removeprefix(stored)
+                    break
+            name = f"model.layers.{self.config.num_hidden_layers}.{name}"
+        return super().renamed(name)
 
     @classmethod
     def _mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:

@@ -8,6 +8,9 @@ DRAFTING_ARCHITECTURES = (
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GlmMoeDsaForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
 )
 """Families whose draft layers models.deepseek_mtp can build."""
 
@@ -117,6 +120,7 @@ _QWEN_STATES = {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
     "partial_rotary_factor": 0.25,
+    "mtp_num_hidden_layers": 1,
     "norm_topk_prob": True,
     "rms_norm_eps": 1e-6,
     "use_sliding_window": False,

@@ -316,6 +316,12 @@ class CausalLM(nn.Module):
             name = name.replace(stored, ours)
         return name
 
+    def draft_parts(
+        self, layer_index: int, group: ParallelGroup
+    ) -> tuple[nn.Module, nn.Module] | None:
+        """Returns attention and feed-forward part of a draft layer, if the family has its own."""
+        return None
+
     def is_unused(self, name: str) -> bool:
         """Returns whether a stored tensor repeats another part of the model, or is of none."""
         repeats = name in self.tied_weights or name.endswith("rotary_emb.inv_freq")

@@ -10,6 +10,7 @@ from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.guessed_drafts import GuessedDrafts
 from tests.support.invariance import batch_invariance
+from tests.support.mtp_checkpoints import write_mtp_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.state_variants import STATE_VARIANTS
 
@@ -110,6 +111,23 @@ def test_a_later_turn_starts_from_an_output_with_drafts(folder, expected):
     [again] = engine.run([turn], 8)
     assert engine.scheduler.counts.cached_tokens == 128
     assert GraphEngine(folder, EAGER, **SIZES).run([turn], 8) == [again]
+
+
+@pytest.mark.parametrize("variant", ["qwen3_5_odd", "qwen3_5_moe"])
+@pytest.mark.parametrize("config", [EAGER, GRAPHS], ids=["eager", "graphs"])
+def test_the_models_own_draft_layer_changes_no_token(tmp_path, variant, config):
+    config = config.model_copy(update={"compile_cache_dir": tmp_path / "compiled"})
+    write_mtp_checkpoint(tmp_path, variant, agreement=0.98, max_position_embeddings=256)
+    alone = GraphEngine(tmp_path, EAGER, **SIZES).run(PROMPTS, NUM_OUTPUT)
+    sizes = SIZES | {"num_speculative_tokens": 2, "min_speculative_tokens": 2}
+    engine = GraphEngine(tmp_path, config, **sizes)
+    engine.capture()
+    for _ in range(2):
+        assert engine.run(PROMPTS, NUM_OUTPUT) == alone
+    accepted = num_accepted(engine)
+    assert min(accepted) == 0 < max(accepted)
+    assert sum(accepted) > len(accepted) / 8
+    assert engine.faults == []
 
 
 def test_batch_invariant_logits_after_drafts_have_the_bits_of_those_without(folder):
