@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from models.ops.experts.moe import apply_experts, gated, route
+from models.operands.experts import ExpertWeights
+from models.ops.experts.moe import apply_experts, route
 from tests.support.moe_case import (
     NUM_EXPERTS,
     ROUTINGS,
@@ -74,7 +75,7 @@ def test_output_is_the_weighted_sum_of_what_each_expert_returns(routing, is_clam
             inner = experts.gate_up[expert] @ hidden[token]
             if is_clamped:
                 inner += experts.gate_up_bias[expert]
-            result = experts.down[expert] @ gated(inner, experts.alpha, experts.limit)
+            result = experts.down[expert] @ experts.activate(inner)
             if is_clamped:
                 result += experts.down_bias[expert]
             expected[token] += factor * result
@@ -84,7 +85,10 @@ def test_output_is_the_weighted_sum_of_what_each_expert_returns(routing, is_clam
 
 def test_clamped_gate_is_bounded_above_and_up_on_both_sides():
     gate_up = torch.tensor([[100.0, -100.0, 0.5, 100.0, -100.0, 0.25]])
-    result = gated(gate_up, alpha=2.0, limit=3.0)[0].tolist()
+    experts = ExpertWeights(
+        gate_up=torch.empty(1, 6, 2), down=torch.empty(1, 2, 3), alpha=2.0, limit=3.0
+    )
+    result = experts.activate(gate_up)[0].tolist()
     at_limit = 3.0 * torch.sigmoid(torch.tensor(6.0)).item()
     assert result == pytest.approx(
         [at_limit * 4.0, 0.0, 0.5 * torch.sigmoid(torch.tensor(1.0)).item() * 1.25]
