@@ -8,7 +8,7 @@ from models.registry import ARCHITECTURES
 from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
-from tests.support.quantized_checkpoints import KINDS, WIDE, quantize_checkpoint
+from tests.support.quantized_checkpoints import KINDS, WIDE, WIDE_STATES, quantize_checkpoint
 from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
 from tests.support.recent_variants import RECENT_VARIANTS
 
@@ -193,6 +193,25 @@ def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
     assert (DENSE | {"activation_quant": 2}).items() <= found.items()
     _, expected = logits(is_compiled=False)
     assert (actual - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "compressed-fp8-channel", "modelopt-nvfp4"])
+@pytest.mark.parametrize("variant", ["qwen3_5", "nemotron_h_moe"])
+def test_quantised_layers_with_states_compute_the_same_in_pieces(variant, form, tmp_path):
+    write_checkpoint(tmp_path / "plain", variant, **WIDE | WIDE_STATES[variant])
+    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
+
+    def logits(*, is_compiled):
+        model = load_model(
+            tmp_path / "stored", device=torch.device("cpu"), dtype=torch.float32,
+            keep_quantized=True,
+        )  # fmt: skip
+        found = compile_at(3)(model).pass_matches if is_compiled else {}
+        assert not is_compiled or model.expected_passes() <= found.keys()
+        runner = PagedRunner(model)
+        return runner.run(runner.add(TOKENS), 5)
+
+    assert torch.equal(logits(is_compiled=True), logits(is_compiled=False))
 
 
 @pytest.mark.parametrize(
