@@ -7,7 +7,15 @@ from models.config import CONFIG_FILE, ConfigError, ModelConfig
 from models.config_sections.fields import Fields
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-TARGETS = ("GptOssForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+TARGETS = (
+    "GptOssForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
 """Families whose states a head may read."""
 NUM_STATES = 3
 
