@@ -26,14 +26,16 @@ class Snapshot(_message.Message):
     def __init__(self, engine: _Optional[_Union[EngineSettings, _Mapping]] = ..., next_step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowSnapshot, _Mapping]]] = ...) -> None: ...
 
 class RowSnapshot(_message.Message):
-    __slots__ = ("assignment", "block_ids", "num_computed_tokens")
+    __slots__ = ("assignment", "block_ids", "num_computed_tokens", "state_block_ids")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     assignment: _batch_pb2.RowAssignment
     block_ids: bytes
     num_computed_tokens: int
-    def __init__(self, assignment: _Optional[_Union[_batch_pb2.RowAssignment, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ...) -> None: ...
+    state_block_ids: bytes
+    def __init__(self, assignment: _Optional[_Union[_batch_pb2.RowAssignment, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., state_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
     __slots__ = ("model", "architecture", "config_sha256", "load_format", "quantization", "device_name", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "compilation_level", "use_inductor", "cudagraph_mode", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "batch_invariant")

@@ -14,6 +14,7 @@ class _Row:
     row: int
     token_ids: list[int]
     block_ids: bytes
+    state_block_ids: bytes
     num_computed_tokens: int
 
 
@@ -67,6 +68,7 @@ class PendingSnapshot:
                         sampling=request.sampling,
                     ),
                     block_ids=row.block_ids,
+                    state_block_ids=row.state_block_ids,
                     num_computed_tokens=row.num_computed_tokens,
                 )
                 for request, row in self._rows.items()
@@ -80,5 +82,6 @@ def _row(request: Request) -> _Row:
         row=request.row,
         token_ids=list(request.token_ids),
         block_ids=pack_int32(request.block_ids),
+        state_block_ids=pack_int32(request.state_block_ids),
         num_computed_tokens=request.num_computed_tokens,
     )

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from protos.engine.v1.batch_pb2 import BlockTableUpdates
+from protos.engine.v1.batch_pb2 import BlockTableUpdates, StateMetadata
 from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, read_int32
 from services.engine.limits import StepLimits
 from services.engine.replay.recording import ReplayError
+from services.engine.replay.state_content import NO_COPIES, StateContent
 from services.engine.worker.inputs.batch import Batch, read_assignments, read_block_writes
 from services.engine.worker.inputs.checks import Int32Array
+
+COPIES = ("saved_from", "saved_to", "restored_from", "restored_to")
+"""Fields of StateMetadata: blocks that a step copies."""
 
 Slots = npt.NDArray[np.int64]
 """Slots of the cache: block id * block size + offset."""
@@ -68,17 +72,27 @@ class BlockNumbers:
             numbers = np.where(ids == 0, used[-1] + 1 + columns, numbers)
         updates.block_ids = pack_int32(numbers)
 
+    def renumber_copies(self, copies: StateMetadata) -> None:
+        """Replaces the noted block ids of copies by their numbers."""
+        used = np.cumsum(self._is_used) - 1
+        for name in COPIES:
+            setattr(copies, name, pack_int32(used[read_int32(getattr(copies, name))]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlots:
     """The slots that a step writes, and the tokens that it lacks.
 
     written: slots of its tokens' keys and values, for each group of layers. missing: by row, the
-    tokens that it reads and no step has written, to be computed before it.
+    tokens that it reads and no step has written, to be computed before it. states: [R, blocks] of
+    its rows' states. copies: [2, n], blocks of states to copy once the missing tokens are computed,
+    from and to: snapshots that no step has made.
     """
 
     written: list[Slots]
     missing: Mapping[int, range]
+    states: Slots
+    copies: Slots
 
 
 class CacheContent:
@@ -90,6 +104,7 @@ class CacheContent:
         self._windows = limits.windows
         self._table = np.zeros((limits.max_num_seqs, limits.block_table_width), np.int64)
         self._is_written = np.zeros(num_blocks * limits.block_size, bool)
+        self._states = StateContent(limits)
 
     def restore(
         self, descriptor: BatchDescriptor, num_computed: Mapping[int, int]
@@ -107,6 +122,10 @@ class CacheContent:
             read_assignments(descriptor, self._limits),
             read_block_writes(descriptor, self._limits, num_blocks=self._num_blocks),
         )
+        if self._limits.num_state_blocks:
+            for row, end in num_computed.items():
+                self._states.compute(self.state_blocks(row), end)
+            return {row: self._compute_all(row, end) for row, end in num_computed.items()}
         return {row: self._missing(row, end) for row, end in num_computed.items()}
 
     def step(self, batch: Batch) -> StepSlots:
@@ -117,20 +136,41 @@ class CacheContent:
         ends = zip(starts, batch.seq_lens.tolist(), strict=True)
         by_row = [self.slots(row, starts[row], end) for row, end in ends]
         written = [np.concatenate(slots) for slots in zip(*by_row, strict=True)]
-        missing = {}
+        missing, copies = {}, NO_COPIES
+        self._states.save(batch)
         for assignment in batch.assignments:
             # Others continue after an earlier step or the restored state.
             start = starts.get(assignment.row, 0)
-            if tokens := self._missing(assignment.row, start, besides=written):
+            tokens = self._missing(assignment.row, start, besides=written)
+            blocks = self.state_blocks(assignment.row)
+            lacking = self._states.lacking(batch, blocks, start, lacks_tokens=bool(tokens))
+            if lacking is not None:
+                copies = np.concatenate((copies, lacking), axis=1)
+                tokens = self._compute_all(assignment.row, start)
+            if tokens:
                 missing[assignment.row] = tokens
-        self._is_written[np.concatenate(written)] = True
-        return StepSlots(written=written, missing=missing)
+        self._is_written[joined(written)] = True
+        states = np.stack([self.state_blocks(row) for row in batch.row_ids.tolist()])
+        self._states.run(batch, states)
+        return StepSlots(written=written, missing=missing, states=states, copies=copies)
+
+    def _compute_all(self, row: int, end: int) -> range:
+        """Returns all tokens of a row before `end`, of which a state is, and counts them."""
+        self._is_written[joined(self.slots(row, 0, end))] = True
+        return range(end)
+
+    def state_blocks(self, row: int) -> Slots:
+        """Returns the blocks of a row's states."""
+        blocks: Slots = self._table[row, self._limits.token_table_width :]
+        return blocks
 
     def slots(self, row: int, start: int, end: int) -> list[Slots]:
         """Returns the slots of a row's tokens from `start` to before `end`, for each group."""
         positions = np.arange(start, end)
         size, num_groups = self._limits.block_size, len(self._windows)
-        tables = self._table[row].reshape(-1, num_groups).T
+        if not num_groups:
+            return []
+        tables = self._table[row, : self._limits.token_table_width].reshape(-1, num_groups).T
         return [table[positions // size] * size + positions % size for table in tables]
 
     def _update(
@@ -167,3 +207,8 @@ class CacheContent:
         for slots in all_slots:
             self._is_written[slots[missing.start : missing.stop]] = True
         return missing
+
+
+def joined(slots: Sequence[Slots]) -> Slots:
+    """Returns the slots of all groups."""
+    return np.concatenate((*slots, np.zeros(0, np.int64)))

@@ -6,7 +6,7 @@ from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
 from services.engine.checkpoint.model_folder import config_sha256
 from services.engine.config.engine_config import EngineConfig
-from services.engine.replay.cache_content import BlockNumbers
+from services.engine.replay.cache_content import COPIES, BlockNumbers
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.opening import read_opening
 from services.engine.replay.orders import Orders
@@ -36,10 +36,6 @@ def replay(
     recording = Recording.open(config.replay.trace)
     settings = _load(config, recording.snapshot.engine, load)
     limits = settings.loaded.limits
-    if limits.num_state_groups:
-        raise ReplayError(
-            "a model whose layers keep states cannot be replayed: a recording has none"
-        )
     if recording.is_cut:
         write(f"{config.replay.trace} ends in the middle of a message; what is whole is replayed")
     blocks = BlockNumbers(
@@ -66,8 +62,7 @@ def _run(
 ) -> None:
     step_id = 0
     try:
-        num_groups = len(replayer.limits.windows)
-        opening = read_opening(recording.snapshot, blocks, num_groups=num_groups)
+        opening = read_opening(recording.snapshot, blocks, limits=replayer.limits)
         replayer.restore(opening.descriptor, opening.num_computed)
         for step in recording.steps():
             step_id = step.descriptor.step_id
@@ -86,10 +81,13 @@ def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[
     """Notes a recording's blocks and returns the graphs that its replay needs."""
     for row in recording.snapshot.rows:
         blocks.use(row.block_ids)
+        blocks.use(row.state_block_ids)
     keys: dict[bytes, GraphKey] = {}
     for step in recording.steps():
         descriptor: BatchDescriptor = step.descriptor
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
+        for name in COPIES:
+            blocks.use(getattr(descriptor.state_metadata, name))
         try:
             key = orders.graph_key(descriptor)
         except ValueError as error:

@@ -1,5 +1,6 @@
-"""Measures the difference of two tensors."""
+"""Measures the difference of two tensors, and of the tokens that they lead to."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
+from services.engine.replay.recording import ReplayError
 
 FP8_STEP = 0.125
 """Largest distance of adjacent float8_e4m3fn values, relative to the smaller."""
@@ -61,3 +63,16 @@ def first_difference(expected: Tensor, actual: Tensor) -> int:
     """Returns the first index along the first dimension where two tensors differ; NaN differs."""
     differs = (expected.float() != actual.float()).view(len(expected), -1).any(1)
     return int(differs.int().argmax())
+
+
+def margin(logits: torch.Tensor, values: Iterable[int | None]) -> float:
+    """Returns the spread of some tokens' logits [V], relative to the largest logit.
+
+    Raises:
+        ReplayError: a token is not in the vocabulary.
+    """
+    token_ids = {value for value in values if value is not None}
+    if not all(0 <= token_id < len(logits) for token_id in token_ids):
+        raise ReplayError(f"one of the tokens {sorted(token_ids)} is not among {len(logits)} ids")
+    chosen = logits[list(token_ids)]
+    return float((chosen.max() - chosen.min()) / logits.abs().max())

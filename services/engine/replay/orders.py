@@ -104,4 +104,6 @@ class Orders:
         attention = ordered.attn_metadata
         if attention.HasField("block_table_updates"):
             self._blocks.renumber(attention.block_table_updates)
+        if ordered.HasField("state_metadata"):
+            self._blocks.renumber_copies(ordered.state_metadata)
         return ordered

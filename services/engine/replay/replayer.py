@@ -1,28 +1,25 @@
 """Runs a recording's steps on both sides and compares the results."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from models.state_cache import StateCacheData
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from services.engine.batch import (
-    BatchBuilder,
     BatchDescriptor,
-    FallbackReason,
     GraphKind,
-    SpecDecodeMetadata,
     StepResult,
-    pack_int32,
 )
 from services.engine.limits import StepLimits
-from services.engine.replay.cache_content import CacheContent, Slots
-from services.engine.replay.compare import Deviation, deviation, first_difference
+from services.engine.replay.cache_content import CacheContent, Slots, joined
+from services.engine.replay.compare import Deviation, deviation, first_difference, margin
 from services.engine.replay.orders import Order, Orders
-from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
-from services.engine.replay.sides import Side, Sides
+from services.engine.replay.rows_alone import chunk_of
+from services.engine.replay.sides import Side, Sides, StatesBefore
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
 from services.engine.worker.inputs.batch import Batch
@@ -32,11 +29,15 @@ from services.engine.worker.runner.speculator import Speculation
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under comparison; slots: of its keys and values, for each group."""
+    """A step under comparison.
+
+    slots: of its keys and values, for each group. states: [R, blocks] of its rows' states.
+    """
 
     order: Order
     batch: Batch
     slots: list[Slots]
+    states: Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,9 @@ class Replayer:
         self.limits = limits
         self._num_blocks = num_blocks
         self._content = CacheContent(limits, num_blocks=num_blocks)
-        self._num_layers = sides.reference.runner.model.config.num_hidden_layers
+        config = sides.reference.runner.model.config
+        self._entry_layers = config.entry_layers
+        self._num_layers = len(self._entry_layers)
         self.totals = Totals()
 
     @torch.inference_mode()
@@ -88,6 +91,7 @@ class Replayer:
     def replay(self, recorded: WatchStepsResponse) -> StepFindings:
         """Runs one step; if it differs, returns the deviations of every attention layer."""
         step = self._prepare(recorded.descriptor)
+        before = [StatesBefore(side, step.states) for side in self._both]
         results = [self._run(side, step.order) for side in self._both]
         tokens = self._read_tokens(step.batch, recorded.result, *results)
         findings = StepFindings(
@@ -104,8 +108,11 @@ class Replayer:
             self.totals.num_given_up += 1
         if findings.differs:
             if self.totals.first_difference is None:
+                for states in before:
+                    states.restore()
                 self._locate(step, findings, tokens)
-            self._copy_cache(np.concatenate(step.slots))
+            self._copy_cache(joined(step.slots))
+            self._sides.copy_blocks(step.states)
         self._set_tokens(step.batch, tokens.recorded)
         self.totals.count(findings)
         return findings
@@ -123,15 +130,19 @@ class Replayer:
             self._sides.reference.runner.update_tables(order.reference)
         for row, tokens in slots.missing.items():
             self._rebuild(row, tokens)
-        return _Step(order, batch, slots.written)
+        if slots.copies.size:
+            self._sides.reference.runner.forward.copy_states(torch.from_numpy(slots.copies))
+            self._sides.copy_blocks(slots.copies[1])
+        return _Step(order, batch, slots.written, slots.states)
 
     def _rebuild(self, row: int, tokens: range) -> None:
         """Computes keys and values of a row's tokens for both sides."""
         size = self.limits.max_num_batched_tokens
         for start in range(tokens.start, tokens.stop, size):
             end = min(start + size, tokens.stop)
-            self._sides.reference.runner.execute(self._chunk(row, start, end))
-            self._copy_cache(np.concatenate(self._content.slots(row, start, end)))
+            self._sides.reference.runner.execute(chunk_of(row, start, end, self.limits))
+            self._copy_cache(joined(self._content.slots(row, start, end)))
+            self._sides.copy_blocks(self._content.state_blocks(row))
         self.totals.num_rebuilt_tokens += len(tokens)
 
     def _run(self, side: Side, order: Order) -> StepResult:
@@ -152,6 +163,9 @@ class Replayer:
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):
             if layer - self._num_layers > tokens.num_agreeing_drafts:
                 break
+            if isinstance(ours, StateCacheData):
+                found += self._state_deviations(layer, step.batch)
+                continue
             other, slots = theirs.tensors(), group_slots[group_of_layer.get(layer, 0)]
             stride = getattr(theirs, "block_stride", 1)
             block_size = self.limits.block_size
@@ -163,6 +177,16 @@ class Replayer:
                 expected, actual = (each.flatten(0, 1)[slots] for each in (tensor, other[name]))
                 label = f"{self._place(layer)} {name}"
                 found.append(self._deviation(label, expected, actual, rows))
+        return found
+
+    def _state_deviations(self, entry: int, batch: Batch) -> list[Deviation]:
+        """Compares the states of a layer after the step's last tokens."""
+        found = []
+        by_side = [side.states_after(entry, batch) for side in self._both]
+        for name, expected, actual in zip(("state", "convolution"), *by_side, strict=True):
+            if expected.numel():
+                label = f"{self._place(entry)} {name}"
+                found.append(self._deviation(label, expected, actual, batch.row_ids))
         return found
 
     def _output_deviations(self, batch: Batch, tokens: _Tokens) -> list[Deviation]:
@@ -211,7 +235,7 @@ class Replayer:
                 tested=values[2],
                 margin=0.0
                 if logits is None
-                else _margin(logits[index * num_places + place], values),
+                else margin(logits[index * num_places + place], values),
             )
             for index, place, values in partings(recorded.tokens, reference.tokens, tested.tokens)
         ]
@@ -227,7 +251,7 @@ class Replayer:
                 recorded=values[0] if len(values) > 2 else None,
                 reference=values[-2],
                 tested=values[-1],
-                margin=_margin(self._draft_logits(index, place), values),
+                margin=margin(self._draft_logits(index, place), values),
             )
             for index, place, values in partings(*drafts)
         ]
@@ -269,28 +293,33 @@ class Replayer:
         else:
             actual = self._sides.tap_tested(run, step.order.graph_key)
         known = tokens.reference.known_query_tokens(step.batch)
-        found = []
+        found: list[tuple[int, int, Deviation]] = []
         for tap in sorted(expected, key=lambda tap: (*tap[:2], tap[2] == OUTPUT)):
             number, layer, name = tap
             depth = self._draft_depth(number, layer)
             if depth > tokens.num_agreeing_drafts:
                 continue
-            place = f"draft {1 + depth}" if number else f"layer {layer}"
+            place = f"draft {1 + depth}" if number else self._place(layer)
             label = f"{place} {'attention output' if name == OUTPUT else name}"
             # After the tokens of the step there may be padding.
             pair = expected[tap], actual[tap][: len(expected[tap])]
             if number == 1:
                 pair = pair[0][known], pair[1][known]
             rows = None if number else _query_rows(step.batch)
-            found.append(self._deviation(label, *pair, rows))
-        found += self._output_deviations(step.batch, tokens)
-        if any(each.is_excessive for each in found) or not findings.excessive:
-            findings.deviations = found
+            found.append((number, layer, self._deviation(label, *pair, rows)))
+        for entry, cache in enumerate(self._sides.reference.cache):
+            if isinstance(cache, StateCacheData):
+                states = self._state_deviations(entry, step.batch)
+                found += [(0, entry, each) for each in states]
+        deviations = [each for *_, each in sorted(found, key=lambda each: each[:2])]
+        deviations += self._output_deviations(step.batch, tokens)
+        if any(each.is_excessive for each in deviations) or not findings.excessive:
+            findings.deviations = deviations
 
     def _place(self, layer: int) -> str:
         """Returns the name of a cache layer."""
         draft = layer - self._num_layers
-        return f"layer {layer}" if draft < 0 else f"draft {1 + draft}"
+        return f"layer {self._entry_layers[layer]}" if draft < 0 else f"draft {1 + draft}"
 
     def _draft_depth(self, number: int, layer: int) -> int:
         """Returns how many drafts precede a pass's draft in a layer; -1 for the model's layers.
@@ -331,6 +360,8 @@ class Replayer:
         reference, tested = self._both
         index = torch.from_numpy(slots).to(reference.runner.buffers.tokens.device)
         for ours, theirs in zip(reference.cache, tested.cache, strict=True):
+            if isinstance(ours, StateCacheData):
+                continue
             targets = theirs.tensors()
             for name, source in ours.tensors().items():
                 targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
@@ -354,42 +385,10 @@ class Replayer:
                 *(torch.from_numpy(column.astype(np.int32)).to(device) for column in columns)
             )
 
-    def _chunk(self, row: int, start: int, end: int) -> BatchDescriptor:
-        """Returns the order to compute tokens of one row without sampling."""
-        builder = BatchBuilder()
-        builder.row_ids.append(row)
-        builder.q_lens.append(end - start)
-        builder.seq_lens.append(end)
-        if self.limits.num_speculative_tokens:
-            builder.drafts = SpecDecodeMetadata(
-                num_spec_steps=self.limits.num_speculative_tokens,
-                num_next_drafts=self.limits.num_speculative_tokens,
-                num_draft_tokens=pack_int32([0]),
-            )
-        return builder.build(
-            step_id=0,
-            is_prefill=True,
-            graph_key=None,
-            fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
-        )
-
 
 def _query_rows(batch: Batch) -> Int32Array:
     """Returns the row of each query token."""
     return np.repeat(batch.row_ids, np.diff(batch.query_start_loc))
-
-
-def _margin(logits: torch.Tensor, values: Iterable[int | None]) -> float:
-    """Returns the spread of some tokens' logits [V], relative to the largest logit.
-
-    Raises:
-        ReplayError: a token is not in the vocabulary.
-    """
-    token_ids = {value for value in values if value is not None}
-    if not all(0 <= token_id < len(logits) for token_id in token_ids):
-        raise ReplayError(f"one of the tokens {sorted(token_ids)} is not among {len(logits)} ids")
-    chosen = logits[list(token_ids)]
-    return float((chosen.max() - chosen.min()) / logits.abs().max())
 
 
 def _shape(descriptor: BatchDescriptor) -> str:

@@ -4,13 +4,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.engine.batch import BatchDescriptor, StepResult, pack_int32, read_int32
+from services.engine.batch import (
+    BatchBuilder,
+    BatchDescriptor,
+    FallbackReason,
+    SpecDecodeMetadata,
+    StepResult,
+    pack_int32,
+    read_int32,
+)
+from services.engine.limits import StepLimits
 
 
 def rows_alone(step: BatchDescriptor) -> list[BatchDescriptor]:
     """Returns the steps that compute each row of a step without graphs, in order.
 
-    The first assigns all rows and updates all block tables.
+    The first assigns all rows, updates all block tables and copies all states.
     """
     starts = read_int32(step.attn_metadata.query_start_loc)
     sampled = read_int32(step.sampling.sample_indices).tolist()
@@ -19,7 +28,29 @@ def rows_alone(step: BatchDescriptor) -> list[BatchDescriptor]:
     if step.attn_metadata.HasField("block_table_updates"):
         updates = step.attn_metadata.block_table_updates
         steps[0].attn_metadata.block_table_updates.CopyFrom(updates)
+    if step.HasField("state_metadata"):
+        steps[0].state_metadata.CopyFrom(step.state_metadata)
     return steps
+
+
+def chunk_of(row: int, start: int, end: int, limits: StepLimits) -> BatchDescriptor:
+    """Returns the step that computes tokens of one row without sampling."""
+    builder = BatchBuilder()
+    builder.row_ids.append(row)
+    builder.q_lens.append(end - start)
+    builder.seq_lens.append(end)
+    if limits.num_speculative_tokens:
+        builder.drafts = SpecDecodeMetadata(
+            num_spec_steps=limits.num_speculative_tokens,
+            num_next_drafts=limits.num_speculative_tokens,
+            num_draft_tokens=pack_int32([0]),
+        )
+    return builder.build(
+        step_id=0,
+        is_prefill=True,
+        graph_key=None,
+        fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
+    )
 
 
 def joined(results: Sequence[StepResult]) -> StepResult:

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
+from models.state_cache import StateCacheData, pages_after, read_conv, read_recurrent
 from services.engine.batch import BatchDescriptor, GraphKey, StepResult
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
@@ -22,6 +25,7 @@ from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.rows_alone import joined
 from services.engine.replay.taps import AttentionTaps, Tap
+from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculator import Speculation
 from services.engine.worker.start.graph_setup import (
@@ -75,6 +79,23 @@ class Side:
         """Each layer's cache."""
         return self.runner.forward.kv_cache_data
 
+    def states_after(self, entry: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns the states of a step's rows in a cache entry, and the inputs of its convolution.
+
+        They are those after the rows' last tokens: [R, heads, rows, columns] and [R, width - 1,
+        channels].
+        """
+        cache = self.cache[entry]
+        assert isinstance(cache, StateCacheData), f"entry {entry} keeps no state"
+        device = self.runner.buffers.tokens.device
+        rows, ends = (
+            torch.from_numpy(each.astype(np.int64)).to(device)
+            for each in (batch.row_ids, batch.seq_lens)
+        )
+        pages = pages_after(cache, self.runner.forward.state_table(entry)[rows], ends)
+        recurrent = read_recurrent(cache, pages) if cache.spec.num_heads else pages[:, :0]
+        return recurrent, read_conv(cache, pages)
+
     def __post_init__(self) -> None:
         self.runner.watch_outputs(self._keep)
         if isinstance(self.runner.speculator, Speculation):
@@ -86,6 +107,21 @@ class Side:
 
     def _keep_drafts(self, hidden: tuple[Tensor, ...]) -> None:
         self.draft_hidden = hidden
+
+
+class StatesBefore:
+    """The states of a step's rows before it, as a step changes them in place."""
+
+    def __init__(self, side: Side, blocks: npt.NDArray[np.int64]) -> None:
+        """Copies blocks; they may be none."""
+        self._blocks = torch.from_numpy(blocks.ravel())
+        self._memory = side.runner.forward.state_memory
+        self._content = [memory[:, self._blocks] for memory in self._memory]
+
+    def restore(self) -> None:
+        """Makes the states what they were."""
+        for memory, content in zip(self._memory, self._content, strict=True):
+            memory[:, self._blocks] = content
 
 
 def _joined(outputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -202,6 +238,13 @@ class Sides:
             if outcome.fault
         ]
         """Graphs that failed their test; their steps run without."""
+
+    def copy_blocks(self, blocks: npt.NDArray[np.int64]) -> None:
+        """Copies blocks of states from the reference to the tested side."""
+        index = torch.from_numpy(blocks.ravel())
+        sides = (self.reference.runner.forward, self.tested.runner.forward)
+        for ours, theirs in zip(*(each.state_memory for each in sides), strict=True):
+            theirs[:, index] = ours[:, index]
 
     def tap_reference(self, run: Callable[[Side], object]) -> Tapped:
         """Runs a step without graphs and returns the tensors of attention."""

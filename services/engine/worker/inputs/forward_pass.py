@@ -180,11 +180,16 @@ class ForwardPass:
         All are read before any is written.
         """
         from_, to = blocks.long()
-        for memory in self._state_memory:
+        for memory in self.state_memory:
             memory[:, to] = memory[:, from_]
 
+    def state_table(self, entry: int) -> Tensor:
+        """Returns the pages of all rows' states in a cache entry, [rows, slots * P]."""
+        first = len(self._block_tables)
+        return self._state_tables[self._group_of_layer[entry] - first]
+
     @cached_property
-    def _state_memory(self) -> list[Tensor]:
+    def state_memory(self) -> list[Tensor]:
         """The memory of layers that keep states, each part once."""
         states = [each for each in self.kv_cache_data if isinstance(each, StateCacheData)]
         return list({each.memory.data_ptr(): each.memory for each in states}.values())

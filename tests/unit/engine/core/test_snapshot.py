@@ -116,7 +116,7 @@ def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
         blocks.use(row.block_ids)
     for descriptor, _ in steps:
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
-    opening = read_opening(snapshot, blocks, num_groups=len(windows))
+    opening = read_opening(snapshot, blocks, limits=limits)
     content = CacheContent(limits, num_blocks=blocks.num_blocks)
     worker = make_worker(blocks.num_blocks, windows)
     worker.restore(opening.descriptor, opening.num_computed, next_step_id=snapshot.next_step_id)
@@ -188,4 +188,4 @@ def test_a_snapshot_with_more_computed_tokens_than_tokens_or_blocks_is_refused(n
     blocks = BlockNumbers(12)
     blocks.use(snapshot.rows[0].block_ids)
     with pytest.raises(ReplayError, match="of the snapshot has"):
-        read_opening(snapshot, blocks)
+        read_opening(snapshot, blocks, limits=LIMITS)
