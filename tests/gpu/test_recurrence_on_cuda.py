@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.state_cache import StateSpec
+from models.state_cache import StateSpec, read_recurrent
 from tests.support.invariance import batch_invariance
 from tests.support.recurrence_case import (
     check,
@@ -113,15 +113,40 @@ def test_gates_of_other_families(decay_floor, lens, decays_channels):
     check(case, state_tolerance=STATE_TOLERANCE[torch.bfloat16])
 
 
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("kind", ["conv", "gdn", "kda", "space", "linear"])
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_state_is_kept_after_every_token(dtype, lens, kind, cache):
+    """As with four drafts: the step reads one of five states, and writes one for each token."""
+    options = {"num_dummies": 3, "num_slots": 5}
+    tolerance = {"state_tolerance": STATE_TOLERANCE[dtype]}
+    if kind == "conv":
+        spec = StateSpec(conv_channels=8192, conv_width=4, conv_dtype=dtype)
+        check(make_conv_case(step_of(lens, spec, cache, **options), dtype=dtype, num_padding=5))
+    elif kind == "space":
+        step = step_of(lens, state_spec(64, 64, 128), cache, **options)
+        check(make_space_case(step, 8, dtype=dtype, num_padding=5), **tolerance)
+    elif kind == "linear":
+        step = step_of(lens, state_spec(16, 128, 128), cache, **options)
+        check(make_linear_case(step, dtype=dtype, num_padding=5), **tolerance)
+    else:
+        step = step_of(lens, state_spec(32, 128, 128), cache, **options)
+        is_kda = kind == "kda"
+        case = make_delta_case(step, 16, dtype=dtype, num_padding=5, decays_channels=is_kda)
+        check(case, **tolerance)
+
+
 def delta_case(lens, **options):
     step = step_of(lens, state_spec(8, 128, 128), CACHES["keys"], **options)
     return make_delta_case(step, 4, dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("num_slots", [1, 5])
 @pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
-def test_a_graph_replays_with_other_contents(lens):
-    cases = [delta_case(lens, seed=seed) for seed in range(3)]
-    captured = delta_case(lens, seed=3)
+def test_a_graph_replays_with_other_contents(lens, num_slots):
+    cases = [delta_case(lens, seed=seed, num_slots=num_slots) for seed in range(3)]
+    captured = delta_case(lens, seed=3, num_slots=num_slots)
     output = captured.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -152,6 +177,30 @@ def test_bits_do_not_depend_on_the_batch(dtype):
             cut_output = torch.where(part_output.isnan(), cut_output, part_output)
         assert torch.equal(output, cut_output)
         assert torch.equal(whole.step.cache.memory, cut.step.cache.memory)
+
+
+@pytest.mark.parametrize("dtype", STATE_TOLERANCE, ids=str)
+def test_a_token_beside_drafts_has_the_bits_of_one_alone(dtype):
+    """The last state and all outputs of one state a request, and of five."""
+    spec = state_spec(8, 128, 128, dtype)
+    lens = [5, 3, 1, 4]
+    with batch_invariance():
+        alone, beside = (
+            make_delta_case(
+                step_of(lens, spec, CACHES["keys"], num_slots=num_slots), 4, dtype=torch.bfloat16
+            )
+            for num_slots in (1, 5)
+        )
+        output = torch.full_like(alone.qkv[:, : 8 * 128].view(-1, 8, 128), torch.nan)
+        for part in parts_of(alone, 1):
+            part_output = part.run()
+            output = torch.where(part_output.isnan(), output, part_output)
+        assert torch.equal(beside.run(), output)
+    states = [
+        read_recurrent(case.step.cache, case.step.pages_after(case.step.lengths))
+        for case in (alone, beside)
+    ]
+    assert torch.equal(*states)
 
 
 def parts_of(case, size):

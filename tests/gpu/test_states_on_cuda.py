@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.loading.loader import load_model
+from services.engine.batch import read_int32
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
+from tests.support.guessed_drafts import GuessedDrafts
 from tests.support.invariance import batch_invariance
+from tests.support.mtp_checkpoints import write_mtp_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.state_variants import STATE_VARIANTS
 
@@ -31,6 +35,10 @@ SIZES = {
     "max_model_len": 256, "block_size": 16, "num_blocks": 400, "max_num_batched_tokens": 256,
     "device": "cuda",
 }  # fmt: skip
+DRAFTS = {"num_speculative_tokens": 3, "min_speculative_tokens": 3}
+DECODES = compilation_config(
+    cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(2, 4, 8)
+)
 
 
 @pytest.fixture(scope="module", params=sorted(STATE_VARIANTS))
@@ -86,3 +94,71 @@ def test_batch_invariant_logprobs_of_a_resumed_request_have_the_bits_of_a_cold_o
         warm.steps.clear()
         assert logprobs(warm) == cold
         assert warm.scheduler.counts.cached_tokens >= 64
+
+
+def drafting(folder, outputs, config, **sizes):
+    """Returns an engine whose drafts are right two times in three."""
+    sizes = SIZES | DRAFTS | sizes
+    dtype = sizes.get("dtype", torch.float32)
+    model = load_model(folder, device=torch.device("cuda"), dtype=dtype)
+    sequences = [prompt + output for prompt, output in zip(PROMPTS, outputs, strict=True)]
+    drafts = GuessedDrafts(model, sequences, max_model_len=SIZES["max_model_len"])
+    model.draft_models = (drafts,)
+    return GraphEngine(folder, config, model=model, **sizes)
+
+
+def num_accepted(engine):
+    return sum(int(read_int32(r.num_accepted_tokens).sum()) for _, r in engine.steps)
+
+
+@pytest.mark.parametrize("config", [EAGER, DECODES, COMPILED], ids=["eager", "graphs", "compiled"])
+def test_drafts_change_no_token(folder, expected, config, tmp_path):
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
+    engine = drafting(folder, expected, config)
+    engine.capture()
+    for _ in range(2):
+        assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    if engine.limits.num_state_blocks:
+        assert engine.scheduler.counts.cached_tokens >= 3 * 64
+    assert num_accepted(engine) > NUM_OUTPUT
+    assert engine.faults == []
+
+
+def test_drafts_with_few_blocks_change_no_token(folder, expected):
+    pages = drafting(folder, expected, EAGER).limits.num_state_blocks
+    sizes = {"num_blocks": 1 + 16 + pages * 7 // 4, "max_num_batched_tokens": 40}
+    engine = drafting(folder, expected, DECODES, **sizes)
+    engine.capture()
+    for _ in range(2):
+        assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+
+
+@pytest.mark.parametrize("variant", ["qwen3_next", "qwen3_5_odd", "qwen3_5_moe"])
+def test_the_models_own_draft_layer_changes_no_token(tmp_path, variant):
+    write_mtp_checkpoint(tmp_path, variant, agreement=0.98, max_position_embeddings=256)
+    alone = GraphEngine(tmp_path, EAGER, **SIZES).run(PROMPTS, NUM_OUTPUT)
+    engine = GraphEngine(tmp_path, DECODES, **SIZES, **DRAFTS)
+    engine.capture()
+    for _ in range(2):
+        assert engine.run(PROMPTS, NUM_OUTPUT) == alone
+    assert num_accepted(engine) > NUM_OUTPUT
+    assert any(result.drafted_by_graph for _, result in engine.steps)
+    assert engine.faults == []
+
+
+def test_batch_invariant_logprobs_after_drafts_have_the_bits_of_those_without(folder):
+    def logprobs(engine):
+        [output] = engine.run([LONG[:100]], NUM_OUTPUT, logprobs=5)
+        values = b"".join(result.logprobs for _, result in engine.steps if result.logprobs)
+        return output, values[: 4 * len(output)]  # accepted past the end, too
+
+    dtype = {"dtype": torch.bfloat16}
+    with batch_invariance():
+        cold = logprobs(GraphEngine(folder, EAGER, **SIZES, **dtype))
+        outputs = [[0] for _ in PROMPTS]
+        outputs[1] = cold[0]
+        warm = drafting(folder, outputs, EAGER, **dtype)
+        warm.run([LONG[:110], LONG[:90]], 30)
+        warm.steps.clear()
+        assert logprobs(warm) == cold
+        assert num_accepted(warm) > 5

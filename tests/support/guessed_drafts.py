@@ -15,10 +15,11 @@ class GuessedDrafts:
         """Takes the model, which decides what graphs hold, and sequences as it continues them."""
         self.modules = model.modules
         self._vocab_size = vocab_size = model.config.vocab_size
-        self._next = torch.zeros(max_model_len + 1, vocab_size, dtype=torch.int64)
+        following_tokens = torch.zeros(max_model_len + 1, vocab_size, dtype=torch.int64)
         for sequence in sequences:
             for position, (token, following) in enumerate(pairwise(sequence)):
-                self._next[position, token] = following
+                following_tokens[position, token] = following
+        self._next = following_tokens.to(next(model.parameters()).device)
         self._seed = seed
         self._wrong_every = wrong_every
         self.lm_head = self

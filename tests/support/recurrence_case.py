@@ -101,6 +101,11 @@ def make_step(
     generator = torch.Generator(device).manual_seed(seed)
     unit_bytes = unit_bytes or 5 * max(spec.row_bytes, 64)
     num_requests = len(query_lens)
+    # Drawn first: equal for any number of slots.
+    states = (spec.num_heads, spec.head_rows, spec.head_columns)
+    inputs = (spec.conv_width - 1, spec.conv_channels)
+    recurrent = torch.randn(num_requests, *states, generator=generator, device=device)
+    conv = torch.randn(num_requests, *inputs, generator=generator, device=device)
     num_pages = -(-spec.num_units(unit_bytes) // regions)
     num_blocks = 2 + num_requests * num_slots * num_pages
     memory = torch.full((regions, num_blocks, unit_bytes), 255, dtype=torch.uint8, device=device)
@@ -115,10 +120,6 @@ def make_step(
     tables = tables.flatten(1)
     lengths = torch.tensor([*query_lens, *[1] * num_dummies], device=device)
     seq_lens = lengths + 7
-    states = (spec.num_heads, spec.head_rows, spec.head_columns)
-    inputs = (spec.conv_width - 1, spec.conv_channels)
-    recurrent = torch.randn(num_requests, *states, generator=generator, device=device)
-    conv = torch.randn(num_requests, *inputs, generator=generator, device=device)
     for request in new:
         if request < num_requests and query_lens[request]:
             seq_lens[request] = query_lens[request]

@@ -75,6 +75,11 @@ def check(folder, variant, **flags):
             "stage 1 has layers 3 to 4, none of which caches anything",
         ),
         ("deepseek_v32", {"batch_invariant": True}, "--batch-invariant does not cover attention"),
+        (
+            "mamba2",
+            {"num_speculative_tokens": 2, "draft_model": "draft"},
+            "--draft-model does not cover Mamba2ForCausalLM: none of its layers keeps keys",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_the_model_are_refused(tmp_path, variant, flags, reason):
