@@ -5,10 +5,6 @@ from models.config_sections.mixers import STATE
 from models.parallel.group import ParallelGroup, PipelineStage
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import ParallelConfig
-from services.engine.config.speculation import SpeculationConfig
-
-MOST_DRAFTS_OF_STATES = 15
-"""Kernels compute up to 16 tokens of a request one after the other, and keep each state."""
 
 
 def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
@@ -19,8 +15,11 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
     """
     parallel = config.parallel
     check_data_parallel(model, parallel.data_parallel_size)
-    if STATE in model.cache_windows:
-        _check_drafts_of_states(config.speculation, model)
+    if config.speculation.has_draft_model and set(model.cache_windows) == {STATE}:
+        raise ValueError(
+            f"--draft-model does not cover {model.architecture}: none of its layers keeps keys, "
+            "among whose blocks those of a draft model would be"
+        )
     if config.worker.batch_invariant:
         check_batch_invariance(
             model,
@@ -38,20 +37,6 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
         return
     _check_shares(model, parallel)
     _check_stages(model, parallel)
-
-
-def _check_drafts_of_states(speculation: SpeculationConfig, model: ModelConfig) -> None:
-    num_drafts = speculation.num_speculative_tokens
-    if num_drafts > MOST_DRAFTS_OF_STATES:
-        raise ValueError(
-            f"--num-speculative-tokens is {num_drafts}; {model.architecture}, whose layers keep a "
-            f"state after every draft, has at most {MOST_DRAFTS_OF_STATES}"
-        )
-    if num_drafts and speculation.has_draft_model and set(model.cache_windows) == {STATE}:
-        raise ValueError(
-            f"--draft-model does not cover {model.architecture}: none of its layers keeps keys, "
-            "among whose blocks those of a draft model would be"
-        )
 
 
 def _check_single(model: ModelConfig, parallel: ParallelConfig) -> None:
