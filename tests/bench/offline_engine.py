@@ -267,7 +267,9 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
             config,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
-            cache_windows=model.config.cache_windows,
+            cache_windows=model.config.entry_windows(
+                with_draft_layers=config.speculation.num_layer_drafts > 0
+            ),
         ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),

@@ -78,13 +78,14 @@ def launched_by(
             data_parallel_size=data_parallel_size,
         ),
     )
+    windows = model.config.entry_windows(with_draft_layers=num_drafts > 0)
     limits = StepLimits(
         max_num_seqs=256,
         max_num_batched_tokens=1024,
         max_model_len=max_model_len,
         block_size=16,
         vocab_size=model.config.vocab_size,
-        layer_groups=group_layers(model.config.cache_windows, max_model_len=max_model_len),
+        layer_groups=group_layers(windows, max_model_len=max_model_len),
         num_speculative_tokens=num_drafts,
         data_parallel_size=data_parallel_size,
     )

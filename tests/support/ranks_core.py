@@ -92,7 +92,9 @@ async def ranks_core(
         config,
         max_model_len=config.checkpoint.max_model_len or model.max_position_embeddings,
         vocab_size=model.vocab_size,
-        cache_windows=model.cache_windows,
+        cache_windows=model.entry_windows(
+            with_draft_layers=config.speculation.num_layer_drafts > 0
+        ),
     )
     executors: list[WorkerExecutor] = []
 

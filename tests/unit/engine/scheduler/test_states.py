@@ -107,3 +107,51 @@ def test_all_blocks_are_free_or_cached_in_the_end():
     scheduler = a_rig.scheduler
     assert scheduler.num_free_blocks == 199
     assert 0 < scheduler.num_cached_blocks <= 199
+
+
+def with_drafts(**fields):
+    """A rig whose worker drafts three tokens for each request, two of three rightly."""
+    return rig(num_speculative_tokens=3, min_speculative_tokens=3, **fields)
+
+
+def test_outputs_with_drafts_are_found_by_the_next_turn():
+    a_rig = with_drafts()
+    for start in range(30):
+        prompt = list(range(start, start + 5 * start + 3))
+        first = run(a_rig, prompt, max_tokens=150)
+        turn = prompt + first.sink.token_ids + [7, 8, 9]
+        # The worker checks that the state is that of these tokens.
+        assert run(a_rig, turn).num_cached_tokens == (len(turn) - 4) // 64 * 64
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_snapshot_of_a_rejected_draft_is_dropped_and_made_again(depth):
+    a_rig = with_drafts(max_model_len=2000, num_blocks=900)
+    dropped, settle = [], a_rig.scheduler._holdings.cache.states.settle
+
+    def watch(request):
+        before = {each.num_tokens for each in request.snapshots}
+        settle(request)
+        dropped.extend(before - {each.num_tokens for each in request.snapshots})
+
+    a_rig.scheduler._holdings.cache.states.settle = watch
+    request = make_request([1, 2, 3], max_tokens=1500)
+    a_rig.add(request)
+    a_rig.run(depth=depth)
+    num_made = a_rig.scheduler.counts.num_snapshots_made
+    assert num_made == 1503 // 64 + len(dropped)
+    assert bool(dropped) == (depth == 2)  # with one step in flight all results are known
+    assert a_rig.scheduler.num_snapshots >= 1
+    assert a_rig.scheduler.num_free_blocks == 899
+
+
+@pytest.mark.parametrize("num_blocks", [75, 110, 200])
+def test_requests_with_drafts_that_preempt_each_other_end_as_alone(num_blocks):
+    a_rig = with_drafts(num_blocks=num_blocks, max_num_batched_tokens=70)
+    prompts = [list(range(start, start + 70)) for start in (0, 0, 50, 200)]
+    requests = [make_request(prompt, max_tokens=80) for prompt in prompts]
+    a_rig.add(*requests)
+    a_rig.run()
+    alone = [run(rig(), prompt, max_tokens=80) for prompt in prompts]
+    assert [r.sink.token_ids for r in requests] == [r.sink.token_ids for r in alone]
+    assert a_rig.scheduler.num_free_blocks == num_blocks - 1
