@@ -6,6 +6,7 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
+from tests.support.mtp_checkpoints import write_mtp_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.state_variants import STATE_VARIANTS
@@ -92,3 +93,19 @@ async def test_few_blocks_cost_preemptions_and_no_token(tmp_path, family, layout
         stats = ranks.core.stats()
     assert stats.counters.scheduler.num_preemptions > 0
     assert stats.load.num_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3_5", "two ranks"), ("qwen3_5_moe", "own requests")]
+)
+async def test_the_draft_layer_on_ranks_changes_no_token(tmp_path, family, layout):
+    write_mtp_checkpoint(tmp_path, family, agreement=0.98, max_position_embeddings=256)
+    expected = expected_tokens(tmp_path, LONG_OUTPUT)
+    drafts = {"num_speculative_tokens": 2, "min_speculative_tokens": 2}
+    config = ranks_config(tmp_path, num_kv_blocks=400, **SIZES, **drafts, **LAYOUTS[layout])
+    async with ranks_core(config) as ranks:
+        for _ in range(2):
+            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=LONG_OUTPUT)) == expected
+        counters = ranks.core.stats().counters
+    assert counters.scheduler.cached_tokens >= 2 * 64
+    assert 0 < counters.drafts.num_accepted < counters.drafts.num_verified
