@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,9 @@ class NetworkSource:
         """
         fields = Fields.read(folder / CONFIG_FILE)
         architecture = fields.architecture()
+        if fields.has("text_config"):
+            raise _refused_wrapper(fields)
         if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-            if fields.has("text_config"):
-                raise _refused_wrapper(fields)
             hint = ""
             if "auto_map" in fields.values:
                 hint = ", and code in a checkpoint (auto_map) is never run"
@@ -107,8 +108,9 @@ class NetworkSource:
         try:
             config = network.config_class.from_dict(values)
         except _FAILURES as error:
+            reason = error.__cause__ if isinstance(error, StrictDataclassError) else error
             raise ConfigError(
-                f"{fields.file}: transformers cannot read it: {_one_line(error)}"
+                f"{fields.file}: transformers cannot read it: {_one_line(reason or error)}"
             ) from error
         source = cls(fields, architecture, config, network)
         source._check_kind()
@@ -197,15 +199,19 @@ class NetworkSource:
             raise self._refusal(str(error)) from error
         except _FAILURES as error:
             raise self._refusal(
-                f"cannot run over a flat batch: {type(error).__name__}: {_one_line(error)}"
+                f"ends with {type(error).__name__} in {_place(error)} when it runs over tensors "
+                "without values or padding"
             ) from error
         calls = take_calls(network)
         num_layers = self.config.num_hidden_layers
-        if len(calls) != num_layers or any(len(made) != 1 for made in calls.values()):
+        if len(calls) != num_layers:
             raise self._refusal(
                 f"attends in {len(calls)} of its {num_layers} layers through transformers' "
-                "attention interface; all must, each once"
+                "attention interface; all must"
             )
+        most = max(len(made) for made in calls.values())
+        if most > 1:
+            raise self._refusal(f"attends {most} times in a layer, not once")
         if not uses.count:
             raise self._refusal("counts positions by itself, and passes over given ones")
         return Probed(hidden.shape[-1], {path: made[0] for path, made in calls.items()})
@@ -262,7 +268,7 @@ class NetworkSource:
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(
             f"{self.fields.file}: {self.architecture} of transformers {transformers.__version__} "
-            f"{reason}, which --model-impl transformers does not serve"
+            f"{reason}; its modules cannot be served"
         )
 
 
@@ -308,6 +314,16 @@ def _rope_types(parameters: Any) -> list[str]:
         return []
     nested = [each for each in parameters.values() if isinstance(each, dict)]
     return [str(each.get("rope_type")) for each in (nested or [parameters])]
+
+
+def _place(error: BaseException) -> str:
+    """Returns the last function of transformers in an error's trace, with its file."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if "transformers" in Path(each.filename).parts
+    ]
+    return f"{frames[-1].name} of {Path(frames[-1].filename).name}" if frames else "its code"
 
 
 def _one_line(error: BaseException) -> str:

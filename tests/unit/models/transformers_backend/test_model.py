@@ -124,7 +124,7 @@ def small(config_class: str, **changes):
         ("MambaForCausalLM", "MambaConfig", {}, "keeps a state .* in its MambaMixer"),
         ("RwkvForCausalLM", "RwkvConfig", {}, "keeps a state .* in its RwkvSelfAttention"),
         ("MiniMaxForCausalLM", "MiniMaxConfig", {}, "has layers of kind linear_attention"),
-        ("DiffLlamaForCausalLM", "DiffLlamaConfig", {}, "attends in 2 of its 2 layers"),
+        ("DiffLlamaForCausalLM", "DiffLlamaConfig", {}, "attends 2 times in a layer"),
         (
             "GPT2LMHeadModel",
             "GPT2Config",
@@ -144,6 +144,40 @@ def test_what_our_attention_does_not_compute_is_refused_by_name(
     message = str(caught.value)
     assert architecture in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"vocab_size": "x"}, "read it: Field 'vocab_size' expected int, got str"),
+        ({"layer_types": ["a"] * 2}, "read it: The `layer_types` entries must be in"),
+        (
+            {"text_config": {"model_type": "gemma3n_text"}},
+            "holds text of model_type 'gemma3n_text'",
+        ),
+        # Layers that share a cache, without embeddings for each layer: transformers 5.23 fails.
+        (
+            {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_hidden_layers": 4,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 0,
+                "architectures": ["Gemma4ForCausalLM"],
+                "model_type": "gemma4_text",
+            },
+            "ends with TypeError in .* of modeling_gemma4.py when",
+        ),
+    ],
+)
+def test_errors_of_transformers_are_one_line_without_its_internals(values, reason, tmp_path):
+    config = {"architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text"}
+    shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **shape, **values}))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_model_config(tmp_path, "transformers")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "--model-impl" not in message
 
 
 def test_code_in_a_checkpoint_is_never_run(tmp_path):
