@@ -275,7 +275,8 @@ class ModelConfig:
 def _refuse_unsupported(fields: Fields) -> None:
     """Raises ConfigError where ignoring a field would give wrong output."""
     if not fields.architecture().startswith("Gemma"):
-        fields.choice("hidden_act", ("silu",), "silu")
+        activation = "xielu" if fields.architecture() == "ApertusForCausalLM" else "silu"
+        fields.choice("hidden_act", (activation,), activation)
         return
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from models.apertus import ApertusForCausalLM
+from models.cohere2 import Cohere2ForCausalLM
 from models.config import ConfigError, ModelConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
@@ -32,7 +34,9 @@ from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMo
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
+    "ApertusForCausalLM": ApertusForCausalLM,
     "BailingHybridForCausalLM": BailingHybridForCausalLM,
+    "Cohere2ForCausalLM": Cohere2ForCausalLM,
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,

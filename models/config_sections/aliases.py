@@ -22,6 +22,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "Gemma4ForCausalLM": _GEMMA_4,
     "BailingHybridForCausalLM": _KIMI,
     "GraniteMoeHybridForCausalLM": {"layers_block_type": "layer_types"},
+    "Cohere2ForCausalLM": {"layer_norm_eps": "rms_norm_eps"},
     "HYV3ForCausalLM": {
         "num_shared_experts": "n_shared_experts",
         "router_scaling_factor": "routed_scaling_factor",

@@ -15,7 +15,9 @@ DRAFTING_ARCHITECTURES = (
 """Families whose draft layers models.deepseek_mtp can build."""
 
 OWN_ARCHITECTURES = (
+    "ApertusForCausalLM",
     "BailingHybridForCausalLM",
+    "Cohere2ForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -128,6 +130,24 @@ _QWEN_STATES = {
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": {
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12_000_000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
+    "Cohere2ForCausalLM": {
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": True,
+    },
     "Ernie4_5ForCausalLM": {
         "head_dim": 128,
         "rope_interleave": True,
@@ -309,6 +329,7 @@ FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 
 FAMILIES_WITHOUT_WINDOWS = (
     *FAMILIES_WITH_STATES,
+    "ApertusForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",

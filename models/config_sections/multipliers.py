@@ -75,6 +75,8 @@ def read_multipliers(fields: Fields) -> Multipliers:
         )
         sums = SumFactors(attention=attention, lightning=lightning, feed_forward=feed_forward)
         return Multipliers(weighed_sums=sums)
+    if architecture == "Cohere2ForCausalLM":
+        return Multipliers(logits=fields.number("logit_scale", 0.0625))
     if not architecture.startswith("Gemma"):
         return Multipliers()
     if architecture in GEMMA_4:

@@ -52,6 +52,8 @@ def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> tupl
     if fields.architecture() == "Exaone4ForCausalLM":
         is_hybrid = fields.has("sliding_window")
         return tuple(layer for layer, window in enumerate(windows) if is_hybrid and window is None)
+    if fields.architecture() == "Cohere2ForCausalLM":
+        return tuple(layer for layer, window in enumerate(windows) if window is None)
     if _rotates_nothing(fields):
         return tuple(range(num_layers))
     if fields.architecture() != "SmolLM3ForCausalLM":

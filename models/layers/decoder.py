@@ -99,10 +99,10 @@ class Decoder(nn.Module):
         self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
-        self.norm = (
+        self.norm: nn.Module = (
             RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
             if stage.is_last
-            else cast("RMSNorm", PPMissingLayer())
+            else PPMissingLayer()
         )
         self.aux_layers: tuple[int, ...] = ()
         """Layers whose outputs follow the decoder's own, for a head that guesses from them."""

@@ -37,7 +37,7 @@ _OF_EACH_KIND = {
     *("mixtral_window", "qwen2_moe_some_dense", "qwen3_moe_odd", "gpt_oss", "glm4_moe_groups"),
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
-    *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared"),
+    *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared", "apertus", "cohere2_odd"),
     *("glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""

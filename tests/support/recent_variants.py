@@ -31,6 +31,38 @@ SIGMOID_EXPERTS = {
     "intermediate_size": 24,
 }
 _ROWS = {
+    "apertus": ("ApertusForCausalLM", "ApertusConfig", {}),
+    "apertus_odd": (
+        "ApertusForCausalLM",
+        "ApertusConfig",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "rope_parameters": None,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        {"sliding_window": 7, "num_hidden_layers": 4, "logit_scale": 0.3},
+    ),
+    "cohere2_odd": (
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 5,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma4": (
         "Gemma4ForCausalLM",
         "Gemma4TextConfig",
@@ -62,8 +94,6 @@ _ROWS = {
             **GEMMA_4,
             "num_hidden_layers": 6,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 6,

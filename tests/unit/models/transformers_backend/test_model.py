@@ -92,7 +92,7 @@ def test_a_norm_of_another_formula_stays(tmp_path):
 
 def test_the_configuration_says_what_layers_cache(tmp_path):
     write_foreign_checkpoint(tmp_path, "Cohere2ForCausalLM")
-    config = read_model_config(tmp_path, "auto")
+    config = read_model_config(tmp_path, "transformers")
     assert config.sliding_windows == (7, 7, 7, None)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 8)
     assert config.transformers is not None

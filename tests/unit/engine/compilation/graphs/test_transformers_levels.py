@@ -11,8 +11,8 @@ from tests.support.graph_engine import GraphEngine
 NUM_OUTPUT = 24
 ARCHITECTURES = (
     "StableLmForCausalLM",
-    "Cohere2ForCausalLM",
-    "Gemma4ForCausalLM",
+    "CohereForCausalLM",
+    "Starcoder2ForCausalLM",
     "GPT2LMHeadModel",
     "GPTNeoXForCausalLM",
     "PhiForCausalLM",

@@ -112,6 +112,9 @@ MATCHES = {
     "deepseek_v3": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
     # An index also reads what the norms before it return.
     "deepseek_v32": {**LATENT, "norm_linear": 1, "qk_norm_rope_cache": 3},
+    "apertus": {"linear_residual": 4, "norm_linear": 4, "qk_norm_rope_cache": 2},
+    # One layer of four has no positions.
+    "cohere2": {"linear_gate": 4, "linear_residual": 8, "qk_norm_rope_cache": 3},
     "gemma4": {"residual_norm": 4, "norm_linear": 4, "qk_norm_rope_cache": 4},
     "gemma4_moe": {"residual_norm": 8, "norm_linear": 8, "qk_norm_rope_cache": 4},
     # Half of the layers share the cache of others.
