@@ -1,4 +1,4 @@
-"""Pretends on a CPU that there is a Hopper GPU, to see which kernels a model launches.
+"""Pretends on a CPU that there is a GPU, a Hopper one by default, to see what a model launches.
 
 Call `pretend` before importing models, in a program of its own.
 """
@@ -15,19 +15,20 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.cache import get_cache_manager
 
 from models.kernels import gpu
-from tests.support.gpu_facts import properties
+from tests.support.gpu_facts import CARDS, properties_of
 
 CPU = torch.device("cpu")
 _FREE_OF_ERRORS = "free_of_errors"
 
 
-def pretend() -> None:
-    """Chooses kernels on a CPU as on the GPU."""
+def pretend(card: str = "H200") -> None:
+    """Chooses kernels on a CPU as on a card of `CARDS`."""
     gpu.has_kernels = lambda device: True
-    torch.cuda.get_device_properties = lambda device=None: properties()
+    torch.cuda.get_device_properties = lambda device=None: properties_of(card)
     from models.kernels.launching import dependent_launch
 
-    dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
+    if CARDS[card].capability >= gpu.HOPPER:
+        dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
     torch.set_num_threads(1)
     # A skipped kernel leaves nonsense in its output wherever no other code zeroes it.
     torch.use_deterministic_algorithms(mode=True)

@@ -8,17 +8,19 @@ from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-HOPPER = GPUTarget("cuda", 90, 32)
-_PROPERTIES = {"max_shared_mem": 232448}
+from tests.support.gpu_facts import CARDS
 
 
 class _AbsentDriver:
     """Stands for a GPU that is not there."""
 
-    def __init__(self, launched: list[str]) -> None:
+    def __init__(self, launched: list[str], card: str) -> None:
+        facts = CARDS[card]
+        major, minor = facts.capability
         self._launched = launched
+        self._target = GPUTarget("cuda", 10 * major + minor, 32)
         self.utils = SimpleNamespace(
-            get_device_properties=lambda device: _PROPERTIES,
+            get_device_properties=lambda device: {"max_shared_mem": facts.shared_bytes},
             load_binary=lambda name, binary, shared, device: (binary, binary, 0, 0, 1024),
         )
 
@@ -29,7 +31,7 @@ class _AbsentDriver:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return self._target
 
     def launcher_cls(self, source, metadata):
         """Returns what notes the launches of a kernel."""
@@ -40,11 +42,14 @@ class _AbsentDriver:
 
 
 @contextmanager
-def absent_gpu() -> Iterator[list[str]]:
-    """Has Triton build for a Hopper GPU, for the length of the block; yields names of launches."""
+def absent_gpu(card: str = "H200") -> Iterator[list[str]]:
+    """Has Triton build for a card of `CARDS`, for the length of the block.
+
+    Yields names of launches.
+    """
     launched: list[str] = []
     before = driver._active
-    driver.set_active(_AbsentDriver(launched))
+    driver.set_active(_AbsentDriver(launched, card))
     try:
         yield launched
     finally:

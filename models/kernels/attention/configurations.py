@@ -230,34 +230,6 @@ _FLAT_PAIRS = 32
 _FLAT_FEW = Tiles(rows=16, keys=64, num_warps=2, num_stages=3, num_dealt=256)
 """The same in groups of 9 to 16, for up to _FLAT_PAIRS requests times kv heads."""
 
-_FIRST_CHUNK = {
-    (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
-    (2, 128): Tiles(rows=128, keys=128, num_warps=8, num_stages=3),
-    (2, 256): Tiles(rows=64, keys=64, num_warps=4, num_stages=3),
-    (2, 512): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 64): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 128): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
-    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
-}
-"""For chunks that begin their sequence and attend to keys of this step only.
-
-Smaller tiles are faster for short chunks (64 rows, 32 keys: 16 chunks of 512 tokens in 137 us
-instead of 184) but slower for long ones (8192 tokens in 1128 us instead of 1031; H200, 32 heads, 8
-kv heads of 128, 2026-11).
-"""
-
-_LATER_CHUNK = {
-    (2, 64): Tiles(rows=128, keys=64, num_warps=4, num_stages=3),
-    (2, 128): Tiles(rows=128, keys=64, num_warps=4, num_stages=3),
-    (2, 256): Tiles(rows=64, keys=32, num_warps=4, num_stages=2),
-    (2, 512): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 64): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 128): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
-    (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
-    (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
-}
-
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     """Returns the smallest counts of single-token requests that take other kernels, rising.
@@ -326,15 +298,6 @@ def _flat_tiles(num_pairs: float, group: int, is_dealt: bool) -> Tiles:
     elif group <= 16 and num_pairs <= _FLAT_PAIRS:
         return _FLAT_FEW
     return next(tiles for most, tiles in (_FLAT_DEALT if is_dealt else _FLAT) if group <= most)
-
-
-def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:
-    """Returns the tiles of prefill attention, for chunks after cached tokens or without.
-
-    Raises:
-        ValueError: no kernel takes such heads.
-    """
-    return look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
 
 
 def num_splits(

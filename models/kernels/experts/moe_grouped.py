@@ -5,7 +5,8 @@ the worst case, so that it depends on shapes alone; programs without rows return
 left factor: tensor cores need 64 rows there, and an expert may have few.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import triton
@@ -15,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from models.kernels.experts.expert_forms import TILE_ROWS, tile_rows
 from models.kernels.experts.moe_routing import sort_by_expert
 from models.kernels.experts.swiglu import gated
+from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
 from models.kernels.launching.dependent_launch import (
     launch_options,
@@ -281,6 +283,9 @@ def apply_grouped(
     elif hidden.dtype.itemsize == 2:
         rows = tile_rows(num_pairs, experts.num_choices)
         gate_up_tiles, down_tiles = _GATE_UP_TILES[rows], _DOWN_TILES[rows]
+    itemsize, device = hidden.itemsize, hidden.device
+    gate_up_tiles = _fitting(gate_up_tiles, rows, itemsize, device, num_matrices=2)
+    down_tiles = _fitting(down_tiles, rows, itemsize, device, num_matrices=1)
     pairs, starts, num_tiles = ids, ids, num_pairs
     if not is_alone:
         pairs, starts = sort_by_expert(ids, num_experts, experts.num_choices)
@@ -335,6 +340,15 @@ def sum_by_token(
         IS_PARTIAL=is_partial, num_warps=4,
         **launch_options(results.device),
     )  # fmt: skip
+
+
+@lru_cache
+def _fitting(
+    tiles: _Tiles, rows: int, itemsize: int, device: torch.device, *, num_matrices: int
+) -> _Tiles:
+    """Returns tiles with as many stages of inputs and weights as fit into shared memory."""
+    stage_bytes = (rows + num_matrices * tiles.columns) * tiles.depth * itemsize
+    return replace(tiles, num_stages=gpu_of(device).stages(tiles.num_stages, stage_bytes))
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

@@ -24,6 +24,9 @@ class WorkerConfig(ConfigSection):
     """CPU threads of the model's operations; more than one hurts small models."""
     batch_invariant: bool = False
     """Give each row of logits the same bits whatever else is in its step; costs time."""
+    gpu_tables: Literal["auto", "generic"] = "auto"
+    """Kernels and tiles of a GPU: auto takes those measured on it, where there are any; generic
+    those of GPUs that were not measured, to try them on one that was."""
     step_timeout_s: float | None = Field(default=None, gt=0, le=MAX_WAIT_S)
     """A step that takes longer means a hung worker, which is killed and started again; when absent,
     60 s on a GPU and 600 s on a CPU, where a chunk of a long prompt takes minutes."""

@@ -4,13 +4,15 @@ Keys are expanded in pieces of bounded size. A piece continues the softmax of th
 output and the logarithms of its sums are all that a piece leaves to the next.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, PromptChunk
+from models.kernels.attention.fitting_keys import fitting_keys
 from models.kernels.attention.latent.latent_forms import keys_at_once
 from models.kernels.attention.latent.latent_reading import read_latents
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
@@ -187,7 +189,7 @@ def expanded_attention(
     lse = torch.empty(chunk.num_queries, num_heads, dtype=torch.float32, device=output.device)
     # Of the largest piece for every chunk, so that a measured step needs what any step needs.
     memory = output.new_empty(at_once, len(queries.projections))
-    tiles = _TILES[output.itemsize]
+    tiles = _tiles(output.itemsize, output.device)
     grid = (num_heads, triton.cdiv(chunk.num_queries, tiles.queries))
     for first in range(0, chunk.num_keys, at_once):
         end = min(first + at_once, chunk.num_keys)
@@ -207,3 +209,15 @@ def expanded_attention(
             BLOCK_V=max(16, triton.next_power_of_2(sizes.value)), STAGES=tiles.num_stages,
             num_warps=tiles.num_warps,
         )  # fmt: skip
+
+
+@lru_cache
+def _tiles(itemsize: int, device: torch.device) -> _Tiles:
+    """Returns the tiles, which fit into shared memory with the largest heads."""
+    tiles = _TILES[itemsize]
+    keys, stages = fitting_keys(
+        tiles.keys, tiles.num_stages, key_bytes=(2 * _MOST_PLAIN + _MOST_ROTATED) * itemsize,
+        rows=tiles.queries, row_bytes=(_MOST_PLAIN + _MOST_ROTATED) * itemsize, itemsize=itemsize,
+        device=device,
+    )  # fmt: skip
+    return replace(tiles, keys=keys, num_stages=stages)

@@ -1,5 +1,6 @@
 """Attention to paged latent vectors; all heads of a token read the same keys."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from models.kernels.attention.configurations import (
 from models.kernels.attention.key_parts import Parts, add_part, deal_keys
 from models.kernels.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.kernels.attention.request_search import request_of
+from models.kernels.gpu import gpu_of
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
 
@@ -296,7 +298,10 @@ def latent_attention(
     latent = output.shape[-1]
     is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < MANY_LATENT_TOKENS
-    heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
+    heads = 16
+    if not is_few:
+        most = _most_heads(triton.next_power_of_2(latent), size - latent, q.itemsize, q.device)
+        heads = min(most, max(heads, triton.next_power_of_2(num_heads)))
     dealt = 0
     if num_heads % heads == 0 and chosen is None:
         dealt = _num_dealt(metadata, is_prefill=is_prefill)
@@ -333,6 +338,16 @@ def latent_attention(
             parts.partials, parts.lse, output, splits, NUM_HEADS=num_heads, LATENT=latent,
             BLOCK_C=block_c, MAX_SPLITS=MAX_SPLITS, num_warps=8,
         )  # fmt: skip
+
+
+@lru_cache
+def _most_heads(latent: int, rotated: int, itemsize: int, device: torch.device) -> int:
+    """Returns the most heads of a program that fit into shared memory beside a tile of keys."""
+    heads, keys, gpu = 64, 32, gpu_of(device)
+    entry_bytes = (latent + triton.next_power_of_2(rotated)) * itemsize
+    while heads > 16 and not gpu.fits((heads + keys) * entry_bytes + heads * keys * itemsize):
+        heads //= 2
+    return heads
 
 
 def check_sizes(cache: LatentCacheData, num_tokens: int) -> None:

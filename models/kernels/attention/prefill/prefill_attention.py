@@ -10,10 +10,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
-from models.kernels.attention.configurations import Tiles, prefill_tiles
+from models.kernels.attention.configurations import Tiles
 from models.kernels.attention.online_softmax import attend_keys, attend_new_keys
 from models.kernels.attention.prefill.hopper_attention import hopper_attention
 from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.attention.prefill.prefill_configurations import prefill_tiles
 from models.kernels.attention.prefill.tile_parts import (
     add_parts,
     keys_of_part,
@@ -312,7 +313,7 @@ def prefill_attention(
         if is_done is None:
             return
     for has_prefix in _forms(metadata, is_done):
-        tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
+        tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix, device=q.device)
         queries, launch = _launcher(
             num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
             sinks is not None, cache.k_scale is not None, has_prefix, soft_cap,

@@ -9,8 +9,8 @@ In batch-invariant mode all tiles have 64 rows or more. Hopper multiplies these 
 instruction, which adds 32 products at a time whatever the tile; fewer rows take another kind.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -23,6 +23,7 @@ from models.kernels.experts.moe_grouped import find_rows, sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
 from models.kernels.experts.swiglu import gated
 from models.kernels.experts.torch_experts import squared_results
+from models.kernels.gpu import gpu_of
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -217,7 +218,9 @@ def _results(
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
     gate_up_tiles, down_tiles = _tiles(num_pairs, num_choices, inner, is_alone=is_alone)
     is_rounded = gate_up_tiles.columns == BLOCK
+    gate_up_tiles = _fitting(gate_up_tiles, 1, hidden.device, num_matrices=2)
     between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
+    down_tiles = _fitting(down_tiles, between.itemsize, hidden.device, num_matrices=1)
     # Without such scales the kernels touch none.
     between_scale = weights
     if is_rounded:
@@ -291,6 +294,13 @@ def _tiles(
         return _ALONE_SMALL_TILES if is_small else _ALONE_TILES
     rows = tile_rows(num_pairs, num_choices)
     return _TILES[max(rows, _INVARIANT_ROWS) if is_batch_invariant() else rows]
+
+
+@lru_cache
+def _fitting(tiles: _Tiles, itemsize: int, device: torch.device, *, num_matrices: int) -> _Tiles:
+    """Returns tiles with as many stages of inputs, of `itemsize` bytes, and weights as fit."""
+    stage_bytes = (tiles.rows * itemsize + num_matrices * tiles.columns) * BLOCK
+    return replace(tiles, num_stages=gpu_of(device).stages(tiles.num_stages, stage_bytes))
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

@@ -14,6 +14,7 @@ RELEVANT_FLAGS = {
     "quantization": "whether layers multiply in 8 bits",
     "num_threads": "code for a CPU is generated for a number of threads",
     "batch_invariant": "Inductor makes no code, and some layers call other operators",
+    "gpu_tables": "which operators are fused",
     "compilation_level": "whether the model is split, and traced at all",
     "splitting_ops": "where the model is split",
     "compile_ranges": "which steps run the same pieces",

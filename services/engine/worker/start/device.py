@@ -4,7 +4,7 @@ import structlog
 import torch
 
 from models.config import ModelConfig
-from models.kernels.gpu import gpu_of
+from models.kernels.gpu import FP8_CAPABILITY, gpu_of
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.stored_formats import needs_bfloat16
 from services.engine.config.cache import CacheConfig
@@ -12,9 +12,6 @@ from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.worker import WorkerConfig
 
 log = structlog.get_logger()
-
-FP8_CAPABILITY = (8, 9)
-"""First compute capability that converts 8-bit floats."""
 
 _REASON = "weights stay packed in bfloat16 only"
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.batch_invariance import use_batch_invariance
 from models.config import ModelConfig
+from models.kernels.gpu import use_generic_tables
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
@@ -109,6 +110,7 @@ class LoadedModel:
         level = config.compilation.level_on(device.type)
         is_invariant = config.worker.batch_invariant
         use_batch_invariance(is_invariant)
+        use_generic_tables(is_on=config.worker.gpu_tables == "generic")
         # Inductor joins operations, whose results level 0 rounds one by one.
         flags = {"use_inductor": False} if is_invariant and level in TRACED_LEVELS else {}
         try:

@@ -9,7 +9,6 @@ from models.kernels.attention.configurations import (
     least_part,
     num_dealt,
     num_splits,
-    prefill_tiles,
 )
 from models.kernels.attention.invariant.invariant_configurations import (
     LANES,
@@ -19,13 +18,19 @@ from models.kernels.attention.invariant.invariant_configurations import (
     invariant_tiles,
 )
 from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.attention.prefill.prefill_configurations import prefill_tiles
 from tests.support.gpu_facts import use_gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, 512])
-def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
-    prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
+def test_every_supported_head_has_tiles_that_tensor_cores_take(monkeypatch, dtype, head_dim):
+    prefill_tiles.cache_clear()
+    use_gpu(monkeypatch)
+    device = torch.device("cuda")
+    prefill = [
+        prefill_tiles(dtype, head_dim, has_prefix=prefix, device=device) for prefix in (False, True)
+    ]
     decode, flat = (
         [
             decode_tiles(dtype, cache, head_dim, num_requests=count, num_heads=32, num_kv_heads=8)
