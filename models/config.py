@@ -262,13 +262,13 @@ class ModelConfig:
             )
         if STATE in self.cache_windows and self.num_draft_layers > 1:
             raise ConfigError(
-                f"num_speculative_tokens needs one draft layer in {self.architecture}, whose "
-                f"layers share a projection; mtp_num_hidden_layers is {self.num_draft_layers}"
+                f"num_speculative_tokens needs one draft layer in {self.architecture}, not "
+                f"{self.num_draft_layers}"
             )
         if not self.num_draft_layers:
             raise ConfigError(
                 "num_speculative_tokens needs draft layers; the model has none, for its "
-                "config.json has no num_nextn_predict_layers"
+                "config.json has no num_nextn_predict_layers, or layers of kinds unknown here"
             )
 
 

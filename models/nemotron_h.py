@@ -1,11 +1,12 @@
 """Nemotron-H: layers of Mamba 2, attention without positions, and feed-forward, one part each.
 
 Feed-forward layers square the positive part of their inner values, without a gate; some have
-experts.
+experts. A draft layer may follow, of attention and experts.
 Source: NVIDIA 2025, "Nemotron-H", section 2; transformers 5.23, models/nemotron_h.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import nn
@@ -32,6 +33,19 @@ class NemotronHForCausalLM(CausalLM):
         ".mixer.out_proj.": ".mixer.o_proj.",
     }
     unused_parts: ClassVar[tuple[str, ...]] = ("mtp.",)
+    """Draft layers of other parts than `draft_mapping` names."""
+    draft_mapping: ClassVar[dict[str, str]] = {
+        "mtp.layers.0.norm.": "input_layernorm.",
+        "mtp.layers.0.mixer.": "self_attn.",
+        "mtp.layers.0.": "",
+        "mtp.layers.1.norm.": "post_attention_layernorm.",
+        "mtp.layers.1.mixer.": "mlp.",
+        "mtp.layers.1.final_layernorm.": "shared_head.norm.",
+    }
+    """Start of the names of the draft layer's tensors -> in models.deepseek_mtp.
+
+    Source: vLLM, model_executor/models/nemotron_h_mtp.py at 01ca277.
+    """
 
     @classmethod
     def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
@@ -43,6 +57,23 @@ class NemotronHForCausalLM(CausalLM):
             for expert in range(config.moe.num_experts)
             for name, parameter in (("up_proj", "gate_up_proj"), ("down_proj", "down_proj"))
         ]
+
+    def draft_parts(self, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
+        """Returns attention and experts of the draft layer."""
+        unrotated = (*self.config.unrotated_layers, layer_index)
+        config = replace(self.config, unrotated_layers=unrotated)
+        return SelfAttention(config, layer_index, group), SquaredMoE(config, group)
+
+    def renamed(self, name: str) -> str:
+        """Returns a stored tensor's name; the draft layer's becomes that of a layer past the last.
+
+        A checkpoint has it as two layers under `mtp.`.
+        """
+        layer = f"model.layers.{self.config.num_hidden_layers}."
+        for stored, ours in self.draft_mapping.items():
+            if name.startswith(stored):
+                return super().renamed(layer + ours + name.removeprefix(stored))
+        return super().renamed(name)
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:

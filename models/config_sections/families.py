@@ -8,6 +8,7 @@ DRAFTING_ARCHITECTURES = (
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GlmMoeDsaForCausalLM",
+    "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

@@ -56,13 +56,18 @@ def count_layers(fields: Fields) -> int:
 def count_draft_layers(fields: Fields) -> int:
     """Returns the number of layers after the last one that guess tokens ahead.
 
+    Nemotron-H's have a part of attention and one of experts; there are none of others here.
+
     Raises:
         ConfigError: it is ill-typed.
     """
     name = "mtp_num_hidden_layers"
     if not fields.has(name):
         name = "num_nextn_predict_layers"
-    return fields.count(name, 0, minimum=0)
+    kinds = fields.values.get("mtp_hybrid_override_pattern", "*E")
+    kinds = fields.values.get("mtp_layers_block_type", kinds)
+    is_known = kinds in ("*E", ["full_attention", "moe"])
+    return fields.count(name, 0, minimum=0) if is_known else 0
 
 
 def _pattern_types(fields: Fields) -> tuple[str, ...]:

@@ -66,5 +66,5 @@ def test_the_cache_of_the_draft_layer_follows_the_others(tmp_path):
 
 def test_several_draft_layers_are_refused(tmp_path):
     write_mtp_checkpoint(tmp_path, "qwen3_5", mtp_num_hidden_layers=2)
-    with pytest.raises(ConfigError, match="mtp_num_hidden_layers is 2"):
+    with pytest.raises(ConfigError, match="Qwen3_5ForCausalLM, not 2"):
         ModelConfig.from_folder(tmp_path).require_draft_layers()
