@@ -5,6 +5,7 @@ from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config.cache import CacheConfig
+from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.kv_memory import (
@@ -54,6 +55,25 @@ def test_the_block_count_asked_for_wins(model):
 def test_memory_on_a_cpu_is_filled_with_blocks(model):
     bytes_each = block_bytes(model, block_size=4, dtype=torch.float32)
     assert choose(model, kv_cache_memory_mb=3) == 3 * 2**20 // bytes_each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FP8_CACHE_DTYPE])
+def test_layers_that_cache_other_sizes_share_blocks_of_the_largest(tmp_path_factory, dtype):
+    # Two layers with a window cache 4 heads of 8, and two without one head of 16.
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "gemma4", num_key_value_heads=4)
+    model = load_model(folder, device=CPU, dtype=torch.float32)
+    groups = group_layers(model.config.cache_windows, max_model_len=128)
+    shape = {"block_size": 4, "dtype": dtype, "groups": groups}
+    caches = allocate_kv_cache(model, num_blocks=6, device=CPU, **shape)
+    assert [cache.block_stride for cache in caches] == [1, 2, 1, 2]
+    assert {cache.num_blocks for cache in caches} == {6}
+    assert [tuple(cache.k.shape) for cache in caches] == [(6, 4, 4, 8), (12, 4, 1, 16)] * 2
+    places = {cache.k.data_ptr() for cache in caches}
+    assert len(places) == 2
+    scales = [cache.k_scale for cache in caches if cache.k_scale is not None]
+    num_bytes = 2 * 2 * 6 * 4 * 32 * dtype.itemsize + 2 * sum(4 * each.numel() for each in scales)
+    assert 6 * block_bytes(model, **shape) == num_bytes
 
 
 def test_a_cache_larger_than_the_machine_is_refused_with_numbers():
