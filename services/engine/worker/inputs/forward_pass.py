@@ -72,10 +72,12 @@ class ForwardPass:
             layer: number for number, group in enumerate(groups) for layer in group.layers
         }
         self._block_size = block_size
-        token_groups = [group for group in groups if group.window != STATE]
-        self._block_strides = [
-            getattr(kv_cache_data[group.layers[0]], "block_stride", 1) for group in token_groups
-        ] or [1]
+        firsts = [group.layers[0] for group in groups if group.window != STATE]
+        self._block_strides = [1]
+        if groups:
+            self._block_strides = [
+                getattr(kv_cache_data[first], "block_stride", 1) for first in firsts
+            ]
         specs = [spec for spec in model.cache_specs() if not isinstance(spec, StateSpec)]
         self._workspace = None
         if specs:
