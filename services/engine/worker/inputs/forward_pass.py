@@ -72,11 +72,13 @@ class ForwardPass:
             layer: number for number, group in enumerate(groups) for layer in group.layers
         }
         self._block_size = block_size
-        firsts = [group.layers[0] for group in groups if group.window != STATE]
         self._block_strides = [1]
         if groups:
+            # A pipeline stage may have no layer of a group.
+            layers = [group.layers[:1] for group in groups if group.window != STATE]
             self._block_strides = [
-                getattr(kv_cache_data[first], "block_stride", 1) for first in firsts
+                max((getattr(kv_cache_data[each], "block_stride", 1) for each in first), default=1)
+                for first in layers
             ]
         specs = [spec for spec in model.cache_specs() if not isinstance(spec, StateSpec)]
         self._workspace = None
