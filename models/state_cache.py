@@ -206,7 +206,7 @@ def write_conv(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor)
 def _units(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:
     """Returns all units of R requests: [R, units, U] bytes."""
     gathered = cache.memory[:, pages.long()[:, : cache.num_pages]]
-    return gathered.permute(1, 2, 0, 3).reshape(len(pages), -1, cache.unit_bytes)
+    return gathered.permute(1, 2, 0, 3).flatten(1, 2)
 
 
 def _write_units(

@@ -41,6 +41,11 @@ DECODES = compilation_config(
 )
 
 
+DRAFTED = [name for name in sorted(STATE_VARIANTS) if not name.startswith("mamba2")]
+"""Variants with keys, among whose blocks those of a small draft model are."""
+OF_DRAFTED = pytest.mark.parametrize("folder", DRAFTED, indirect=True)
+
+
 @pytest.fixture(scope="module", params=sorted(STATE_VARIANTS))
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -111,6 +116,7 @@ def num_accepted(engine):
     return sum(int(read_int32(r.num_accepted_tokens).sum()) for _, r in engine.steps)
 
 
+@OF_DRAFTED
 @pytest.mark.parametrize("config", [EAGER, DECODES, COMPILED], ids=["eager", "graphs", "compiled"])
 def test_drafts_change_no_token(folder, expected, config, tmp_path):
     config = config.model_copy(update={"compile_cache_dir": tmp_path})
@@ -124,6 +130,7 @@ def test_drafts_change_no_token(folder, expected, config, tmp_path):
     assert engine.faults == []
 
 
+@OF_DRAFTED
 def test_drafts_with_few_blocks_change_no_token(folder, expected):
     pages = drafting(folder, expected, EAGER).limits.num_state_blocks
     sizes = {"num_blocks": 1 + 16 + pages * 7 // 4, "max_num_batched_tokens": 40}
@@ -146,6 +153,7 @@ def test_the_models_own_draft_layer_changes_no_token(tmp_path, variant):
     assert engine.faults == []
 
 
+@OF_DRAFTED
 def test_batch_invariant_logprobs_after_drafts_have_the_bits_of_those_without(folder):
     def logprobs(engine):
         [output] = engine.run([LONG[:100]], NUM_OUTPUT, logprobs=5)

@@ -163,11 +163,14 @@ class KVCache:
         request.block_ids.extend(prefix.block_ids)
         request.num_indexed_blocks = prefix.num_tokens // self._block_size
         if states is not None:
+            own: list[int] = []
+            # Before new blocks are taken, which may be the snapshot's.
             if snapshot is not None and copies:
-                states.index.pin(snapshot)  # before new blocks are taken
-            num_kept = 0 if copies else states.blocks.num_each
-            blocks = self._take(states.blocks.num_live - num_kept)
-            states.start(request, snapshot, blocks, prefix.junction)
+                states.index.pin(snapshot)
+            elif snapshot is not None:
+                own = states.index.take(snapshot)
+            blocks = self._take(states.blocks.num_live - len(own))
+            states.start(request, snapshot, blocks, own, prefix.junction)
 
     def save_state(self, request: Request) -> bool:
         """Makes a snapshot of a request's state before its next step; returns whether it did.

@@ -59,23 +59,27 @@ class StateCache:
         return None
 
     def start(
-        self, request: Request, snapshot: Snapshot | None, blocks: list[int], junction: int
+        self,
+        request: Request,
+        snapshot: Snapshot | None,
+        blocks: list[int],
+        own: list[int],
+        junction: int,
     ) -> None:
         """Gives a request its live state.
 
         Args:
             request: one without a state.
             snapshot: where it starts from, pinned if it is copied; None starts from no tokens.
-            blocks: new blocks for all states, or for all but that of the snapshot, which must be
-                free and gives its own.
+            blocks: new blocks for all states, or for all but that of the snapshot.
+            own: blocks of the snapshot, if it gives them.
             junction: tokens after which a snapshot would have let it start later; 0 for none.
         """
         assert not request.state_block_ids, "a state comes before all tokens"
         request.junction = junction
         request.last_snapshot = 0 if snapshot is None else snapshot.num_tokens
-        if len(blocks) < self.blocks.num_live:
+        if own:
             assert snapshot is not None, "without a snapshot a state needs new blocks"
-            own = self.index.take(snapshot)
             request.state_block_ids = self.blocks.arranged(own, blocks, snapshot.num_tokens)
             return
         request.state_block_ids = blocks
