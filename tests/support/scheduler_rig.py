@@ -41,6 +41,7 @@ class Rig:
             block_size=BLOCK_SIZE,
             windows=self.limits.windows,
             state_blocks=self.limits.state_blocks,
+            num_cache_tokens=self.limits.num_cache_tokens(num_blocks),
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
