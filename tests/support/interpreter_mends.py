@@ -4,15 +4,22 @@ Import under TRITON_INTERPRET=1.
 """
 
 import numpy as np
+import torch
 from triton.language import float16
 from triton.runtime import interpreter
+
+from tests.support.gpu_facts import properties
 
 _create_splat = interpreter.InterpreterBuilder.create_splat
 _create_dot = interpreter.InterpreterBuilder.create_dot
 
 
 def mend() -> None:
-    """Keeps booleans in splats; gives each element of a product the same bits in every tile."""
+    """Keeps booleans in splats; gives each element of a product the same bits in every tile.
+
+    Tiles are the tables', whatever memory they need, without kernels for Hopper alone.
+    """
+    torch.cuda.get_device_properties = lambda device=None: properties((8, 0), shared_bytes=2**20)
     interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.InterpreterBuilder.create_dot = _dot
 

@@ -8,6 +8,7 @@ PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.kernels.attention.latent import latent_forms, latent_steps
+from models.forward_context import IndexChoice
 from models.kernels.attention.latent.latent_steps import attend
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
@@ -32,7 +33,7 @@ for batch, verifies in BATCHES:
         output = case.empty_output()
         attend(
             case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-            case.scale, case.index, is_prefill=not verifies,
+            case.scale, case.index, IndexChoice() if case.index else None, is_prefill=not verifies,
         )
         for name, tensor in exact.cache.tensors().items():
             assert_rows_close(case.cache.tensors()[name][1:], tensor[1:])
@@ -47,7 +48,7 @@ for batch in (([1] * 6, [700, 5, 1, 0, 600, 300]), ([1, 3, 0, 1, 1], [600, 9, 0,
     output = case.empty_output()
     attend(
         case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-        case.scale, case.index, is_prefill=True,
+        case.scale, case.index, IndexChoice() if case.index else None, is_prefill=True,
     )
     assert case.metadata.workspace.counters.count_nonzero() == 0
     live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
@@ -83,7 +84,7 @@ for batch, long in BATCHES:
         expanded.clear()
         attend(
             case.queries, case.entries, None, case.cache, case.metadata, output, case.scale, None,
-            is_prefill=True,
+            None, is_prefill=True,
         )
         assert expanded == long
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
@@ -95,6 +96,7 @@ FP8_CACHE_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.kernels.attention.latent import latent_forms
+from models.forward_context import IndexChoice
 from models.kernels.attention.latent.latent_steps import attend
 from tests.support.interpreter_rounding import round_exactly
 from tests.support.latent_case import make_latent_case
@@ -123,7 +125,7 @@ for batch, verifies in BATCHES:
         output = case.empty_output()
         attend(
             case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-            case.scale, case.index, is_prefill=not verifies,
+            case.scale, case.index, IndexChoice() if case.index else None, is_prefill=not verifies,
         )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], case.exact_reading().run()[live])
