@@ -20,7 +20,8 @@ def running(num_tokens: int):
 
 def settle(*requests, num_next=3):
     drafts = [[10 * i + j for j in range(3)] for i in range(len(requests))]
-    result = StepResult(draft_token_ids=pack_int32(drafts))
+    accepted = pack_int32([0] * len(requests))
+    result = StepResult(draft_token_ids=pack_int32(drafts), num_accepted_tokens=accepted)
     PLAN.settle(requests, [0] * len(requests), result, num_next)
 
 

@@ -192,7 +192,7 @@ def test_few_requests_hold_keys_and_make_fewer_partial_results(cache_dtype):
         assert splits == min(tiles.most_splits, most // (8 * num_requests))
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 1024), (torch.float64, 64)])
 def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
     with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
         decode_tiles(dtype, dtype, head_dim, num_requests=1, num_heads=8, num_kv_heads=8)
