@@ -108,7 +108,7 @@ _ROWS = {
             **{name: each for name, each in GEMMA_4.items() if "per_layer" not in name},
             "attention_bias": True,
             "num_attention_heads": 6,
-            "num_key_value_heads": 3,
+            "num_key_value_heads": 2,
             "num_global_key_value_heads": 1,
             "global_head_dim": 12,
             "attention_k_eq_v": True,
