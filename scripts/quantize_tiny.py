@@ -41,7 +41,7 @@ PROJECTIONS = (
 )  # fmt: skip
 """Ends of the names of modules that are quantised."""
 STACKED = "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"
-"""The same of stacked experts, in FP8."""
+"""Names of stacked experts, in FP8."""
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class CausalLM(nn.Module):
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number; see `Decoder`."""
+        """Returns the layer of a number; each family defines it."""
         raise NotImplementedError
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:

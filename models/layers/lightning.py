@@ -16,7 +16,7 @@ from models.parallel.group import ParallelGroup
 from models.state_cache import StateSpec
 
 NORM_EPS = 1e-6
-"""Of the norm of outputs; config.json sets only that of other norms."""
+"""Added by the norm of outputs; config.json sets only that of other norms."""
 
 
 class LightningAttention(StateMixer):

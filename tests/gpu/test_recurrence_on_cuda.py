@@ -43,7 +43,7 @@ SPACES = {
 }
 CACHES = {"keys": (16 * 2 * 128 * 2, 2), "one-row": (0, 1), "odd": (5 * 516, 2)}
 LONG_TOLERANCE = {torch.float32: 1e-4}
-"""Of outputs of heads that hardly decay: 1,500 factors are rounded one after the other."""
+"""Error of outputs of heads that hardly decay: 1,500 factors are rounded one after the other."""
 STATE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
@@ -118,7 +118,7 @@ def test_gates_of_other_families(decay_floor, lens, decays_channels):
 @pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_state_is_kept_after_every_token(dtype, lens, kind, cache):
-    """As with four drafts: the step reads one of five states, and writes one for each token."""
+    """With four drafts a step reads one of five states, and writes one for each token."""
     options = {"num_dummies": 3, "num_slots": 5}
     tolerance = {"state_tolerance": STATE_TOLERANCE[dtype]}
     if kind == "conv":

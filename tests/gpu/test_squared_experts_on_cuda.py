@@ -18,8 +18,8 @@ from tests.support.moe_case import (
 pytestmark = pytest.mark.gpu
 
 ERROR, FP8_ERROR = 0.02, 0.05
-"""Of all results, relative to their norm: an inner value is rounded twice, and squared; after that
-some become another neighbour in FP8."""
+"""Errors of all results, relative to their norm: an inner value is rounded twice, and squared;
+after that some become another neighbour in FP8."""
 ROUTING = ROUTINGS["sigmoid-groups"]
 HIDDEN, INNER = 320, 192
 

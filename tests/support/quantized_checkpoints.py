@@ -72,7 +72,7 @@ WIDE_STATES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 16, "head_dim": 32, "state_size": 64},
 }  # fmt: skip
-"""The same of families with states."""
+"""Fields of the configs of families with states, so that blocks and groups fit."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("block", {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
     "per_tensor": ("tensor", {"quant_method": "fp8", "activation_scheme": "static"}),

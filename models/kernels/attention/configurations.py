@@ -110,7 +110,7 @@ _DECODE = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=2),
     (4, 512): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
-"""By bytes of an element and padded head dimension, from 64.
+"""Tiles by bytes of an element and padded head dimension, from 64.
 
 Rows of heads of 512 are not measured: they are the largest tiles that fit shared memory.
 """

@@ -5,7 +5,7 @@ import torch
 from models.kernels.gpu import gpu_of
 
 _LEAST_KEYS = 16
-"""Of a tile: tensor cores multiply no fewer."""
+"""Fewest keys of a tile: tensor cores multiply no fewer."""
 
 
 def fitting_keys(

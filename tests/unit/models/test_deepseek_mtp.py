@@ -15,10 +15,9 @@ from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
 from tests.support.draft_checkpoints import NUM_LAYERS, write_draft_checkpoint
 from tests.support.paged_runner import PagedRunner
-from tests.support.random_checkpoints import VARIANTS, write_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
-NEEDS_GLM_5 = pytest.mark.skipif("glm_moe_dsa" not in VARIANTS, reason="no such class")
 PROMPT = [5, 17, 3, 44, 2, 9, 31, 60, 7, 8, 1]
 EPS = 1e-6
 
@@ -113,7 +112,7 @@ def require_close(actual, expected):
         ("glm4_moe", {"has_own_head": True}),
         ("glm4_moe_groups", {}),
         ("glm4_moe_lite", {}),
-        pytest.param("glm_moe_dsa", {}, marks=NEEDS_GLM_5),
+        ("glm_moe_dsa", {}),
     ],
     ids=str,
 )
