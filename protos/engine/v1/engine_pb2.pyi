@@ -44,29 +44,65 @@ class StopProfileResponse(_message.Message):
     def __init__(self, path: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[_worker_pb2.ProfileEnd, str]] = ...) -> None: ...
 
 class FrontendMessage(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "credit")
+    __slots__ = ("hello", "submit", "abort", "credit", "image_part", "drop_images")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PART_FIELD_NUMBER: _ClassVar[int]
+    DROP_IMAGES_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submit: Submit
     abort: Abort
     credit: Credit
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    image_part: ImagePart
+    drop_images: DropImages
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., image_part: _Optional[_Union[ImagePart, _Mapping]] = ..., drop_images: _Optional[_Union[DropImages, _Mapping]] = ...) -> None: ...
+
+class ImagePart(_message.Message):
+    __slots__ = ("digest", "patches", "grid")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATCHES_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    patches: bytes
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digest: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DropImages(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
-    __slots__ = ("frontend_id", "wants_prefixes", "prefix_key_version")
+    __slots__ = ("frontend_id", "wants_prefixes", "prefix_key_version", "image_processor")
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     WANTS_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
     wants_prefixes: bool
     prefix_key_version: int
-    def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ..., prefix_key_version: _Optional[int] = ...) -> None: ...
+    image_processor: ImageProcessor
+    def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ..., prefix_key_version: _Optional[int] = ..., image_processor: _Optional[_Union[ImageProcessor, _Mapping]] = ...) -> None: ...
+
+class ImageProcessor(_message.Message):
+    __slots__ = ("kind", "settings", "image_token_id", "max_patches", "max_image_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_PATCHES_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    settings: str
+    image_token_id: int
+    max_patches: int
+    max_image_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., settings: _Optional[str] = ..., image_token_id: _Optional[int] = ..., max_patches: _Optional[int] = ..., max_image_bytes: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "caller", "traceparent", "num_resumed_tokens")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "caller", "traceparent", "num_resumed_tokens", "images")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +113,7 @@ class Submit(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -87,7 +124,18 @@ class Submit(_message.Message):
     caller: str
     traceparent: str
     num_resumed_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., caller: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., caller: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("digest", "offset", "num_tokens")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    offset: int
+    num_tokens: int
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("handles",)
