@@ -37,6 +37,7 @@ from models.config_sections.recurrence import (
 )
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part
+from models.config_sections.vision import VisionConfig, read_axes, read_vision
 from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
@@ -113,6 +114,9 @@ class ModelConfig:
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
+    vision: VisionConfig | None = None
+    """The encoder of images; None if the model sees none, or is loaded for text alone."""
+
     transformers: TransformersConfig | None = None
     """Set if transformers' modules run; their own configuration then has what is neutral here."""
 
@@ -150,6 +154,10 @@ class ModelConfig:
             if num_heads % each:
                 raise fields.error("num_key_value_heads", f"a divisor of {num_heads} heads")
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
+        vision = read_vision(whole)
+        if vision is not None:
+            num_pairs = int(head_dim * rope.partial_rotary_factor) // 2
+            rope = replace(rope, axes=read_axes(whole, fields, num_pairs))
         windows = read_sliding_windows(fields, num_layers)
         return cls(
             architecture=fields.architecture(),
@@ -189,7 +197,12 @@ class ModelConfig:
             short_conv=read_short_conv(fields),
             gemma4=gemma4,
             is_text_part=is_wrapper(whole),
+            vision=vision,
         )
+
+    def without_images(self) -> "ModelConfig":
+        """Returns the config of the same model without its encoder of images."""
+        return replace(self, vision=None, rope=replace(self.rope, axes=()))
 
     def with_longest(self, num_tokens: int) -> "ModelConfig":
         """Returns the config of a model whose sequences have at most `num_tokens`."""

@@ -19,7 +19,9 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
-PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata", "index_choice"})
+PROCESS_LOCAL_FIELDS = frozenset(
+    {"kv_cache_data", "layer_attn_metadata", "index_choice", "image_metadata"}
+)
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
 WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions"})
@@ -170,6 +172,23 @@ class DPMetadata:
     num_sampling_across_dp: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMetadata:
+    """Images in a pass of T query tokens; buffers may have room for more.
+
+    rows: [n, features] vectors of the encoder, of the model's dtype; features = hidden * (1 +
+        number of deepstack levels).
+    index: [T'] int32, the row of each query token; -1 for tokens without. None: no token of the
+        pass has one.
+    rope_positions: [3, T'] int64, position of each query token in time, height and width; None
+        for a model without M-RoPE.
+    """
+
+    rows: torch.Tensor
+    index: torch.Tensor | None
+    rope_positions: torch.Tensor | None
+
+
 @dataclass(slots=True)
 class IndexChoice:
     """Choice of the last indexer of a pass, for later layers that attend to the same tokens.
@@ -198,6 +217,8 @@ class ForwardContext:
     dp_metadata: DPMetadata | None = None
     spec_decode_metadata: SpecDecodeMetadata | None = None
     """Set in the passes of draft layers only."""
+    image_metadata: ImageMetadata | None = None
+    """None: all tokens are text, and have the same position in time, height and width."""
     batch_descriptor: GraphKey | None = None
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE

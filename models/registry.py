@@ -1,10 +1,11 @@
 """Maps architecture names of config.json to model classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from models.apertus import ApertusForCausalLM
 from models.cohere2 import Cohere2ForCausalLM
 from models.config import ConfigError, ModelConfig
+from models.config_sections.vision import TowerKind, VisionConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
 from models.falcon_h1 import FalconH1ForCausalLM
@@ -18,6 +19,7 @@ from models.granite_moe_hybrid import GraniteMoeHybridForCausalLM
 from models.hy_v3 import HYV3ForCausalLM
 from models.kimi_linear import BailingHybridForCausalLM, KimiLinearForCausalLM
 from models.layers.decoder import CausalLM
+from models.layers.vision_tower import VisionTower
 from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
 from models.mamba2 import Mamba2ForCausalLM
@@ -32,6 +34,7 @@ from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
 from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
+from models.vision.qwen_vl import Qwen3VLTower
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "ApertusForCausalLM": ApertusForCausalLM,
@@ -85,6 +88,8 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "SmolLM3ForCausalLM": LlamaForCausalLM,
     "SolarOpenForCausalLM": Glm4MoeForCausalLM,
 }
+
+TOWERS: Mapping[TowerKind, Callable[[VisionConfig], VisionTower]] = {"qwen3_vl": Qwen3VLTower}
 
 
 class UnsupportedArchitectureError(ConfigError):

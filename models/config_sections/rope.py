@@ -63,6 +63,9 @@ class RopeConfig:
     longest: int = 0
     """Longest sequence, in tokens."""
     query_scale: QueryScale | None = None
+    axes: tuple[int, ...] = ()
+    """For each rotated pair, whether it turns by the position in time (0), height (1) or width (2);
+    empty: all turn by the position in the sequence."""
 
 
 def read_ropes(

@@ -14,10 +14,12 @@ from models.config import ModelConfig
 from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.gated_mlp import GatedMLP
+from models.layers.image_rows import ImageRows
 from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.pipeline import PPMissingLayer, make_layers
 from models.layers.rotary import RotaryEmbedding, Rotation
+from models.layers.vision_tower import VisionTower
 from models.layers.weight import ExpertTensor
 from models.parallel.group import SINGLE, WHOLE_MODEL, ParallelGroup, PipelineStage
 
@@ -97,6 +99,11 @@ class Decoder(nn.Module):
             self.local_rotary = RotaryEmbedding(local_dim, max_positions, local_rope)
         self._has_window = tuple(window is not None for window in config.sliding_windows)
         self._num_layers = len(layers)
+        vision = config.vision
+        self.image_rows = None if vision is None else ImageRows(0)
+        for level, layer in enumerate(layers[: vision.num_levels if vision else 0], start=1):
+            if not isinstance(layer, PPMissingLayer):
+                layer.add_module("image_rows", ImageRows(level))
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
         self.norm: nn.Module = (
@@ -138,6 +145,8 @@ class Decoder(nn.Module):
             hidden = self.embed_tokens(input_ids)
             if self._embedding_scale != 1.0:
                 hidden = hidden * self._embedding_scale
+            if self.image_rows is not None:
+                self.image_rows(hidden)
         else:
             # Compiled layers add to the residual stream in place, and never to an input.
             hidden = input_ids.clone()
@@ -150,6 +159,8 @@ class Decoder(nn.Module):
         for index, (layer, has_window) in enumerate(zip(layers, self._has_window, strict=True)):
             inputs = () if tokens is None else (tokens[:, index],)
             hidden = layer(hidden, local if has_window else rotation, *inputs)
+            if (image_rows := getattr(layer, "image_rows", None)) is not None:
+                image_rows(hidden)
             if index in self.aux_layers:
                 outputs[index] = hidden
         normed: torch.Tensor = self.norm(hidden)
@@ -267,6 +278,8 @@ class CausalLM(nn.Module):
             if self.stage.is_last
             else cast("ParallelLMHead", PPMissingLayer())
         )
+        self.visual: VisionTower | None = None
+        """The encoder of images, if `config` has one; no part of the trace. Set by the loader."""
         self.draft_models: tuple[DraftingModel, ...] = ()
         """Models that guess tokens for this one; no part of its trace and its weights."""
         if config.tie_word_embeddings and self.stage.is_last:

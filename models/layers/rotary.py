@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from models.config_sections.rope import QueryScale, RopeConfig
 from models.ops.elementwise.rotary import rotary
+from models.ops.elementwise.rotation_rows import rotation_rows
 
 
 class Rotation(NamedTuple):
@@ -48,13 +49,21 @@ class RotaryEmbedding(nn.Module):
         scale = None if rope.query_scale is None else _query_scale(max_positions, rope.query_scale)
         self.register_buffer("query_scale", scale, persistent=False)
         self.query_scale: torch.Tensor | None
+        axes = functional.pad(torch.tensor(rope.axes, dtype=torch.int64), kept).repeat(4)
+        self.register_buffer("axes", axes if rope.axes else None, persistent=False)
+        self.axes: torch.Tensor | None
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """Maps [T] positions to their rotation."""
-        cos, signed_sin = self.table.index_select(0, positions).chunk(2, dim=-1)
+        cos, signed_sin = self._rows(positions).chunk(2, dim=-1)
         if self.query_scale is None:
             return Rotation(cos, signed_sin)
         return Rotation(cos, signed_sin, self.query_scale.index_select(0, positions))
+
+    def _rows(self, positions: torch.Tensor) -> torch.Tensor:
+        if self.axes is None:
+            return self.table.index_select(0, positions)
+        return rotation_rows(self.table, positions, self.axes)
 
 
 def _query_scale(max_positions: int, scale: QueryScale) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Random weights for benchmarks: the same every time, in a checkpoint's formats."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,9 @@ would grow from layer to layer, and all would choose the same experts."""
 BYTES = range(-127, 128)
 """Values of integers of 8 bits."""
 
+_NORM = re.compile(r"norm\w*\.weight$")
+"""Weights of norms, which are one."""
+
 
 def fill_with_random_weights(model: CausalLM) -> None:
     """Draws weights that keep activations finite, the same ones every time on one device."""
@@ -46,7 +50,7 @@ def fill_with_random_weights(model: CausalLM) -> None:
         elif param.dim() > 1:
             param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
         else:
-            param.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            param.fill_(1.0 if _NORM.search(name) else 0.0)
 
 
 def _fill_packed_experts(layer: Experts) -> list[nn.Parameter]:

@@ -28,7 +28,7 @@ from models.loading.without_storage import WithoutStorage
 from models.number_formats import FP8, MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig
-from models.registry import model_class
+from models.registry import TOWERS, model_class
 
 MAX_FULL_TABLE = 2**20
 """Most positions whose rotations are all kept, even for short sequences."""
@@ -48,6 +48,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
+    sees_images: bool = False,
     max_positions: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
@@ -67,6 +68,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         keep_quantized: whether weights stored in 8 or 4 bits stay so where there are products for
             them; None: as the device can.
         with_draft_layers: whether models.deepseek_mtp will use the draft layers.
+        sees_images: whether the encoder of images is loaded, if the model has one.
         max_positions: longest sequence, in tokens; by default the model's. Models that allow more
             than MAX_FULL_TABLE get a table of positions of this length.
         on_progress: called at intervals with one line for the operator.
@@ -83,6 +85,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         read_model_config(folder, model_impl),
         folder,
         rounds_to_fp8=rounds_to_fp8,
+        sees_images=sees_images,
         max_positions=max_positions,
     )
     if group.enable_expert_parallel and (config.moe is None or config.transformers is not None):
@@ -123,12 +126,19 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
 
 
 def config_to_load(
-    config: ModelConfig, folder: Path, *, rounds_to_fp8: bool, max_positions: int | None
+    config: ModelConfig,
+    folder: Path,
+    *,
+    rounds_to_fp8: bool,
+    max_positions: int | None,
+    sees_images: bool = False,
 ) -> ModelConfig:
     """Returns the configuration of the model that `load_model` makes; arguments are those of it.
 
     config: of the folder.
     """
+    if not sees_images:
+        config = config.without_images()
     if rounds_to_fp8:
         if config.quantization is not None:
             raise ConfigError(
@@ -148,7 +158,10 @@ def config_to_load(
 def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch.dtype) -> CausalLM:
     """Returns the model of a configuration, without values."""
     if config.transformers is None:
-        return model_class(config.architecture)(config, group)
+        model = model_class(config.architecture)(config, group)
+        if config.vision is not None:
+            model.visual = TOWERS[config.vision.kind](config.vision)
+        return model
     if group.stage.size > 1:
         raise ConfigError(
             f"{folder}: --pipeline-parallel-size is {group.stage.size}, and a model that runs as "

@@ -21,6 +21,9 @@ TEXT_PREFIXES = {
 """Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it."""
 _TEXT = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
+VISION_PREFIXES = {"model.visual.": "visual.", "visual.": "visual."}
+"""Start of a name in a model of several parts -> in its encoder of images."""
+
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
 """Tensors that checkpoints store again with every draft layer."""
 
@@ -68,15 +71,18 @@ def renamed(name: str, model: CausalLM) -> str:
     """Returns a stored tensor's name as the model family writes it."""
     for stored, ours in COMMON_RENAMES.items():
         name = name.replace(stored, ours)
+    for stored, ours in VISION_PREFIXES.items() if model.visual is not None else ():
+        if name.startswith(stored):
+            return ours + name.removeprefix(stored)
     for stored, ours in TEXT_PREFIXES.items() if model.config.is_text_part else ():
         if name.startswith(stored):
             name = ours + name.removeprefix(stored)
     return model.renamed(name)
 
 
-def is_of_text(name: str) -> bool:
-    """Returns whether a tensor, by its name after `renamed`, belongs to a text part."""
-    return name.startswith(_TEXT)
+def is_of_loaded_part(name: str, model: CausalLM) -> bool:
+    """Returns whether a tensor, by its name after `renamed`, is of a part of several that loads."""
+    return name.startswith(_TEXT) or (model.visual is not None and name.startswith("visual."))
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:

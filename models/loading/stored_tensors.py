@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint_tensor import CheckpointError, CheckpointTensor
-from models.loading.names import is_of_text, renamed
+from models.loading.names import is_of_loaded_part, renamed
 
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_scale)?$")
 
@@ -24,7 +24,7 @@ def by_model_name(
     single_names = {each.checkpoint_name for each in model.expert_tensors}
     for tensor in tensors:
         name = renamed(tensor.name, model)
-        if model.config.is_text_part and not is_of_text(name):
+        if model.config.is_text_part and not is_of_loaded_part(name, model):
             continue
         for own_name, each in _single_experts(name, tensor, model, single_names):
             if own_name in named:

@@ -1,0 +1,88 @@
+"""Attention of patches to all patches of their segment: an image, or a window of one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Segments:
+    """Runs of patches that attend to each other, grouped by their lengths.
+
+    Each group is computed in one call.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        """Takes the length of each segment, in the order of the patches."""
+        self._one_length = lengths[0] if len(set(lengths)) == 1 else None
+        self._groups: list[torch.Tensor] = []
+        if self._one_length is not None:
+            return
+        starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+        for length in sorted(set(lengths)):
+            is_own = torch.tensor([each == length for each in lengths])
+            index = starts[is_own].unsqueeze(1) + torch.arange(length)
+            self._groups.append(index.to(device))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Maps q, k and v, [N, heads, D], to [N, heads * D]."""
+        if self._one_length is not None:
+            split = [each.view(-1, self._one_length, *each.shape[1:]) for each in (q, k, v)]
+            return _attended(*split).flatten(0, 1).flatten(1)
+        output = torch.empty_like(q)
+        for index in self._groups:
+            output[index] = _attended(q[index], k[index], v[index])
+        return output.flatten(1)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Maps [segments, length, heads, D] to the same."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+class FusedAttention(nn.Module):
+    """Attention whose projections to queries, keys and values are one."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: "PatchRotation", segments: Segments
+    ) -> torch.Tensor:
+        """Maps [N, hidden] to [N, hidden]."""
+        heads = self.qkv(hidden).view(len(hidden), 3, self._num_heads, -1)
+        q, k, v = heads.unbind(1)
+        attended = segments.attend(rotation.turn(q), rotation.turn(k), v)
+        output: torch.Tensor = self.proj(attended)
+        return output
+
+
+class PatchRotation:
+    """Rotation of heads by the row and column of each patch.
+
+    Half of a head's pairs turn by the row, the others by the column.
+    Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (2D-RoPE).
+    """
+
+    def __init__(
+        self, rows: torch.Tensor, columns: torch.Tensor, *, head_dim: int, theta: float
+    ) -> None:
+        """Takes each patch's row and column, [N]."""
+        size = head_dim // 2
+        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
+        frequencies = 1.0 / theta**exponents
+        angles = torch.cat([at.unsqueeze(1) * frequencies for at in (rows, columns)], dim=-1)
+        self._cos = angles.cos().repeat(1, 2).unsqueeze(1)
+        self._sin = angles.sin().repeat(1, 2).unsqueeze(1)
+
+    def turn(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotates heads, [N, H, D], in float32."""
+        values = heads.float()
+        first, second = values.chunk(2, dim=-1)
+        swapped = torch.cat((-second, first), dim=-1)
+        return (values * self._cos + swapped * self._sin).to(heads.dtype)

@@ -1,0 +1,132 @@
+"""Prompts with images, for our model and for transformers' of the same checkpoint."""
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+from models.forward_context import ForwardContext, ImageMetadata
+from models.layers.decoder import CausalLM
+from models.vision.rope_positions import image_rope_positions
+from tests.support.paged_runner import PagedRunner, Sequence
+
+NUM_TEXT_TOKENS = 90
+"""Tokens below are text in every variant."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the encoder takes it: its grid, and its patches, [N, 3 * P * P] uint8."""
+
+    grid: tuple[int, ...]
+    patches: torch.Tensor
+
+
+def random_picture(model: CausalLM, grid: tuple[int, ...], seed: int = 0) -> Picture:
+    """Returns an image of noise."""
+    config = model.config.vision
+    num_patches = grid[0] * grid[1]
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_patches, 3 * config.patch_size**2)
+    return Picture(grid, torch.randint(256, shape, generator=generator, dtype=torch.uint8))
+
+
+def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torch.Tensor]:
+    """Returns the same images as transformers' model takes them."""
+    config = model.config.vision
+    colours = config.colours
+    pixels = torch.cat([each.patches for each in pictures]).unflatten(1, (3, 1, -1)).float()
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (colours.mean, colours.std))
+    scaled = (pixels * colours.factor - mean) / std
+    frames = scaled.expand(-1, -1, config.num_frames, -1).flatten(1)
+    grids = torch.tensor([(1, *each.grid) for each in pictures])
+    return {"pixel_values": frames, "image_grid_thw": grids}
+
+
+@dataclass
+class Prompt:
+    """Token ids with the tokens of images, and where they begin."""
+
+    token_ids: list[int]
+    pictures: list[Picture]
+    offsets: list[int]
+
+    @classmethod
+    def of(cls, model: CausalLM, pictures: list[Picture], seed: int = 0) -> "Prompt":
+        """Makes a prompt of random text around images."""
+        order = random.Random(seed)
+        token_ids, offsets = [], []
+        for picture in pictures:
+            token_ids += order.choices(range(NUM_TEXT_TOKENS), k=order.randint(1, 9))
+            offsets.append(len(token_ids))
+            token_ids += [model.config.vision.image_token_id] * model.visual.num_vectors(
+                picture.grid
+            )
+        token_ids += order.choices(range(NUM_TEXT_TOKENS), k=order.randint(1, 9))
+        return cls(token_ids, pictures, offsets)
+
+
+class ImageRunner(PagedRunner):
+    """Runs sequences with images; their vectors are encoded once, all sequences' together."""
+
+    def __init__(self, model: CausalLM, prompts: list[Prompt], **options) -> None:
+        super().__init__(model, **options)
+        pictures = [each for prompt in prompts for each in prompt.pictures]
+        with torch.inference_mode():
+            self.rows = model.visual(
+                torch.cat([each.patches for each in pictures]), [each.grid for each in pictures]
+            )
+        self._index, self._positions = {}, {}
+        self._num_rows = 0
+        self.sequences = [self._add(prompt) for prompt in prompts]
+
+    def add(self, token_ids: list[int]) -> Sequence:
+        """Takes a row for a new sequence of text."""
+        return self._add(Prompt(token_ids, [], []))
+
+    def _add(self, prompt: Prompt) -> Sequence:
+        sequence = super().add(prompt.token_ids)
+        index = torch.full((len(prompt.token_ids),), -1, dtype=torch.int32)
+        images = []
+        for offset, picture in zip(prompt.offsets, prompt.pictures, strict=True):
+            count = self.model.visual.num_vectors(picture.grid)
+            index[offset : offset + count] = torch.arange(self._num_rows, self._num_rows + count)
+            self._num_rows += count
+            images.append((offset, count, picture.grid))
+        self._index[sequence.row] = index
+        if self.model.config.rope.axes:
+            merge = self.model.config.vision.merge
+            self._positions[sequence.row] = image_rope_positions(len(index), images, merge)
+        return sequence
+
+    def prepare(self, chunks: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, ForwardContext]:
+        """Returns the input ids, and the forward context with the images of a step."""
+        input_ids, context = super().prepare(chunks)
+        index, positions = [], []
+        for sequence, length in chunks:
+            span = torch.arange(sequence.num_cached, sequence.num_cached + length)
+            stored = self._index[sequence.row]
+            is_new = span >= len(stored)
+            known = span.clamp(max=len(stored) - 1)
+            index.append(stored[known].masked_fill(is_new, -1))
+            if sequence.row in self._positions:
+                at, delta = self._positions[sequence.row]
+                at = torch.from_numpy(at)[:, known]
+                positions.append(torch.where(is_new, span + delta, at))
+        metadata = ImageMetadata(
+            rows=self.rows,
+            index=torch.cat(index),
+            rope_positions=torch.cat(positions, dim=1) if positions else None,
+        )
+        return input_ids, replace(context, image_metadata=metadata)
+
+
+def reference_logits(reference, model: CausalLM, prompt: Prompt) -> torch.Tensor:
+    """Returns transformers' logits of a whole prompt with its images, [length, vocab] float32."""
+    token_ids = torch.tensor([prompt.token_ids])
+    is_image = token_ids == model.config.vision.image_token_id
+    inputs = reference_inputs(model, prompt.pictures)
+    if model.config.rope.axes:
+        inputs["mm_token_type_ids"] = is_image.int()
+    with torch.inference_mode():
+        return reference(token_ids, **inputs).logits[0].float()

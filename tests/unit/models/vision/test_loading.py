@@ -1,0 +1,110 @@
+"""Which parts of a model with an encoder of images are loaded, and from which names."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.config import ConfigError, ModelConfig
+from models.loading.checkpoint import CheckpointError
+from models.loading.loader import load_model
+from tests.support.image_prompts import random_picture
+from tests.support.vision_variants import write_vision_checkpoint
+
+GRID = (4, 6)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_vision_checkpoint(tmp_path, "qwen3_vl")
+    return tmp_path
+
+
+def load(folder, **options):
+    options = {"dtype": torch.float32, "sees_images": True, **options}
+    return load_model(folder, device=torch.device("cpu"), **options)
+
+
+def vectors(model):
+    with torch.inference_mode():
+        return model.visual(random_picture(model, GRID).patches, [GRID])
+
+
+def change_config(folder, section=None, **fields):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    (config[section] if section else config).update(fields)
+    file.write_text(json.dumps(config))
+
+
+def test_towers_are_left_out_by_default(folder):
+    model = load(folder, sees_images=False)
+    assert model.visual is None
+    assert model.config.vision is None
+    assert not model.config.rope.axes
+    assert not any(name.startswith("visual.") for name, _ in model.named_parameters())
+
+
+def test_names_of_the_first_files_are_read(folder):
+    expected = vectors(load(folder))
+    weights = load_file(folder / "model.safetensors")
+    named = {name.replace("model.visual.", "visual."): x for name, x in weights.items()}
+    save_file(named, folder / "model.safetensors")
+    assert named.keys() != weights.keys()
+    assert torch.equal(vectors(load(folder)), expected)
+
+
+def test_a_missing_part_is_reported(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.visual.merger.linear_fc1.bias"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"visual\.merger\.linear_fc1\.bias"):
+        load(folder)
+    load(folder, sees_images=False)
+
+
+def test_towers_stay_as_stored_where_the_text_is_rounded_to_fp8(folder):
+    expected = vectors(load(folder))
+    model = load(folder, rounds_to_fp8=True)
+    assert torch.equal(vectors(model), expected)
+
+
+def test_dummy_weights_give_finite_vectors(folder):
+    found = vectors(load(folder, load_format="dummy"))
+    assert found.isfinite().all()
+    assert found.std() > 0
+
+
+def test_vectors_have_the_dtype_of_the_model(folder):
+    exact, rounded = vectors(load(folder)), vectors(load(folder, dtype=torch.bfloat16))
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded - exact).abs().mean() <= 0.05 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_colours_are_scaled_as_the_processor_says(folder, name):
+    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "rescale_factor": 0.01}
+    if name.startswith("processor"):
+        settings = {"image_processor": settings}
+    (folder / name).write_text(json.dumps(settings))
+    colours = ModelConfig.from_folder(folder).vision.colours
+    assert (colours.mean, colours.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert colours.factor == 0.01
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "message"),
+    [
+        ("vision_config", {"hidden_act": "relu"}, "vision_config.hidden_act is 'relu'"),
+        ("vision_config", {"hidden_size": 30}, "hidden_size is 30; it must be a multiple of 4"),
+        ("vision_config", {"num_position_embeddings": 35}, "35; it must be a square"),
+        ("vision_config", {"deepstack_visual_indexes": [3, 1]}, "rising numbers below 4"),
+        ("vision_config", {"deepstack_visual_indexes": [1, 4]}, "rising numbers below 4"),
+        (None, {"image_token_id": "x"}, "image_token_id is 'x'"),
+    ],
+)
+def test_unsupported_towers_are_refused_by_field(folder, section, fields, message):
+    change_config(folder, section, **fields)
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_folder(folder)
