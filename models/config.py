@@ -26,6 +26,7 @@ from models.config_sections.mixers import (
 )
 from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_inner_size, read_moe
+from models.config_sections.mrope import read_axes
 from models.config_sections.multipliers import Multipliers, read_multipliers
 from models.config_sections.recurrence import (
     DeltaNetConfig,
@@ -37,7 +38,8 @@ from models.config_sections.recurrence import (
 )
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part
-from models.config_sections.vision import VisionConfig, read_axes, read_vision
+from models.config_sections.towers import read_vision
+from models.config_sections.vision import VisionConfig
 from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
@@ -154,7 +156,7 @@ class ModelConfig:
             if num_heads % each:
                 raise fields.error("num_key_value_heads", f"a divisor of {num_heads} heads")
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
-        vision = read_vision(whole)
+        vision = read_vision(whole, stored)
         if vision is not None:
             num_pairs = int(head_dim * rope.partial_rotary_factor) // 2
             rope = replace(rope, axes=read_axes(whole, fields, num_pairs))

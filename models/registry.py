@@ -1,11 +1,13 @@
 """Maps architecture names of config.json to model classes."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from models.apertus import ApertusForCausalLM
 from models.cohere2 import Cohere2ForCausalLM
 from models.config import ConfigError, ModelConfig
-from models.config_sections.vision import TowerKind, VisionConfig
+from models.config_sections.towers import Qwen3VLVisionConfig, Qwen25VLVisionConfig
+from models.config_sections.vision import VisionConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
 from models.falcon_h1 import FalconH1ForCausalLM
@@ -34,7 +36,7 @@ from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
 from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
-from models.vision.qwen_vl import Qwen3VLTower
+from models.vision.qwen_vl import Qwen3VLTower, Qwen25VLTower
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "ApertusForCausalLM": ApertusForCausalLM,
@@ -89,7 +91,10 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "SolarOpenForCausalLM": Glm4MoeForCausalLM,
 }
 
-TOWERS: Mapping[TowerKind, Callable[[VisionConfig], VisionTower]] = {"qwen3_vl": Qwen3VLTower}
+_TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
+    Qwen25VLVisionConfig: Qwen25VLTower,
+    Qwen3VLVisionConfig: Qwen3VLTower,
+}
 
 
 class UnsupportedArchitectureError(ConfigError):
@@ -109,3 +114,8 @@ def model_class(architecture: str) -> Callable[[ModelConfig, ParallelGroup], Cau
         raise UnsupportedArchitectureError(
             f"architecture {architecture!r} is not supported; the supported ones are {known}"
         ) from None
+
+
+def make_tower(config: VisionConfig) -> VisionTower:
+    """Returns the encoder of images of a configuration."""
+    return _TOWERS[type(config)](config)

@@ -28,7 +28,7 @@ from models.loading.without_storage import WithoutStorage
 from models.number_formats import FP8, MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 from models.quantization.config import QuantizationConfig
-from models.registry import TOWERS, model_class
+from models.registry import make_tower, model_class
 
 MAX_FULL_TABLE = 2**20
 """Most positions whose rotations are all kept, even for short sequences."""
@@ -160,7 +160,7 @@ def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch
     if config.transformers is None:
         model = model_class(config.architecture)(config, group)
         if config.vision is not None:
-            model.visual = TOWERS[config.vision.kind](config.vision)
+            model.visual = make_tower(config.vision)
         return model
     if group.stage.size > 1:
         raise ConfigError(

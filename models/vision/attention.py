@@ -70,13 +70,27 @@ class PatchRotation:
     """
 
     def __init__(
-        self, rows: torch.Tensor, columns: torch.Tensor, *, head_dim: int, theta: float
+        self,
+        coordinates: torch.Tensor,
+        *,
+        head_dim: int,
+        theta: float,
+        alternates: bool = False,
     ) -> None:
-        """Takes each patch's row and column, [N]."""
-        size = head_dim // 2
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
+        """Computes the angles.
+
+        Args:
+            coordinates: [2, N], each patch's row and column.
+            head_dim: elements of a head.
+            theta: of the frequencies.
+            alternates: whether rows take the even of a head's frequencies and columns the odd ones,
+                not both the even ones.
+        """
+        exponents = torch.arange(0, head_dim, 2, device=coordinates.device).float() / head_dim
         frequencies = 1.0 / theta**exponents
-        angles = torch.cat([at.unsqueeze(1) * frequencies for at in (rows, columns)], dim=-1)
+        of_columns = frequencies[1::2] if alternates else frequencies[::2]
+        each = zip(coordinates, (frequencies[::2], of_columns), strict=True)
+        angles = torch.cat([at.unsqueeze(1) * own for at, own in each], dim=-1)
         self._cos = angles.cos().repeat(1, 2).unsqueeze(1)
         self._sin = angles.sin().repeat(1, 2).unsqueeze(1)
 

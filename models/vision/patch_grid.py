@@ -1,5 +1,7 @@
 """Where the patches of an image are, and learned positions resized to its grid."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -42,3 +44,30 @@ def interpolated(
     weight = (weights[0].unsqueeze(2) * weights[1].unsqueeze(1)).flatten(1)
     resized: torch.Tensor = (table(index) * weight.unsqueeze(2)).sum(1)
     return resized.to(table.weight.dtype)
+
+
+def unit_windows(
+    grids: Sequence[tuple[int, int]], side: int, device: torch.device
+) -> tuple[torch.Tensor, list[int]]:
+    """Orders the units of images by windows of side x side; those at the ends may be smaller.
+
+    Args:
+        grids: height and width of each image, in units.
+        side: of a window, in units.
+        device: of the order.
+
+    Returns:
+        The number of each unit in this order, [units] int64; and the units of each window.
+    """
+    orders, lengths, first = [], [], 0
+    for height, width in grids:
+        of_row = torch.arange(height, device=device).unsqueeze(1) // side
+        windows_in_row = -(-width // side)
+        window = of_row * windows_in_row + torch.arange(width, device=device) // side
+        orders.append(first + window.flatten().argsort(stable=True))
+        heights, widths = (
+            [min(side, size - start) for start in range(0, size, side)] for size in (height, width)
+        )
+        lengths += [rows * columns for rows in heights for columns in widths]
+        first += height * width
+    return torch.cat(orders), lengths

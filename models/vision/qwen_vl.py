@@ -1,8 +1,9 @@
-"""The encoder of Qwen3-VL and Qwen3.5: patches of two frames, positions learned and rotated.
+"""Encoders of Qwen3-VL, Qwen3.5 and Qwen2.5-VL: patches of two frames, rotated by row and column.
 
 Squares of patches become one vector. In Qwen3-VL the outputs of some layers become further vectors,
-which are added after the text's first layers.
-Source: Qwen Team 2025, "Qwen3-VL Technical Report"; transformers 5.24, models/qwen3_vl.
+which are added after the text's first layers. In Qwen2.5-VL most layers attend within windows.
+Source: Qwen Team 2025, "Qwen3-VL Technical Report" and "Qwen2.5-VL Technical Report"; transformers
+5.24, models/qwen3_vl and models/qwen2_5_vl.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models.config_sections.vision import VisionConfig
+from models.config_sections.towers import (
+    Qwen3VLVisionConfig,
+    Qwen25VLVisionConfig,
+    QwenVisionConfig,
+)
+from models.layers.norm import RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, VisionTower
 from models.vision.attention import FusedAttention, PatchRotation, Segments
-from models.vision.patch_grid import interpolated, window_order
+from models.vision.feed_forward import ACTIVATIONS, GatedFeedForward
+from models.vision.patch_grid import interpolated, unit_windows, window_order
 
 NORM_EPS = 1e-6
 
 
-class PatchEmbedding(nn.Module):
+class FramesEmbedding(nn.Module):
     """Projects patches, each repeated as the frames of a short video."""
 
-    def __init__(self, config: VisionConfig, *, bias: bool) -> None:
+    def __init__(self, config: QwenVisionConfig, *, bias: bool) -> None:
         super().__init__()
         self._num_frames = config.num_frames
         size = (config.num_frames, config.patch_size, config.patch_size)
@@ -36,13 +43,30 @@ class PatchEmbedding(nn.Module):
         return functional.linear(frames, self.proj.weight.flatten(1), self.proj.bias)
 
 
-class PatchMerger(nn.Module):
+class QwenTower(VisionTower):
+    """A grid is the height and width of an image in patches, which come in squares of merge^2."""
+
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__(config)
+        self.config: QwenVisionConfig = config
+
+    def num_vectors(self, grid: tuple[int, ...]) -> int:
+        """Returns how many vectors an image becomes."""
+        return prod(grid) // self.config.merge**2
+
+    def rotation(self, coordinates: torch.Tensor) -> PatchRotation:
+        """Returns the rotation of patches by row and column, [2, N]."""
+        config = self.config
+        return PatchRotation(coordinates, head_dim=config.head_dim, theta=config.rope_theta)
+
+
+class Qwen3VLMerger(nn.Module):
     """Maps squares of patches to vectors.
 
     norms_square: whether patches are normalised together, not one by one.
     """
 
-    def __init__(self, config: VisionConfig, *, norms_square: bool) -> None:
+    def __init__(self, config: Qwen3VLVisionConfig, *, norms_square: bool) -> None:
         super().__init__()
         self._size = config.hidden_size * config.merge**2
         norm_size = self._size if norms_square else config.hidden_size
@@ -57,16 +81,31 @@ class PatchMerger(nn.Module):
         return output
 
 
-class Qwen3VLBlock(nn.Module):
+class Qwen3VLFeedForward(nn.Module):
+    """The feed-forward part of a block."""
+
+    def __init__(self, config: Qwen3VLVisionConfig) -> None:
+        super().__init__()
+        self._activation = ACTIVATIONS[config.hidden_act]
+        self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [N, hidden] to [N, hidden]."""
+        output: torch.Tensor = self.linear_fc2(self._activation(self.linear_fc1(hidden)))
+        return output
+
+
+class QwenBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(
+        self, config: QwenVisionConfig, norms: Sequence[nn.Module], mlp: nn.Module
+    ) -> None:
         super().__init__()
-        size = config.hidden_size
-        self.norm1 = nn.LayerNorm(size, NORM_EPS)
-        self.norm2 = nn.LayerNorm(size, NORM_EPS)
-        self.attn = FusedAttention(size, config.num_heads)
-        self.mlp = Qwen3VLMlp(config)
+        self.norm1, self.norm2 = norms
+        self.attn = FusedAttention(config.hidden_size, config.num_heads)
+        self.mlp = mlp
 
     def forward(
         self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments
@@ -77,59 +116,102 @@ class Qwen3VLBlock(nn.Module):
         return output
 
 
-class Qwen3VLMlp(nn.Module):
-    """The feed-forward part of a block."""
+class Qwen3VLTower(QwenTower):
+    """The encoder of Qwen3-VL and Qwen3.5."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: Qwen3VLVisionConfig) -> None:
+        super().__init__(config)
+        self.config: Qwen3VLVisionConfig = config
+        size = config.hidden_size
+        self.patch_embed = FramesEmbedding(config, bias=True)
+        self.pos_embed = nn.Embedding(config.num_positions, size)
+        self.blocks = nn.ModuleList(
+            QwenBlock(
+                config,
+                [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                Qwen3VLFeedForward(config),
+            )
+            for _ in range(config.num_layers)
+        )
+        self.merger = Qwen3VLMerger(config, norms_square=False)
+        self.deepstack_merger_list = nn.ModuleList(
+            Qwen3VLMerger(config, norms_square=True) for _ in config.deepstack_layers
+        )
+
+    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Encodes images; see `VisionTower`."""
+        merge, device = self.config.merge, patches.device
+        sizes = [(height, width) for height, width in grids]
+        coordinates = [window_order(*size, merge, device) for size in sizes]
+        learned = [
+            interpolated(self.pos_embed, each, *size)
+            for each, size in zip(coordinates, sizes, strict=True)
+        ]
+        hidden = self.patch_embed(self.scaled(patches)) + torch.cat(learned)
+        rotation = self.rotation(torch.cat(coordinates, dim=1))
+        segments = Segments([prod(size) for size in sizes], device)
+        levels: list[torch.Tensor] = []
+        for number, block in enumerate(self.blocks):
+            hidden = block(hidden, rotation, segments)
+            if number in self.config.deepstack_layers:
+                levels.append(self.deepstack_merger_list[len(levels)](hidden))
+        return torch.cat((self.merger(hidden), *levels), dim=-1)
+
+
+class Qwen25VLMerger(nn.Module):
+    """Maps squares of patches to vectors."""
+
+    def __init__(self, config: Qwen25VLVisionConfig) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self._size = config.hidden_size * config.merge**2
+        self.ln_q = RMSNorm(config.hidden_size, NORM_EPS)
+        self.mlp = nn.Sequential(
+            nn.Linear(self._size, self._size), nn.GELU(), nn.Linear(self._size, config.out_size)
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [N, hidden] to [N, hidden]."""
-        inner = functional.gelu(self.linear_fc1(hidden), approximate="tanh")
-        output: torch.Tensor = self.linear_fc2(inner)
+        """Maps [N, hidden] to [N / merge^2, out]."""
+        output: torch.Tensor = self.mlp(self.ln_q(hidden).view(-1, self._size))
         return output
 
 
-class Qwen3VLTower(VisionTower):
-    """The encoder of Qwen3-VL and Qwen3.5.
+class Qwen25VLTower(QwenTower):
+    """The encoder of Qwen2.5-VL.
 
-    A grid is the height and width of an image in patches, which come in squares of merge x merge.
+    Squares are ordered by windows while they are encoded, so that each window is one segment.
     """
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: Qwen25VLVisionConfig) -> None:
         super().__init__(config)
-        self.patch_embed = PatchEmbedding(config, bias=True)
-        self.pos_embed = nn.Embedding(config.num_positions, config.hidden_size)
-        self.blocks = nn.ModuleList(Qwen3VLBlock(config) for _ in range(config.num_layers))
-        self.merger = PatchMerger(config, norms_square=False)
-        self.deepstack_merger_list = nn.ModuleList(
-            PatchMerger(config, norms_square=True) for _ in config.deepstack_layers
+        self.config: Qwen25VLVisionConfig = config
+        size, inner_size = config.hidden_size, config.intermediate_size
+        self.patch_embed = FramesEmbedding(config, bias=False)
+        self.blocks = nn.ModuleList(
+            QwenBlock(
+                config,
+                [RMSNorm(size, NORM_EPS) for _ in range(2)],
+                GatedFeedForward(size, inner_size, config.hidden_act, bias=True),
+            )
+            for _ in range(config.num_layers)
         )
-
-    def num_vectors(self, grid: tuple[int, ...]) -> int:
-        """Returns how many vectors an image becomes."""
-        return prod(grid) // self.config.merge**2
+        self.merger = Qwen25VLMerger(config)
 
     def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Encodes images; see `VisionTower`."""
         config, device = self.config, patches.device
-        sizes = [(height, width) for height, width in grids]
-        coordinates = [window_order(*grid, config.merge, device) for grid in sizes]
-        learned = [
-            interpolated(self.pos_embed, each, *grid)
-            for each, grid in zip(coordinates, sizes, strict=True)
-        ]
-        hidden = self.patch_embed(self.scaled(patches)) + torch.cat(learned)
-        head_dim = config.hidden_size // config.num_heads
-        rotation = PatchRotation(
-            *torch.cat(coordinates, dim=1), head_dim=head_dim, theta=config.rope_theta
+        square = config.merge**2
+        coordinates = torch.cat(
+            [window_order(height, width, config.merge, device) for height, width in grids], dim=1
         )
-        segments = Segments([prod(grid) for grid in grids], device)
-        levels: list[torch.Tensor] = []
+        units = [(height // config.merge, width // config.merge) for height, width in grids]
+        order, windows = unit_windows(units, config.window, device)
+        by_window = (order.unsqueeze(1) * square + torch.arange(square, device=device)).flatten()
+        hidden = self.patch_embed(self.scaled(patches[by_window]))
+        rotation = self.rotation(coordinates[:, by_window])
+        of_window = Segments([square * length for length in windows], device)
+        of_image = Segments([prod(grid) for grid in grids], device)
         for number, block in enumerate(self.blocks):
-            hidden = block(hidden, rotation, segments)
-            if number in config.deepstack_layers:
-                levels.append(self.deepstack_merger_list[len(levels)](hidden))
-        return torch.cat((self.merger(hidden), *levels), dim=-1)
+            is_whole = number in config.whole_layers
+            hidden = block(hidden, rotation, of_image if is_whole else of_window)
+        output: torch.Tensor = self.merger(hidden)[order.argsort()]
+        return output

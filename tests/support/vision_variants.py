@@ -56,20 +56,89 @@ class Variant:
 
 QWEN_GRIDS = ((4, 6), (2, 10), (8, 2))
 
+QWEN25_TOWER = {
+    "depth": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+    "out_hidden_size": 32,
+}
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "rope_parameters": ALTERNATING | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+}
+ODD_STATES = STATES | {
+    "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 40}
+UNTIED = TOKENS | {"tie_word_embeddings": False}
+TIED = TOKENS | {"tie_word_embeddings": True}
+HEADS_SHARE_ALL = {"head_dim": 8, "use_sliding_window": False}
+
 VARIANTS = {
     "qwen3_vl": Variant(
         "Qwen3VL",
         TEXT | {"rope_parameters": ALTERNATING},
         QWEN3_TOWER | {"deepstack_visual_indexes": [0, 2, 3]},
-        TOKENS | {"tie_word_embeddings": True},
+        TIED,
         QWEN_GRIDS,
     ),
     "qwen3_vl_odd": Variant(
         "Qwen3VL",
         ODD_TEXT | {"rope_parameters": ALTERNATING | {"mrope_section": [4, 1, 3]}},
         ODD_QWEN3_TOWER | {"deepstack_visual_indexes": [1]},
-        TOKENS | {"tie_word_embeddings": False},
+        UNTIED,
         QWEN_GRIDS,
+    ),
+    "qwen3_vl_moe": Variant(
+        "Qwen3VLMoe",
+        TEXT | EXPERTS | {"rope_parameters": ALTERNATING},
+        QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]},
+        UNTIED,
+        QWEN_GRIDS,
+    ),
+    "qwen3_vl_moe_odd": Variant(
+        "Qwen3VLMoe",
+        ODD_TEXT | EXPERTS | {"rope_parameters": ALTERNATING | {"mrope_section": [4, 2, 2]}},
+        ODD_QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1, 2]},
+        TIED,
+        QWEN_GRIDS,
+    ),
+    "qwen3_5": Variant("Qwen3_5", TEXT | STATES, QWEN3_TOWER, UNTIED, QWEN_GRIDS),
+    "qwen3_5_odd": Variant("Qwen3_5", ODD_TEXT | ODD_STATES, ODD_QWEN3_TOWER, TIED, QWEN_GRIDS),
+    "qwen3_5_moe": Variant(
+        "Qwen3_5Moe", TEXT | STATES | SHARED_EXPERT, QWEN3_TOWER, TIED, QWEN_GRIDS
+    ),
+    "qwen3_5_moe_odd": Variant(
+        "Qwen3_5Moe", ODD_TEXT | ODD_STATES | SHARED_EXPERT, ODD_QWEN3_TOWER, UNTIED, QWEN_GRIDS
+    ),
+    "qwen2_5_vl": Variant(
+        "Qwen2_5_VL",
+        TEXT | HEADS_SHARE_ALL | {"rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1]}},
+        QWEN25_TOWER,
+        UNTIED,
+        ((4, 6), (10, 6), (8, 2)),
+    ),
+    "qwen2_5_vl_odd": Variant(
+        "Qwen2_5_VL",
+        ODD_TEXT
+        | HEADS_SHARE_ALL
+        | {"head_dim": 12, "rope_parameters": SECTIONS | {"mrope_section": [1, 2, 3]}},
+        QWEN25_TOWER
+        | {"depth": 4, "patch_size": 3, "window_size": 20, "out_hidden_size": 36}
+        | {"fullatt_block_indexes": [0, 3], "num_heads": 3, "hidden_size": 36},
+        TIED,
+        ((14, 6), (2, 10), (8, 8)),
     ),
 }
 _ALWAYS = {"qwen3_vl", "qwen3_vl_odd"}

@@ -50,7 +50,7 @@ def seeing(vision_pair, variant):
     return vision_pair(variant)
 
 
-@pytest.fixture(params=["qwen3_vl"])
+@pytest.fixture(params=["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
 def sectioned(vision_pair, request):
     """The same for models whose positions are those in time, height and width."""
     return vision_pair(request.param)

@@ -97,7 +97,11 @@ def test_colours_are_scaled_as_the_processor_says(folder, name):
     ("section", "fields", "message"),
     [
         ("vision_config", {"hidden_act": "relu"}, "vision_config.hidden_act is 'relu'"),
-        ("vision_config", {"hidden_size": 30}, "hidden_size is 30; it must be a multiple of 4"),
+        (
+            "vision_config",
+            {"hidden_size": 30},
+            "num_heads is 2; it must be a number of heads that share 30 in 4s",
+        ),
         ("vision_config", {"num_position_embeddings": 35}, "35; it must be a square"),
         ("vision_config", {"deepstack_visual_indexes": [3, 1]}, "rising numbers below 4"),
         ("vision_config", {"deepstack_visual_indexes": [1, 4]}, "rising numbers below 4"),

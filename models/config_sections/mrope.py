@@ -1,0 +1,44 @@
+"""Rotation of a head's pairs by positions in time, height and width (M-RoPE), in config.json."""
+
+from models.config_sections.fields import Fields
+
+_SECTIONS = {
+    "Qwen2_5_VLForConditionalGeneration": (16, 24, 24),
+    "Qwen3VLForConditionalGeneration": (24, 20, 20),
+    "Qwen3VLMoeForConditionalGeneration": (24, 20, 20),
+    "Qwen3_5ForConditionalGeneration": (11, 11, 10),
+    "Qwen3_5MoeForConditionalGeneration": (11, 11, 10),
+}
+"""Class of a whole model -> pairs that turn by time, height and width, if config.json is silent."""
+
+_IN_SEQUENCE = ("Qwen2_5_VLForConditionalGeneration",)
+"""Classes whose sections follow each other; in others they alternate pair by pair."""
+
+
+def read_axes(whole: Fields, text: Fields, num_pairs: int) -> tuple[int, ...]:
+    """Reads by which position each of a head's rotated pairs turns: 0 time, 1 height, 2 width.
+
+    Returns:
+        One number for each pair; none if all turn by the position in the sequence.
+
+    Raises:
+        ConfigError: the sections do not fit the pairs.
+    """
+    wrapper = whole.architecture()
+    if wrapper not in _SECTIONS:
+        return ()
+    scaling = text.section("rope_scaling")
+    rope = scaling if scaling.values else text.section("rope_parameters")
+    name = "mrope_section"
+    sections = rope.token_ids(name) if rope.has(name) else _SECTIONS[wrapper]
+    if len(sections) != 3:
+        raise rope.error(name, "a list of three counts of pairs")
+    if wrapper in _IN_SEQUENCE:
+        if sum(sections) != num_pairs:
+            raise rope.error(name, f"a list of three counts with the sum {num_pairs}")
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    axes = [0] * num_pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(3 * sections[axis], num_pairs), 3):
+            axes[pair] = axis
+    return tuple(axes)

@@ -1,0 +1,32 @@
+"""Feed-forward layers of encoders of images."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+"""Name in config.json -> activation."""
+
+
+class GatedFeedForward(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, size: int, inner_size: int, activation: str, *, bias: bool) -> None:
+        super().__init__()
+        self._activation = ACTIVATIONS[activation]
+        self.gate_proj = nn.Linear(size, inner_size, bias=bias)
+        self.up_proj = nn.Linear(size, inner_size, bias=bias)
+        self.down_proj = nn.Linear(inner_size, size, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [N, size] to [N, size]."""
+        inner = self._activation(self.gate_proj(hidden)) * self.up_proj(hidden)
+        output: torch.Tensor = self.down_proj(inner)
+        return output
