@@ -15,17 +15,21 @@ from protos.engine.v1.batch_pb2 import (
     BatchDescriptor,
     CUDAGraphMode,
     DPMetadata,
+    EncodedImage,
     FallbackReason,
     GraphKey,
     GraphKind,
     RowAssignment,
+    RowImage,
     RowSampling,
     SamplingMetadata,
     SpecDecodeMetadata,
     StateMetadata,
     StepFailure,
+    StepImage,
     StepResult,
 )
+from services.engine.prompt_image import EncoderImage, PromptImage
 from services.engine.request import SamplingParams
 
 __all__ = [
@@ -33,6 +37,7 @@ __all__ = [
     "BatchDescriptor",
     "CUDAGraphMode",
     "DPMetadata",
+    "EncodedImage",
     "FallbackReason",
     "GraphKey",
     "GraphKind",
@@ -41,7 +46,9 @@ __all__ = [
     "SamplingMetadata",
     "SpecDecodeMetadata",
     "StepFailure",
+    "StepImage",
     "StepResult",
+    "encoded_image",
     "num_rows",
     "ordered_mode",
     "pack_copies",
@@ -139,6 +146,7 @@ class BatchBuilder:
         "drafts",
         "grammar_masks",
         "grammar_rows",
+        "images",
         "last_token_ids",
         "needs_logit_edits",
         "needs_logprobs",
@@ -166,6 +174,8 @@ class BatchBuilder:
         self.grammar_masks: list[bytes] = []
         self.prompt_logprob_requests: list[int] = []
         self.num_prompt_logprobs = 0
+        self.images: list[StepImage] = []
+        """Images of which query tokens stand for vectors."""
         self.last_token_ids: list[int] = []
         """The newest token of each request that samples, if the worker's stages need it."""
         self._block_rows: list[int] = []
@@ -199,6 +209,7 @@ class BatchBuilder:
             cudagraph_runtime_mode=ordered_mode(graph_key),
             fallback_reason=fallback_reason,
             row_assignments=self.row_assignments,
+            images=self.images,
         )
         context = descriptor.context
         context.is_prefill = is_prefill
@@ -235,8 +246,18 @@ class BatchBuilder:
         return descriptor
 
 
+def encoded_image(image: EncoderImage, pages: Sequence[int]) -> EncodedImage:
+    """Builds the order to encode an image into pages of the worker's table."""
+    return EncodedImage(patches=image.patches, grid=image.grid, pages=pack_int32(pages))
+
+
 def row_assignment(
-    *, row: int, token_ids: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams
+    *,
+    row: int,
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
+    sampling: SamplingParams,
+    images: Sequence[PromptImage] = (),
 ) -> RowAssignment:
     """Builds the message for the request that takes `row`."""
     message = RowSampling(
@@ -261,6 +282,10 @@ def row_assignment(
         token_ids=pack_int32(token_ids),
         num_prompt_tokens=num_prompt_tokens,
         sampling=message,
+        images=[
+            RowImage(offset=each.offset, num_tokens=each.num_tokens, grid=each.image.grid)
+            for each in images
+        ],
     )
 
 
@@ -337,6 +362,8 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.ClearField("token_ids")
         assignment.sampling.ClearField("bias_token_ids")
         assignment.sampling.ClearField("end_token_ids")
+    for image in shown.encoded_images:
+        image.ClearField("patches")
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
     shown.sampling.ClearField("last_token_ids")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.engine.config.engine_config import EngineConfig
+from services.engine.config.images import pages_of
 from services.engine.kv_cache.cache_groups import (
     STATE,
     CacheGroups,
@@ -42,6 +43,10 @@ class StepLimits:
     """The shortest and the longest n-gram that the scheduler looks up; None: the worker drafts."""
     has_draft_model: bool = False
     """Whether a small model makes the drafts."""
+    num_encoder_pages: int = 0
+    """Pages of the table of encoded images; 0 where the model sees none."""
+    max_encoder_tokens: int = 0
+    """Most vectors of images that a step encodes; a larger image is encoded alone."""
     num_stages: int = 1
     """Pipeline stages, which run as many steps at a time."""
     data_parallel_size: int = 1
@@ -55,10 +60,12 @@ class StepLimits:
         max_model_len: int,
         vocab_size: int,
         cache_windows: Sequence[Window],
+        sees_images: bool = False,
     ) -> "StepLimits":
         """Returns the limits of an engine that serves a model.
 
         cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
+        sees_images: whether an encoder is loaded.
         """
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
@@ -72,6 +79,10 @@ class StepLimits:
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
             has_draft_model=config.speculation.has_draft_model,
+            num_encoder_pages=(
+                pages_of(config.images.encoder_cache_tokens) if sees_images else 0
+            ),
+            max_encoder_tokens=config.images.max_encoder_tokens,
             num_stages=config.parallel.pipeline_parallel_size,
             data_parallel_size=config.parallel.data_parallel_size,
         )

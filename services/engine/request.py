@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.engine.errors import EngineError, InvalidRequestError
+from services.engine.prompt_image import PromptImage
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -237,6 +238,8 @@ class Request:
     """Opaque name of the caller, whose grammars take turns with those of others."""
     resumed_token_ids: list[int] = field(default_factory=list)
     """Output of a lost engine, after which the request goes on."""
+    images: tuple[PromptImage, ...] = ()
+    """Images in the prompt, in the order of their tokens."""
     arrival_s: float
     deadline_s: float | None = None
     traceparent: str = ""
@@ -340,6 +343,18 @@ class Request:
     def is_suspect(self) -> bool:
         """Whether the request was in a lost worker's last steps and is not cleared yet."""
         return len(self.token_ids) < self.trial_end
+
+    def images_before(self, end: int) -> tuple[tuple[int, bytes], ...]:
+        """Returns place and digest of the images that begin among the first `end` tokens."""
+        return tuple((each.offset, each.image.digest) for each in self.images if each.offset < end)
+
+    def begins_like(self, other: "Request", end: int) -> bool:
+        """Whether the first `end` tokens of two requests mean the same, and may be shared."""
+        return (
+            self.cache_salt == other.cache_salt
+            and self.token_ids[:end] == other.token_ids[:end]
+            and self.images_before(end) == other.images_before(end)
+        )
 
     def release(self) -> None:
         """Closes the constraint; may be called again."""

@@ -91,6 +91,7 @@ class EngineServer:
                 cache_windows=model.config.entry_windows(
                     with_draft_layers=config.speculation.num_layer_drafts > 0
                 ),
+                sees_images=model.image_input is not None,
             ),
             make_executor=make_executor,
             on_readiness=self._health.set_ready,

@@ -27,6 +27,7 @@ from services.engine.batch import (
 )
 from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_cache import FakeCache
+from tests.support.fake_images import FakeImages
 from tests.support.fake_model import (
     VOCAB_SIZE,
     choose,
@@ -74,6 +75,7 @@ class FakeWorker:
             windows=windows,
             state_blocks=state_blocks,
         )
+        self._images = FakeImages()
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
         # The content that the cache must have for each row and position; computed up to
         # _num_keys[row].
@@ -108,11 +110,13 @@ class FakeWorker:
             return StepResult(step_id=descriptor.step_id)
         self.update_tables(descriptor)
         self._cache.copy_states(descriptor.state_metadata)
+        self._images.encode(descriptor.encoded_images)
         self._write_drafts(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
         spans = list(zip(rows, starts, ends, strict=True))
+        self._images.check_reads(descriptor, spans)
         self._cache.write(spans, [self._row_keys(row, end) for row, _, end in spans])
         for row, start, end in spans:
             self._cache.check_reads(row, start, end, self._row_keys(row, end))
@@ -140,6 +144,7 @@ class FakeWorker:
         starts = dict(
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
+        self._images.spoil(descriptor.encoded_images)
         self._cache.spoil(attention.block_table_updates, starts, descriptor.state_metadata)
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
@@ -173,6 +178,7 @@ class FakeWorker:
         self._tokens[row] = _UNKNOWN
         self._tokens[row, : len(token_ids)] = token_ids
         self._cache.clear_row(row)
+        self._images.assign(assignment)
         self._num_keys[row] = 0
         self._num_known[row] = len(token_ids)
         self._num_computed[row] = None
@@ -363,7 +369,8 @@ class FakeWorker:
         if first < end:
             key = int(self._keys[row, first - 1]) if first else 0
             for position in range(first, end):
-                key = extend(key, int(self._tokens[row, position]))
+                token_id = int(self._tokens[row, position])
+                key = extend(key, self._images.meaning(row, position, token_id))
                 self._keys[row, position] = key
             self._num_keys[row] = end
         return self._keys[row]

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
+from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, RequestOutput, SamplingParams
 
 _numbers = itertools.count(1)
@@ -50,6 +51,7 @@ def make_request(
     cache_salt: str = "",
     arrival_s: float | None = None,
     deadline_s: float | None = None,
+    images: Sequence[PromptImage] = (),
     **sampling_fields,
 ) -> Request:
     """Returns a request with a recording sink.
@@ -70,4 +72,5 @@ def make_request(
         cache_salt=cache_salt,
         arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         deadline_s=deadline_s,
+        images=tuple(images),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.fields import MAX_FILE_BYTES, Fields, shown
+from services.engine.checkpoint.image_input import ImageInput
 from services.engine.checkpoint.model_config import read_model_config
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
 from services.engine.checkpoint.tokenizer_files import (
@@ -44,6 +45,8 @@ class ModelFolder:
     config_sha256: str
     """Of config.json, hexadecimal."""
     config: ModelConfig
+    image_input: ImageInput | None = None
+    """The images that it takes; None if it sees none, or is served for text alone."""
 
     @property
     def tokenizer_json(self) -> bytes:
@@ -60,6 +63,7 @@ class ModelFolder:
         max_model_len: int | None,
         num_layer_drafts: int = 0,
         model_impl: ModelImpl = "auto",
+        max_image_tokens: int = 0,
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
@@ -69,6 +73,7 @@ class ModelFolder:
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
             num_layer_drafts: draft tokens of draft layers; above 0 the model needs some.
             model_impl: whose modules run the model.
+            max_image_tokens: most tokens of an image; 0 serves the model for text alone.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for unsupported features or has a
@@ -97,6 +102,9 @@ class ModelFolder:
         try:
             default_sampling = _default_sampling(fields)
             eos_token_ids = _eos_token_ids(fields, config, tokenizer)
+            if not max_image_tokens:
+                config = config.without_images()
+            image_input = ImageInput.of(config, folder, max_vectors=max_image_tokens)
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error
         return cls(
@@ -109,6 +117,7 @@ class ModelFolder:
             tokenizer=tokenizer,
             config_sha256=config_sha256(folder),
             config=config,
+            image_input=image_input,
         )
 
 

@@ -9,6 +9,7 @@ from services.engine.config.cache import CacheConfig
 from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.compilation import AUTO, CompilationConfig
 from services.engine.config.grammar import GrammarConfig
+from services.engine.config.images import ImagesConfig
 from services.engine.config.observability import ObservabilityConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE, ParallelConfig
 from services.engine.config.scheduler import SchedulerConfig
@@ -38,6 +39,7 @@ class EngineConfig(BaseModel):
     compilation: CompilationConfig = CompilationConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     grammar: GrammarConfig = GrammarConfig()
+    images: ImagesConfig = ImagesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
     @classmethod

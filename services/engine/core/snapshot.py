@@ -66,6 +66,7 @@ class PendingSnapshot:
                         token_ids=row.token_ids,
                         num_prompt_tokens=request.num_prompt_tokens,
                         sampling=request.sampling,
+                        images=request.images,
                     ),
                     block_ids=row.block_ids,
                     state_block_ids=row.state_block_ids,

@@ -13,6 +13,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
 from services.engine.checkpoint.model_folder import ModelFolder
+from services.engine.edge.prompt_images import read_images
+from services.engine.edge.session_images import SessionImages
 from services.engine.edge.structured_output import structured_output_of
 from services.engine.edge.token_rules import check_token_id, read_token_rules
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
@@ -75,8 +77,15 @@ class RequestReader:
     model: ModelFolder
     max_grammar_bytes: int = 2**16
 
-    def from_submit(self, submit: Submit, sink: OutputSink) -> Request:
-        """Reads a request of a session.
+    def session_images(self) -> SessionImages:
+        """Returns the store of a new session's images."""
+        image_input = self.model.image_input
+        if image_input is None:
+            return SessionImages(max_bytes=0)
+        return SessionImages(image_input.max_bytes, image_input.check)
+
+    def from_submit(self, submit: Submit, sink: OutputSink, images: SessionImages) -> Request:
+        """Reads a request of a session, which holds its images.
 
         Raises:
             InvalidRequestError, UnsupportedError: it is invalid.
@@ -110,6 +119,7 @@ class RequestReader:
             request_id=submit.request_id,
             handle=submit.handle,
             prompt_token_ids=token_ids[:num_prompt],
+            images=read_images(submit.images, images, packed[:num_prompt], self.model.image_input),
             resumed_token_ids=token_ids[num_prompt:],
             # A request with tokens already got its prompt log-probabilities.
             num_prompt_logprobs=num_prompt - 1 if submit.num_resumed_tokens else 0,

@@ -16,7 +16,12 @@ from itertools import islice
 
 from services.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from services.engine.kv_cache.cache_groups import CacheGroups
-from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
+from services.engine.kv_cache.prefix_index import (
+    PrefixIndex,
+    chain_keys,
+    image_marks,
+    root_key,
+)
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 from services.engine.kv_cache.snapshots import StateCopies
 from services.engine.kv_cache.state_blocks import StateBlocks
@@ -339,4 +344,9 @@ class KVCache:
         if len(keys) < num_blocks:
             parent = keys[-1] if keys else root_key(request.cache_salt)
             new_tokens = request.token_ids[len(keys) * size : num_blocks * size]
-            keys.extend(chain_keys(parent, new_tokens, size))
+            if not request.images:
+                keys.extend(chain_keys(parent, new_tokens, size))
+                return
+            marks = image_marks(request.images, size)
+            first = {block - len(keys): mark for block, mark in marks.items()}
+            keys.extend(chain_keys(parent, new_tokens, size, first))

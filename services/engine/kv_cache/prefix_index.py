@@ -2,9 +2,11 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
+from services.engine.prompt_image import PromptImage
 
 PREFIX_KEY_VERSION = 2
 """Version of the keys that docs/protocol.md defines; frontends compute the same ones.
@@ -27,7 +29,26 @@ def root_key(salt: str) -> bytes:
     return digest.digest()
 
 
-def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+def image_marks(images: Iterable[PromptImage], block_size: int) -> dict[int, bytes]:
+    """Returns what keys of blocks hash besides their tokens, by number of the block.
+
+    The block in which an image begins tells it from others with the same tokens: by its place in
+    the block, its number of tokens and its digest.
+    """
+    marks: dict[int, bytes] = {}
+    for each in images:
+        block, offset = divmod(each.offset, block_size)
+        numbers = (offset.to_bytes(4, "little"), each.num_tokens.to_bytes(4, "little"))
+        marks[block] = b"".join((marks.get(block, b""), *numbers, each.image.digest))
+    return marks
+
+
+def chain_keys(
+    parent: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    marks: Mapping[int, bytes] = MappingProxyType({}),
+) -> list[bytes]:
     """Returns the keys of the full blocks that follow `parent`.
 
     A key hashes the block's tokens and the key before it, hence the whole prefix. The hash is
@@ -37,13 +58,14 @@ def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list
         parent: key of the block before the first one, or the root key.
         token_ids: tokens after that block; an unfilled last block is ignored.
         block_size: tokens in a block.
+        marks: what a block hashes besides its tokens, by its number among these.
     """
     data = array("i", token_ids).tobytes()
     stride = 4 * block_size
     keys: list[bytes] = []
-    for start in range(0, len(data) - stride + 1, stride):
+    for block, start in enumerate(range(0, len(data) - stride + 1, stride)):
         digest = _BLOCK.copy()  # half the time of making one with its person
-        digest.update(parent + data[start : start + stride])
+        digest.update(parent + data[start : start + stride] + marks.get(block, b""))
         parent = digest.digest()
         keys.append(parent)
     return keys

@@ -18,6 +18,7 @@ from protos.engine.v1.engine_pb2 import (
     GetStatsResponse,
     GetTokenizerRequest,
     GetTokenizerResponse,
+    ImageProcessor,
     StartProfileRequest,
     StartProfileResponse,
     StopProfileRequest,
@@ -115,6 +116,16 @@ class EngineServicer(EngineServiceServicer):
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
         )
+        if (images := model.image_input) is not None:
+            info.image_processor.CopyFrom(
+                ImageProcessor(
+                    kind=images.kind,
+                    settings=images.settings,
+                    image_token_id=images.token_id,
+                    max_patches=images.max_patches,
+                    max_image_bytes=images.max_bytes,
+                )
+            )
         if worker is not None:
             info.num_blocks = self._core.num_blocks
             info.device_name = worker.device_name

@@ -22,6 +22,7 @@ from protos.engine.v1.engine_pb2 import (
 from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.request_reader import RequestReader, check_known, check_name
+from services.engine.edge.session_images import SessionImages
 from services.engine.edge.status import count_rejection, failure_of
 from services.engine.errors import (
     DuplicateRequestError,
@@ -72,6 +73,7 @@ class Session:
         self._config = config
         self._context = context
         self._live: dict[int, Request] = {}
+        self._images: SessionImages = reader.session_images()
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
         self._outbox = Outbox(config)
@@ -168,6 +170,12 @@ class Session:
             case "credit":
                 check_known(message)
                 self._outbox.credit(message.credit.steps_read)
+            case "image_part":
+                check_known(message)
+                self._images.add(message.image_part)
+            case "drop_images":
+                check_known(message)
+                self._images.drop(message.drop_images)
             case "hello":
                 raise InvalidRequestError("a session takes one hello, as its first message")
             case _:
@@ -179,7 +187,7 @@ class Session:
         with self._rejecting(handle):
             self._check_is_new(handle)
             self._core.check_ready()
-            request = self._reader.from_submit(submit, self)
+            request = self._reader.from_submit(submit, self, self._images)
             if request.structured_output is None:
                 self._admit(request)
             else:

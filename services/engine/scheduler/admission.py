@@ -68,12 +68,16 @@ class Admission:
             num_tokens = len(request.token_ids)
             if not cache.fits(prefix, self._reach(num_tokens)):
                 break
+            if not self._can_begin(request, prefix.num_tokens, step.budget):
+                break
             row = holdings.start(request, prefix, self._reach(num_tokens))
             self._count(request, step_id)
             q_len = min(num_tokens - request.num_computed_tokens, step.budget)
             q_len = step.bound_logprobs(request, q_len)
             if cache.states is not None:
                 q_len = cache.states.cut(request, q_len)
+            if request.images:
+                q_len = holdings.images.bound(request, request.num_computed_tokens, q_len)
             added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
             step.assign_row(row, request)
@@ -83,6 +87,16 @@ class Admission:
                 step.add_blocks(row, limits.token_table_width, request.state_block_ids)
             step.compute(request, row, q_len, num_tokens)
             cache.cache_full_blocks(request)
+
+    def _can_begin(self, request: Request, num_prefix_tokens: int, budget: int) -> bool:
+        """Whether no image that is not encoded comes next."""
+        if not request.images:
+            return True
+        images = self._holdings.images
+        if images.bound(request, num_prefix_tokens, min(budget, 1)):
+            return True
+        images.drop(request)
+        return False
 
     def _is_being_computed(self, request: Request, num_prefix_tokens: int) -> bool:
         """Whether a running request is about to compute the block after this one's prefix.
@@ -100,14 +114,12 @@ class Admission:
                 return False
             return any(
                 other.num_computed_tokens <= end == states.last_place(other.num_prompt_tokens)
-                and other.cache_salt == request.cache_salt
-                and other.token_ids[:end] == request.token_ids[:end]
+                and other.begins_like(request, end)
                 for other in self._holdings.running
             )
         return any(
             other.num_computed_tokens < end <= len(other.token_ids)
-            and other.cache_salt == request.cache_salt
-            and other.token_ids[:end] == request.token_ids[:end]
+            and other.begins_like(request, end)
             for other in self._holdings.running
         )
 

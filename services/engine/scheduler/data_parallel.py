@@ -216,10 +216,13 @@ class DataParallelScheduler:
         contexts = [step.descriptor.context for step in steps]
         shapes = [
             BatchShape(
-                num_tokens=each.num_tokens, batch_size=each.batch_size, max_q_len=each.max_q_len
+                num_tokens=context.num_tokens,
+                batch_size=context.batch_size,
+                max_q_len=context.max_q_len,
+                sees_images=step.sees_images,
             )
-            for each in contexts
-            if each.batch_size
+            for step, context in zip(steps, contexts, strict=True)
+            if context.batch_size
         ]
         dispatch = self._dispatcher.dispatch(BatchShape.of_all(shapes))
         metadata = DPMetadata(

@@ -13,12 +13,14 @@ class BatchShape:
 
     has_other_lengths: of the batches of several data-parallel ranks, whether a request has fewer
         query tokens than max_q_len.
+    sees_images: whether a token's place depends on an image, which graphs of decodes do not ask.
     """
 
     num_tokens: int
     batch_size: int
     max_q_len: int
     has_other_lengths: bool = False
+    sees_images: bool = False
 
     @classmethod
     def of_all(cls, shapes: Sequence["BatchShape"]) -> "BatchShape":
@@ -31,13 +33,14 @@ class BatchShape:
             has_other_lengths=any(
                 each.num_tokens != each.batch_size * max_q_len for each in shapes
             ),
+            sees_images=any(each.sees_images for each in shapes),
         )
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all requests have the same number of query tokens."""
+        """Whether a graph of decodes may serve it: all requests have as many query tokens."""
         is_full = self.num_tokens == self.batch_size * self.max_q_len
-        return is_full and not self.has_other_lengths
+        return is_full and not self.has_other_lengths and not self.sees_images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

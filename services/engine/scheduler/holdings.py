@@ -9,6 +9,8 @@ from services.engine.kv_cache.cache import KVCache, Prefix
 from services.engine.kv_cache.prefix_journal import PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
+from services.engine.scheduler.encoder_cache import EncoderCache
+from services.engine.scheduler.image_plan import ImagePlan
 from services.engine.scheduler.planned_step import sampling_needs
 from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
@@ -26,7 +28,7 @@ class Holdings:
     """Moves requests between waiting, running and finished, with their rows and blocks.
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
-    live. cache: the blocks. num_cache_tokens: most tokens of a request that holds all of them.
+    live. cache: the blocks. images: the encoded images. num_cache_tokens: most tokens of a request that holds all of them.
     row_needs: `sampling_needs` of the request in each row.
     """
 
@@ -49,6 +51,7 @@ class Holdings:
             state_blocks=limits.state_blocks,
             journal=journal,
         )
+        self.images = ImagePlan(EncoderCache(limits.num_encoder_pages), limits.max_encoder_tokens)
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
@@ -199,6 +202,7 @@ class Holdings:
     def _release(self, request: Request) -> None:
         assert request.row is not None, "a running request has a row"
         self.cache.free(request)
+        self.images.drop(request)
         self._free_rows.append(request.row)
         request.row = None
 

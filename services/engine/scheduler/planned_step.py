@@ -9,12 +9,15 @@ from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
     SpecDecodeMetadata,
+    StepImage,
+    encoded_image,
     pack_int32,
     read_int32,
     row_assignment,
 )
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
+from services.engine.scheduler.image_plan import ImagePlan
 
 PROMPT_SHARE = 4
 """Divisor of a step's budget: this part is kept for the prompt that arrived first."""
@@ -44,6 +47,8 @@ class ScheduledStep:
     """Requests that compute part of their tokens and do not sample, in the order of the batch."""
     prompt_spans: Sequence[PromptSpan] = ()
     """Prompt tokens with log-probabilities in the result, in its order."""
+    sees_images: bool = False
+    """Whether the places of some tokens depend on images."""
     others: Sequence["ScheduledStep"] = ()
     """The steps that the other data-parallel ranks run at the same time, in their order."""
 
@@ -80,6 +85,7 @@ class PlannedStep:
         "_carried",
         "_draft_token_ids",
         "_eldest_index",
+        "_images",
         "_is_prefill",
         "_last_tokens_travel",
         "_logprob_room",
@@ -90,6 +96,7 @@ class PlannedStep:
         "_prompt_spans",
         "_row_needs",
         "_sampling",
+        "_sees_images",
         "_share",
         "_unsampled",
         "budget",
@@ -99,6 +106,7 @@ class PlannedStep:
         self,
         budget: int,
         row_needs: Sequence[int],
+        images: ImagePlan,
         *,
         num_spec_steps: int = 0,
         num_next_drafts: int = 0,
@@ -109,6 +117,7 @@ class PlannedStep:
         Args:
             budget: most query tokens.
             row_needs: `sampling_needs` of the request in each row.
+            images: has the images of the requests' next tokens.
             num_spec_steps: most draft tokens of a request.
             num_next_drafts: draft tokens to guess for each request that samples.
             last_tokens_travel: whether the step says the newest token of each request that samples.
@@ -119,6 +128,8 @@ class PlannedStep:
         self._eldest_index: int | None = None
         self._logprob_room = MAX_PROMPT_LOGPROBS
         self._row_needs = row_needs
+        self._images = images
+        self._sees_images = False
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
         self._prompt_spans: list[PromptSpan] = []
@@ -169,6 +180,7 @@ class PlannedStep:
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=request.sampling,
+                images=request.images,
             )
         )
 
@@ -231,6 +243,8 @@ class PlannedStep:
         batch.seq_lens.append(end)
         request.num_computed_tokens = end
         self.budget -= q_len
+        if request.images and start < request.images[-1].end:
+            self._see_images(request, start, end)
         if q_len - num_drafts > 1 or start < request.num_prompt_tokens:
             self._is_prefill = True
             if request.needs_prompt_logits:
@@ -242,6 +256,15 @@ class PlannedStep:
                 self._carried.append(len(batch.row_ids) - 1)
             else:
                 self._draft_token_ids += request.draft_token_ids[:num_drafts]
+
+    def _see_images(self, request: Request, start: int, end: int) -> None:
+        """Adds the images of the newest request's tokens, whose places rows alone do not tell."""
+        self._sees_images = True
+        number_of_request = len(self._batch.row_ids) - 1
+        self._batch.images += [
+            StepImage(request=number_of_request, image=number, pages=pack_int32(pages))
+            for number, pages in self._images.used(request, start, end)
+        ]
 
     def _num_wanted(self, request: Request) -> int:
         """Returns how many of the drafts that the step makes a request will verify."""
@@ -288,6 +311,7 @@ class PlannedStep:
                 num_tokens=sum(batch.q_lens),
                 batch_size=len(batch.q_lens),
                 max_q_len=max(batch.q_lens),
+                sees_images=self._sees_images,
             )
         )
         descriptor = batch.build(
@@ -296,12 +320,16 @@ class PlannedStep:
             graph_key=dispatch.graph_key,
             fallback_reason=dispatch.fallback_reason,
         )
+        descriptor.encoded_images.extend(
+            encoded_image(image, pages) for image, pages in self._images.take_ordered()
+        )
         return ScheduledStep(
             step_id=step_id,
             descriptor=descriptor,
             requests=self._sampling,
             prompt_spans=self._prompt_spans,
             unsampled=self._unsampled,
+            sees_images=self._sees_images,
         )
 
 

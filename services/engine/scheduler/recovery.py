@@ -67,6 +67,7 @@ class Recovery:
                 request.num_pending_drafts -= num_drafts
         while holdings.running:
             holdings.preempt_last()
+        holdings.images.forget()
         self.num_failed_steps += 1
         # A data-parallel rank computes as many rows as the one with most tokens.
         num_tokens = num_rows(failed.descriptor)

@@ -233,12 +233,14 @@ class Scheduler:
         if self.must_wait:
             return None
         recovery.make_way_for_suspect()
+        holdings.images.begin_step()
         if num_next_drafts is None:
             drafts = self._drafts
             num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
         step = PlannedStep(
             most_tokens(recovery.budget.tokens, self._limits, holdings.running, holdings.waiting),
             holdings.row_needs,
+            holdings.images,
             num_spec_steps=self._limits.num_speculative_tokens,
             num_next_drafts=num_next_drafts,
             last_tokens_travel=self._limits.num_stages > 1,

@@ -9,10 +9,12 @@ from models.forward_context import GraphKey, PromptChunk
 from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
+    EncodedImage,
     GraphKind,
     RowAssignment,
     SamplingMetadata,
     SpecDecodeMetadata,
+    StepImage,
     ordered_mode,
     read_int32,
     runtime_mode,
@@ -45,6 +47,8 @@ class Batch:
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
     saved_states, restored_states: [2, n], blocks to copy, from and to; None for no copy.
     assignments: rows that requests take with this step.
+    encoded_images: images to encode before the forward pass.
+    images: images of which query tokens stand for vectors.
     sampling: work that sampling can leave out; read while the device computes.
     """
 
@@ -66,6 +70,8 @@ class Batch:
     saved_states: Int32Array | None = None
     restored_states: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
+    encoded_images: Sequence[EncodedImage] = ()
+    images: Sequence[StepImage] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
 
     @property
@@ -140,6 +146,8 @@ class Batch:
             saved_states=_read_copies(copies.saved_from, copies.saved_to, num_blocks),
             restored_states=_read_copies(copies.restored_from, copies.restored_to, num_blocks),
             assignments=read_assignments(descriptor, limits),
+            encoded_images=descriptor.encoded_images,
+            images=descriptor.images,
             sampling=sampling,
             last_token_ids=read_int32(sampling.last_token_ids) if limits.num_stages > 1 else None,
             num_tokens_across_dp=read_tokens_across_dp(descriptor, limits),

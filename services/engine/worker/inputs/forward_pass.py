@@ -8,13 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import (
     AttentionMetadata,
     Context,
     DPMetadata,
     ForwardContext,
     GraphKey,
+    ImageMetadata,
     SpecDecodeMetadata,
     forward_context,
 )
@@ -29,6 +30,7 @@ from models.state_cache import StateCacheData, StateSpec
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_hidden
+from services.engine.worker.inputs.image_inputs import ImageInputs
 from services.engine.worker.inputs.input_buffers import Inputs
 
 
@@ -57,6 +59,8 @@ class ForwardPass:
         """The tokens of each data-parallel rank; None where there is one, and for a small model."""
         self.draft_dp_metadata: DPMetadata | None = None
         """The same in draft passes of one token of each request that samples."""
+        self.images: ImageInputs | None = None
+        """Encoded images; None of a model that sees none, and for a small model."""
         # The entries of groups with tokens alternate; those of states follow.
         num_state_groups = sum(group.window == STATE for group in groups)
         num_groups = max(1, len(groups)) - num_state_groups
@@ -88,7 +92,8 @@ class ForwardPass:
     @property
     def fixed(self) -> dict[str, Tensor]:
         """The tensors that a whole graph reads besides the input buffers, by name."""
-        return {} if self.received is None else {"received": self.received}
+        received = {} if self.received is None else {"received": self.received}
+        return received | ({} if self.images is None else self.images.fixed)
 
     def __call__(self, inputs: Inputs, key: GraphKey | None = None) -> Tensor:
         """Returns the hidden states of all input ids, padding included: [n, hidden].
@@ -163,11 +168,25 @@ class ForwardPass:
             kv_cache_data=self.kv_cache_data,
             dp_metadata=self.draft_dp_metadata if has_single_tokens else self.dp_metadata,
             spec_decode_metadata=spec_decode_metadata,
+            image_metadata=self._image_metadata(inputs, key, has_single_tokens=has_single_tokens),
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,
         )
         with forward_context(context):
             yield
+
+    def _image_metadata(
+        self, inputs: Inputs, key: GraphKey | None, *, has_single_tokens: bool
+    ) -> ImageMetadata | None:
+        if self.images is None:
+            return None
+        is_decode = key is not None and key.kind in (GraphKind.DECODE, GraphKind.DRAFT)
+        return self.images.metadata(
+            inputs.positions,
+            inputs.row_ids.index_select(0, inputs.token_request),
+            are_decodes=is_decode or has_single_tokens,
+            is_recorded=key is not None,
+        )
 
     def _by_layer(
         self, group_metadata: Sequence[AttentionMetadata]

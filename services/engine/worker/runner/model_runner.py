@@ -30,9 +30,11 @@ from services.engine.worker.inputs.batch import (
 )
 from services.engine.worker.inputs.dummy_steps import idle_batch
 from services.engine.worker.inputs.forward_pass import ForwardPass
+from services.engine.worker.inputs.image_inputs import ImageInputs
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.expert_placer import ExpertPlacer
+from services.engine.worker.runner.image_encoder import ImageEncoder
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
 from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
@@ -91,6 +93,10 @@ class ModelRunner:
         )
         self.forward.received = self._handed.received
         self._limits = limits
+        self.encoder: ImageEncoder | None = None
+        """Encodes images, on the first stage of a model that sees some."""
+        if model.config.vision is not None:
+            self._see_images(model)
         self.speculator: Speculator = NoSpeculation()
         if limits.num_speculative_tokens:
             self.speculator = self._speculation(kv_cache_data[num_own:])
@@ -101,6 +107,18 @@ class ModelRunner:
             self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
         self.experts = ExpertPlacer(model)
+
+    def _see_images(self, model: CausalLM) -> None:
+        vision, tower = model.config.vision, model.visual
+        self.forward.images = images = ImageInputs(
+            model.config,
+            self._limits,
+            num_features=vision.num_features if vision is not None and tower is not None else 0,
+            dtype=model.dtype,
+            device=self.device,
+        )
+        if tower is not None:
+            self.encoder = ImageEncoder(tower, images, self._limits)
 
     def _speculation(self, draft_caches: list[CacheData]) -> Speculation:
         """Returns the work on drafts of a small model, of draft layers or of the scheduler.
@@ -171,6 +189,8 @@ class ModelRunner:
         assignments = read_assignments(descriptor, self._limits)
         block_writes = read_block_writes(descriptor, self._limits, num_blocks=self._num_blocks)
         self.buffers.write_tables(assignments, block_writes)
+        if self.forward.images is not None:
+            self.forward.images.assign(assignments)
         self._sampler.assign(assignments)
 
     @torch.inference_mode()
@@ -184,6 +204,7 @@ class ModelRunner:
         batch = self._read(descriptor)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
+        self._take_images(batch)
         for copies in (batch.saved_states, batch.restored_states):
             if copies is not None:
                 self.forward.copy_states(to_device(copies, self.device))
@@ -204,6 +225,16 @@ class ModelRunner:
             started_ns=started_ns,
             fallback_reason=output.fallback_reason,
         )
+
+    def _take_images(self, batch: Batch) -> None:
+        """Encodes the images of a step and writes what its tokens take from them."""
+        images = self.forward.images
+        if images is None:
+            return
+        images.assign(batch.assignments)
+        if self.encoder is not None:
+            self.encoder.encode(batch.encoded_images)
+        images.write(batch)
 
     def _read(self, descriptor: BatchDescriptor) -> Batch:
         limits = self._limits

@@ -150,6 +150,7 @@ class LoadedModel:
             max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
             vocab_size=model_config.vocab_size,
             cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
+            sees_images=not config.images.language_model_only and model_config.vision is not None,
         )
         started_s = time.monotonic()
         model = load_model(
@@ -161,6 +162,7 @@ class LoadedModel:
             group=ranks.group,
             rounds_to_fp8=config.checkpoint.quantization == "fp8",
             with_draft_layers=has_draft_layers,
+            sees_images=not config.images.language_model_only,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )

@@ -67,6 +67,9 @@ VALUES = {
     "sampling.structured_output.preamble.begin": "a",
     "sampling.structured_output.preamble.end": "a",
     "sampling.structured_output.preamble.max_tokens": 0,
+    "images.digest": b"\1" * 32,
+    "images.offset": 1,
+    "images.num_tokens": 1,
 }
 """A value for every field that is not what its absence means. A new field needs one."""
 
@@ -88,7 +91,7 @@ def read(message):
     reader = RequestReader(model_folder(eos_token_ids=frozenset({2})))
     sink = RecordingSink()
     if isinstance(message, Submit):
-        request = reader.from_submit(message, sink)
+        request = reader.from_submit(message, sink, reader.session_images())
     else:
         request = reader.from_generate(message, sink, timeout_s=None)
     return {

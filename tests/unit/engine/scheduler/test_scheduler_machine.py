@@ -16,6 +16,7 @@ from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from services.engine.scheduler.waiting_queue import service_order
+from tests.support.fake_images import IMAGE_TOKEN, image_at, meant
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
 from tests.support.requests import make_request
 from tests.support.token_masks import ManualConstraint
@@ -33,6 +34,21 @@ prompts = st.builds(
     st.sampled_from([1, 4, 8, 11, 12, 18]),
     st.sampled_from([[], [], [100], [101, 102], [100, 101, 102, 103], [100] * 18]),
 )
+
+
+images = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 10, 17])), max_size=2)
+"""What images show, and their numbers of vectors."""
+
+
+def with_images(prompt, images, place):
+    """Puts images next to each other into a prompt; returns its tokens and the images."""
+    offset, placed = min(place, len(prompt)), []
+    for shown, num_vectors in images:
+        placed.append(image_at(offset, num_vectors, shown))
+        offset += num_vectors
+    first = placed[0].offset if placed else 0
+    num_tokens = sum(each.num_tokens for each in placed)
+    return prompt[:first] + [IMAGE_TOKEN] * num_tokens + prompt[first:], placed
 
 
 def allowed_by_rule(output: list[int]) -> list[int]:
@@ -53,6 +69,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
         lookup_sizes=st.sampled_from([None, None, (1, 2)]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
+        num_encoder_pages=st.integers(2, 4),
+        max_encoder_tokens=st.sampled_from([1, 5, 40]),
     )
     def start(self, num_blocks, windows, state_pages, enable_prefix_caching, **fields):
         num_states = windows.count(STATE)
@@ -103,6 +121,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
+        images=st.one_of(st.just([]), images),
+        image_place=st.sampled_from([0, 3, 4, 20]),
         priority=st.integers(0, 1),
         cache_salt=st.sampled_from(["", "", "tenant"]),
         max_tokens=st.sampled_from([1, 6, 14, 14]),
@@ -115,11 +135,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_constrained=st.sampled_from([False, False, True]),
     )
     def submit(
-        self, prompt, priority, cache_salt, max_tokens, min_tokens, end_every, is_constrained,
+        self, prompt, images, image_place, priority, cache_salt, max_tokens, min_tokens, end_every,
+        is_constrained,
         **fields,
     ):  # fmt: skip
+        prompt, placed = with_images(prompt, images, image_place)
         request = make_request(
             prompt,
+            images=placed,
             priority=priority,
             cache_salt=cache_salt,
             max_tokens=max_tokens,
@@ -286,7 +309,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     distance = start - (i + 1) * BLOCK_SIZE
                     assert distance >= self.limits.windows[group] - 1, "given back too early"
                     continue
-                prefix = request.token_ids[: (i + 1) * BLOCK_SIZE]
+                prefix = meant(request.token_ids, request.images)[: (i + 1) * BLOCK_SIZE]
                 is_full = len(prefix) == (i + 1) * BLOCK_SIZE
                 # Blocks that no other request may hold get a content of their own.
                 mine = (request.cache_salt, group, tuple(prefix)) if is_full else (request, entry)
@@ -326,7 +349,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_output(self, request: Request, reason: FinishReason | None) -> None:
         bound = min(MAX_MODEL_LEN, self.capacity + 1) - request.num_prompt_tokens
         expected = expected_output(
-            request.prompt_token_ids,
+            meant(request.prompt_token_ids, request.images),
             request.sampling,
             max_output=bound,
             allowed=None if request.constraint is None else allowed_by_rule,

@@ -1,0 +1,87 @@
+"""What a model's encoder of images takes, for frontends and for checks of what they send."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.config import ModelConfig
+from models.config_sections.fields import Fields
+from models.config_sections.image_grids import num_patches, num_vectors
+from models.config_sections.vision import VisionConfig
+from services.engine.checkpoint.image_settings import image_settings
+from services.engine.errors import InvalidRequestError
+from services.engine.prompt_image import EncoderImage
+
+SESSION_IMAGES = 16
+"""Images of the largest size that a session may hold at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """The images that a model takes.
+
+    kind, settings: of the processor that makes patches, for frontends; settings are JSON.
+    token_id: the token that stands for a vector.
+    max_vectors: of an image. max_patches: of an image. max_bytes: of all patches of a session.
+    has_mrope: whether positions are those of rows and columns; then all tokens stand for vectors.
+    """
+
+    kind: str
+    settings: str
+    token_id: int
+    max_vectors: int
+    max_patches: int
+    max_bytes: int
+    has_mrope: bool
+    vision: VisionConfig
+
+    @classmethod
+    def of(cls, config: ModelConfig, folder: Path, *, max_vectors: int) -> "ImageInput | None":
+        """Returns what a model takes; None of one that sees no images.
+
+        Raises:
+            ConfigError: a file is wrong, or the processor is unknown.
+        """
+        vision = config.vision
+        if vision is None:
+            return None
+        kind, settings, token_id = image_settings(
+            folder, dict(Fields.read(folder / "config.json").values)
+        )
+        max_patches = max_vectors * vision.merge**2
+        return cls(
+            kind=kind,
+            settings=json.dumps(settings, sort_keys=True),
+            token_id=token_id,
+            max_vectors=max_vectors,
+            max_patches=max_patches,
+            max_bytes=SESSION_IMAGES * max_patches * vision.patch_bytes,
+            has_mrope=bool(config.rope.axes),
+            vision=vision,
+        )
+
+    def num_vectors(self, grid: tuple[int, ...]) -> int:
+        """Returns the vectors of an image whose grid was checked."""
+        return num_vectors(self.vision, grid)
+
+    def check(self, image: EncoderImage) -> None:
+        """Checks an image before it may reach the worker.
+
+        Raises:
+            InvalidRequestError: its grid is impossible, it has other patches than its grid says, or
+                too many.
+        """
+        try:
+            count = num_patches(self.vision, image.grid)
+            vectors = num_vectors(self.vision, image.grid)
+        except ValueError as error:
+            raise InvalidRequestError(f"an image's grid is {image.grid}: {error}") from error
+        if count * self.vision.patch_bytes != len(image.patches):
+            raise InvalidRequestError(
+                f"an image of {count} patches has {len(image.patches)} bytes; each patch has "
+                f"{self.vision.patch_bytes}"
+            )
+        if vectors > self.max_vectors:
+            raise InvalidRequestError(
+                f"an image has {vectors} vectors; the limit is {self.max_vectors}"
+            )

@@ -1,0 +1,89 @@
+"""The images that a frontend has sent on its session."""
+
+from collections.abc import Callable
+
+from protos.engine.v1.engine_pb2 import DropImages, ImagePart
+from services.engine.errors import InvalidRequestError
+from services.engine.prompt_image import EncoderImage
+
+DIGEST_BYTES = 32
+MAX_PART_BYTES = 2**18
+MAX_GRID = 8
+"""Most numbers in a grid."""
+
+
+class SessionImages:
+    """Puts images together from their parts, and holds them until they are dropped.
+
+    Bytes of all images are bounded, unfinished ones included.
+    """
+
+    def __init__(
+        self, max_bytes: int, check: Callable[[EncoderImage], None] = lambda image: None
+    ) -> None:
+        """Starts without images.
+
+        Args:
+            max_bytes: of patches; 0 for a model that sees no images.
+            check: raises InvalidRequestError if the encoder cannot take a finished image.
+        """
+        self._max_bytes = max_bytes
+        self._check = check
+        self._num_bytes = 0
+        self._parts: dict[bytes, list[bytes]] = {}
+        self._images: dict[bytes, EncoderImage] = {}
+
+    def add(self, part: ImagePart) -> None:
+        """Takes the next part of an image.
+
+        Raises:
+            InvalidRequestError: it breaks the protocol, which ends the session.
+        """
+        digest = part.digest
+        if not self._max_bytes:
+            raise InvalidRequestError("image_part is for models that see images")
+        if len(digest) != DIGEST_BYTES:
+            raise InvalidRequestError(f"an image's digest has {len(digest)} bytes, not 32")
+        if len(part.patches) > MAX_PART_BYTES or len(part.grid) > MAX_GRID:
+            raise InvalidRequestError(
+                f"image_part has {len(part.patches)} bytes and a grid of {len(part.grid)} numbers; "
+                f"the limits are {MAX_PART_BYTES} and {MAX_GRID}"
+            )
+        if digest in self._images:
+            raise InvalidRequestError("image_part is of an image that the session holds")
+        self._num_bytes += len(part.patches)
+        if self._num_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"the session's images have more than {self._max_bytes} bytes"
+            )
+        parts = self._parts.setdefault(digest, [])
+        parts.append(part.patches)
+        if not part.grid:
+            if not part.patches:
+                raise InvalidRequestError("image_part is empty and not the last of its image")
+            return
+        del self._parts[digest]
+        image = EncoderImage(digest=digest, patches=b"".join(parts), grid=tuple(part.grid))
+        self._check(image)
+        self._images[digest] = image
+
+    def drop(self, order: DropImages) -> None:
+        """Forgets images; requests keep theirs."""
+        for digest in order.digests:
+            image = self._images.pop(digest, None)
+            lost = (image.patches,) if image is not None else self._parts.pop(digest, ())
+            self._num_bytes -= sum(map(len, lost))
+
+    def find(self, digest: bytes) -> EncoderImage:
+        """Returns an image.
+
+        Raises:
+            InvalidRequestError: the session does not hold it.
+        """
+        image = self._images.get(digest)
+        if image is None:
+            raise InvalidRequestError(
+                f"image {digest[:8].hex()} was not sent on this session, or was dropped",
+                field="images",
+            )
+        return image

@@ -1,0 +1,40 @@
+"""Images in prompts, as the encoder takes them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EncoderImage:
+    """An image in patches; requests that show the same one share it.
+
+    digest: of the processor's settings, the grid and the patches, 32 bytes.
+    patches: uint8 [N, bytes of a patch].
+    grid: what the processor says of their places.
+    """
+
+    digest: bytes
+    patches: bytes
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PromptImage:
+    """An image at its place in a prompt.
+
+    offset, num_tokens: its tokens, among which the image token stands for each vector.
+    num_vectors: of the encoder.
+    """
+
+    image: EncoderImage
+    offset: int
+    num_tokens: int
+    num_vectors: int
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.offset + self.num_tokens
+
+    def is_at(self, start: int, end: int) -> bool:
+        """Whether some of its tokens are at positions from start to end - 1."""
+        return self.offset < end and start < self.end

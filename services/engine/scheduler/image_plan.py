@@ -1,0 +1,105 @@
+"""Chooses the images that steps encode, and bounds prompts by what is encoded."""
+
+from collections.abc import Iterator
+
+from services.engine.prompt_image import EncoderImage, PromptImage
+from services.engine.request import Request
+from services.engine.scheduler.encoder_cache import EncoderCache
+
+
+class ImagePlan:
+    """Encodes images just before their tokens are computed, a bounded number in each step.
+
+    A request keeps an image from the step that first needs it to the one that passes its last
+    token. It never waits for an image while it keeps another that it has not passed, so requests
+    cannot wait for each other in a circle.
+    """
+
+    def __init__(self, cache: EncoderCache, max_step_vectors: int) -> None:
+        """Starts without requests.
+
+        Args:
+            cache: the worker's table; the largest image fits.
+            max_step_vectors: most vectors that a step encodes; a larger image is encoded alone.
+        """
+        self._cache = cache
+        self._max_step_vectors = max_step_vectors
+        self._num_step_vectors = 0
+        self._kept: dict[Request, dict[int, list[int]]] = {}
+        self._passed: list[tuple[Request, int]] = []
+        self._ordered: list[tuple[EncoderImage, list[int]]] = []
+        self.num_encoded = self.num_found = 0
+        """Images that steps encoded, and that were encoded before."""
+
+    def begin_step(self) -> None:
+        """Begins to plan a step."""
+        self._num_step_vectors = 0
+
+    def bound(self, request: Request, start: int, q_len: int) -> int:
+        """Returns how many of a request's next tokens can be computed; keeps their images.
+
+        start: position of the first of them.
+        """
+        end = start + q_len
+        for number, each in enumerate(request.images):
+            if each.is_at(start, end) and not self._keep(request, number, each):
+                return max(each.offset - start, 0)
+        return q_len
+
+    def used(self, request: Request, start: int, end: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields number and pages of the images with tokens at positions from start to end - 1.
+
+        It gives up those that end there, once the step is ordered.
+        """
+        for number, each in enumerate(request.images):
+            if each.is_at(start, end):
+                yield number, self._kept[request][number]
+                if each.end <= end:
+                    self._passed.append((request, number))
+
+    def take_ordered(self) -> list[tuple[EncoderImage, list[int]]]:
+        """Returns the images that the step sent now encodes, with their pages."""
+        for request, number in self._passed:
+            if self._kept.get(request, {}).pop(number, None) is not None:
+                self._cache.release(request.images[number].image.digest)
+            if not self._kept.get(request, True):
+                del self._kept[request]
+        self._passed.clear()
+        # A request that was preempted while the step was planned leaves its images to others.
+        ordered = [each for each in self._ordered if self._cache.holds(each[0].digest, each[1])]
+        self._ordered.clear()
+        self.num_encoded += len(ordered)
+        return ordered
+
+    def drop(self, request: Request) -> None:
+        """Gives up what a request keeps."""
+        for number in self._kept.pop(request, {}):
+            self._cache.release(request.images[number].image.digest)
+
+    def forget(self) -> None:
+        """Forgets all encoded images: later steps encode them again."""
+        self._kept.clear()
+        self._passed.clear()
+        self._ordered.clear()
+        self._cache.forget()
+
+    def _keep(self, request: Request, number: int, image: PromptImage) -> bool:
+        """Keeps an image for a request; returns whether it is encoded or the step will do it."""
+        kept = self._kept.get(request, {})
+        if number in kept:
+            return True
+        digest = image.image.digest
+        pages = self._cache.find(digest)
+        if pages is None:
+            num_vectors = self._num_step_vectors + image.num_vectors
+            if self._num_step_vectors and num_vectors > self._max_step_vectors:
+                return False
+            pages = self._cache.take(digest, image.num_vectors)
+            if pages is None:
+                return False
+            self._num_step_vectors = num_vectors
+            self._ordered.append((image.image, pages))
+        else:
+            self.num_found += 1
+        self._kept.setdefault(request, {})[number] = pages
+        return True

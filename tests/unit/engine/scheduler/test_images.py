@@ -1,0 +1,202 @@
+"""Images are encoded before their tokens, in bounded numbers, and never taken for another."""
+
+import random
+
+import pytest
+
+from services.engine.batch import read_int32
+from services.engine.scheduler.encoder_cache import EncoderCache
+from tests.support.fake_images import IMAGE_TOKEN, image_at, meant
+from tests.support.fake_worker import expected_output
+from tests.support.requests import make_request
+from tests.support.scheduler_rig import Rig, q_lens
+
+
+def prompt_of(*parts):
+    """Returns tokens and images of a prompt; a pair is what an image shows, and its vectors."""
+    tokens, images = [], []
+    for part in parts:
+        if isinstance(part, list):
+            tokens += part
+        else:
+            images.append(image_at(len(tokens), part[1], part[0]))
+            tokens += [IMAGE_TOKEN] * part[1]
+    return tokens, images
+
+
+def ask(*parts, **fields):
+    tokens, images = prompt_of(*parts)
+    return make_request(tokens, images=images, **fields)
+
+
+def check(request):
+    prompt = meant(request.prompt_token_ids, request.images)
+    assert request.sink.token_ids == expected_output(prompt, request.sampling)
+
+
+def image_rig(**fields):
+    sizes = {"num_encoder_pages": 4, "max_encoder_tokens": 64, "max_num_batched_tokens": 64}
+    return Rig(num_blocks=65, **sizes | fields)
+
+
+def shown(step):
+    return [each.grid[0] for each in step.descriptor.encoded_images]
+
+
+def test_requests_that_show_one_image_encode_it_once():
+    rig = image_rig()
+    first, second = ask([1], (1, 9), [2]), ask([3], (1, 9), [4])
+    rig.add(first, second)
+    assert shown(rig.send()) == [1]
+    rig.run()
+    third = ask([5], (1, 9), [6])
+    rig.add(third)
+    assert shown(rig.send()) == []
+    rig.run()
+    for request in (first, second, third):
+        check(request)
+
+
+def test_a_prefix_with_another_image_is_another_prefix():
+    rig = image_rig()
+    first = ask([1, 2, 3], (1, 9), list(range(20)))
+    rig.add(first)
+    rig.run()
+    same, other = (ask([1, 2, 3], (number, 9), list(range(20))) for number in (1, 2))
+    rig.add(same, other)
+    rig.run()
+    assert (same.num_cached_tokens, other.num_cached_tokens) == (28, 0)
+    for request in (same, other):
+        check(request)
+
+
+def test_a_cached_image_is_not_encoded_again():
+    rig = image_rig(num_encoder_pages=1)
+    rig.add(ask([1, 2, 3], (1, 9), list(range(20))))
+    rig.run()
+    rig.add(ask([1], (2, 9), [2]))  # takes the only page
+    rig.run()
+    again = ask([1, 2, 3], (1, 9), list(range(20)))
+    rig.add(again)
+    assert shown(rig.send()) == []
+    rig.run()
+    check(again)
+
+
+def test_chunks_cut_through_images():
+    rig = image_rig(max_num_batched_tokens=5)
+    request = ask([1, 2, 3], (1, 17), [4], (2, 9), [5])
+    rig.add(request)
+    steps = [rig.send() for _ in range(7)]
+    assert [shown(step) for step in steps] == [[1], [], [], [], [2], [], []]
+    assert [len(step.descriptor.images) for step in steps] == [1, 1, 1, 1, 1, 1, 0]
+    rig.run()
+    check(request)
+
+
+def test_a_step_encodes_a_bounded_number_of_vectors_and_a_large_image_alone():
+    rig = image_rig(max_encoder_tokens=10)
+    small, large = ask([1], (1, 6), (2, 6), [1]), ask([2], (3, 20), [1])
+    rig.add(small, large)
+    first, second, third = rig.send(), rig.send(), rig.send()
+    assert [shown(step) for step in (first, second, third)] == [[1], [2], [3]]
+    assert q_lens(first) == [7, 1]
+    rig.run()
+    for request in (small, large):
+        check(request)
+
+
+def test_a_request_waits_for_pages_that_another_one_needs():
+    rig = image_rig(num_encoder_pages=2, max_num_batched_tokens=8)
+    first, second = ask([1], (1, 30), [2]), ask([3], (2, 30), [4])
+    rig.add(first, second)
+    rig.run()
+    for request in (first, second):
+        check(request)
+
+
+def test_steps_with_images_run_no_graph_of_decodes():
+    rig = image_rig(max_num_batched_tokens=1)
+    request = ask([1], (1, 2), [2, 3])
+    rig.add(request)
+    steps = [rig.send() for _ in range(4)]
+    assert [step.sees_images for step in steps] == [True, True, True, False]
+    rig.run()
+    check(request)
+
+
+def test_an_aborted_request_leaves_its_pages():
+    rig = image_rig(num_encoder_pages=2, max_num_batched_tokens=8)
+    first, second = ask([1], (1, 30), [2]), ask([3], (2, 30), [4])
+    rig.add(first)
+    rig.send()
+    rig.scheduler.abort(first)
+    rig.add(second)
+    rig.run()
+    check(second)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_requests_see_their_own_images(seed):
+    """Few prompts and pages: images come back, are evicted, are cut and meet on equal prefixes."""
+    draw = random.Random(seed)
+    rig = image_rig(
+        num_encoder_pages=draw.choice([2, 3, 5]),
+        max_encoder_tokens=draw.choice([1, 20, 64]),
+        max_num_batched_tokens=draw.choice([3, 7, 20, 64]),
+        max_num_seqs=draw.choice([1, 3, 6]),
+    )
+    requests = []
+    for _ in range(60):
+        parts = []
+        for _ in range(draw.choice([1, 1, 2])):
+            parts += [list(range(draw.choice([1, 3, 4]))), (draw.choice([1, 2]), 9)]
+        parts[1] = (draw.choice([1, 2, 3]), draw.choice([9, 9, 17]))
+        request = ask(*parts, list(range(draw.choice([0, 4, 9]))), max_tokens=draw.choice([1, 5]))
+        if rig.scheduler.num_waiting < 8:
+            rig.add(request)
+            requests.append(request)
+        for _ in range(draw.choice([0, 0, 1, 3])):
+            step = rig.scheduler.schedule() if len(rig.in_flight) < 3 else None
+            if step is not None:
+                rig.in_flight.append(step)
+            elif rig.in_flight:
+                rig.receive()
+    rig.run()
+    for request in requests:
+        check(request)
+    assert rig.scheduler.num_free_blocks == 64
+
+
+def test_pages_come_back_and_the_image_used_longest_ago_goes_first():
+    cache = EncoderCache(3)
+    pages = {name: cache.take(name, 16) for name in (b"a", b"b", b"c")}
+    assert sorted(sum(pages.values(), [])) == [0, 1, 2]
+    assert cache.take(b"d", 1) is None
+    cache.release(b"b")
+    cache.release(b"a")
+    assert cache.find(b"b") == pages[b"b"]
+    assert cache.take(b"d", 17) is None
+    assert cache.take(b"d", 16) == pages[b"a"]
+    assert cache.find(b"a") is None
+
+
+def test_step_messages_carry_patches_once():
+    rig = image_rig(max_num_batched_tokens=5)
+    rig.add(ask([1, 2, 3], (1, 17), [4]))
+    step = rig.send()
+    [encoded] = step.descriptor.encoded_images
+    assert (encoded.patches, tuple(encoded.grid)) == (bytes([1]) * 17, (1, 17))
+    assert len(read_int32(encoded.pages)) == 2
+    [assignment] = step.descriptor.row_assignments
+    assert [(each.offset, each.num_tokens) for each in assignment.images] == [(3, 17)]
+
+
+def test_a_request_does_not_wait_for_the_prefix_of_another_image():
+    rig = image_rig(max_num_batched_tokens=20)
+    requests = [ask([1], (number, 9), [2] * 8) for number in (1, 2, 1)]
+    rig.add(*requests)
+    assert q_lens(rig.send()) == [18, 2]
+    rig.run()
+    for request in requests:
+        check(request)
