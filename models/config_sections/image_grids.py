@@ -1,6 +1,6 @@
 """How many patches and vectors an image has, by its grid."""
 
-from math import prod
+from math import isqrt, prod
 
 from models.config_sections.vision import VisionConfig
 
@@ -25,6 +25,12 @@ def num_vectors(vision: VisionConfig, grid: tuple[int, ...]) -> int:
     """
     _check(vision, grid)
     return prod(grid) // vision.merge**2
+
+
+def largest_grid(vision: VisionConfig, max_vectors: int) -> tuple[int, ...]:
+    """Returns the grid of an image with about as many vectors, and no more."""
+    side = isqrt(max_vectors) * vision.merge
+    return side, side
 
 
 def _check(vision: VisionConfig, grid: tuple[int, ...]) -> None:

@@ -52,6 +52,11 @@ class VisionConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def patch_bytes(self) -> int:
+        """Bytes of a patch as it comes: red, green and blue of each pixel."""
+        return 3 * self.patch_size**2
+
+    @property
     def num_levels(self) -> int:
         """Layers of the text after which further vectors are added."""
         return 0

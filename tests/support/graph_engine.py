@@ -17,6 +17,7 @@ from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.limits import StepLimits
+from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -58,6 +59,8 @@ class GraphEngine:
         min_speculative_tokens: int | None = None,
         lookup_sizes: tuple[int, int] | None = None,
         draft_model: Path | None = None,
+        num_encoder_pages: int = 0,
+        max_encoder_tokens: int = 64,
         model: CausalLM | None = None,
         max_in_flight: int = 2,
     ) -> None:
@@ -71,6 +74,7 @@ class GraphEngine:
             dtype=dtype,
             load_format=load_format,
             with_draft_layers=with_draft_layers,
+            sees_images=num_encoder_pages > 0,
         )
         if draft_model is not None:
             small = load_draft_model(
@@ -95,6 +99,8 @@ class GraphEngine:
             min_speculative_tokens=min_speculative_tokens,
             lookup_sizes=lookup_sizes,
             has_draft_model=draft_model is not None,
+            num_encoder_pages=num_encoder_pages,
+            max_encoder_tokens=max_encoder_tokens,
         )
         num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)
@@ -150,9 +156,14 @@ class GraphEngine:
         return outcomes
 
     def run(
-        self, prompts: Sequence[Sequence[int]], num_output: int, **sampling: object
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_output: int,
+        *,
+        images: Sequence[Sequence[PromptImage]] = (),
+        **sampling: object,
     ) -> list[list[int]]:
-        """Generates for all prompts at once; returns their outputs."""
+        """Generates for all prompts at once, each with its images; returns their outputs."""
         requests = []
         for index, prompt in enumerate(prompts):
             params = {"temperature": 0.0, "seed": index, "max_tokens": num_output} | sampling
@@ -160,6 +171,7 @@ class GraphEngine:
                 request_id=f"request-{len(self.steps)}-{index}",
                 handle=index,
                 prompt_token_ids=list(prompt),
+                images=tuple(images[index]) if images else (),
                 sampling=SamplingParams(**params),
                 sink=RecordingSink(),
                 arrival_s=0.0,

@@ -1,5 +1,6 @@
 """Prompts with images, for our model and for transformers' of the same checkpoint."""
 
+import hashlib
 import random
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ import torch
 from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
 from models.vision.rope_positions import image_rope_positions
+from services.engine.prompt_image import EncoderImage, PromptImage
 from tests.support.paged_runner import PagedRunner, Sequence
 
 NUM_TEXT_TOKENS = 90
@@ -64,6 +66,18 @@ class Prompt:
             )
         token_ids += order.choices(range(NUM_TEXT_TOKENS), k=order.randint(1, 9))
         return cls(token_ids, pictures, offsets)
+
+
+def prompt_images(model: CausalLM, prompt: Prompt) -> list[PromptImage]:
+    """Returns a prompt's images as the engine's requests have them."""
+    images = []
+    for offset, picture in zip(prompt.offsets, prompt.pictures, strict=True):
+        patches = picture.patches.numpy().tobytes()
+        count = model.visual.num_vectors(picture.grid)
+        digest = hashlib.sha256(patches + repr(picture.grid).encode()).digest()
+        image = EncoderImage(digest=digest, patches=patches, grid=picture.grid)
+        images.append(PromptImage(image=image, offset=offset, num_tokens=count, num_vectors=count))
+    return images
 
 
 class ImageRunner(PagedRunner):

@@ -12,6 +12,7 @@ from models.config import ModelConfig
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
+from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, SamplingParams
 from services.engine.worker.executor import WorkerExecutor
 from services.engine.worker.rank_process import WorkerDiedError
@@ -46,7 +47,9 @@ class RanksCore:
         """One for each start of the workers."""
         self._num_requests = 0
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> RecordingSink:
+    def submit(
+        self, prompt: Sequence[int], sampling: SamplingParams, images: Sequence[PromptImage] = ()
+    ) -> RecordingSink:
         """Submits a request and returns what collects its tokens."""
         sink = RecordingSink()
         self._num_requests += 1
@@ -54,6 +57,7 @@ class RanksCore:
             request_id=f"request-{self._num_requests}",
             handle=self._num_requests,
             prompt_token_ids=list(prompt),
+            images=tuple(images),
             sampling=sampling,
             sink=sink,
             arrival_s=0.0,
@@ -63,10 +67,16 @@ class RanksCore:
         return sink
 
     async def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        images: Sequence[Sequence[PromptImage]] | None = None,
     ) -> list[list[int]]:
-        """Returns the tokens of requests that run together."""
-        sinks = [self.submit(prompt, sampling) for prompt in prompts]
+        """Returns the tokens of requests that run together, each with its images."""
+        shown = images or [()] * len(prompts)
+        sinks = [
+            self.submit(prompt, sampling, own) for prompt, own in zip(prompts, shown, strict=True)
+        ]
         for sink in sinks:
             last = await sink.wait_for_end()
             assert last.error is None, last.error
@@ -95,6 +105,7 @@ async def ranks_core(
         cache_windows=model.entry_windows(
             with_draft_layers=config.speculation.num_layer_drafts > 0
         ),
+        sees_images=model.vision is not None and not config.images.language_model_only,
     )
     executors: list[WorkerExecutor] = []
 

@@ -1,11 +1,11 @@
 """Encodes the images that steps order."""
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
+from models.config_sections.image_grids import largest_grid, num_patches
 from models.layers.vision_tower import VisionTower
 from services.engine.batch import EncodedImage, pack_int32
 from services.engine.config.images import PAGE_VECTORS
@@ -33,9 +33,10 @@ class ImageEncoder:
             return
         tower, device = self._tower, self._inputs.rows.device
         grids = [tuple(each.grid) for each in images]
-        patches = np.frombuffer(b"".join(each.patches for each in images), np.uint8)
+        # A bytearray, as torch warns of memory that it may not write.
+        patches = np.frombuffer(bytearray().join(each.patches for each in images), np.uint8)
         counts = [tower.num_vectors(grid) for grid in grids]
-        vectors = tower(to_device(patches.reshape(-1, tower.patch_bytes), device), grids)
+        vectors = tower(to_device(patches.reshape(-1, tower.config.patch_bytes), device), grids)
         require(len(vectors) == sum(counts), "an image whose vectors are not those of its grid")
         for image, part in zip(images, vectors.split(counts), strict=True):
             self._write(image, part)
@@ -45,8 +46,8 @@ class ImageEncoder:
 
     def encode_largest(self) -> None:
         """Encodes as many vectors as any step does, to measure its memory."""
-        num_vectors = self._limits.num_encoder_pages * PAGE_VECTORS
-        grid = self._tower.grid_of(num_vectors)
-        patches = bytes(self._tower.num_patches(grid) * self._tower.patch_bytes)
-        pages = pack_int32(list(islice(range(self._limits.num_encoder_pages), None)))
+        vision, num_pages = self._tower.config, self._limits.num_encoder_pages
+        grid = largest_grid(vision, num_pages * PAGE_VECTORS)
+        patches = bytes(num_patches(vision, grid) * vision.patch_bytes)
+        pages = pack_int32(range(num_pages))
         self.encode([EncodedImage(patches=patches, grid=grid, pages=pages)])

@@ -1,0 +1,179 @@
+"""Prompts with images under the real scheduler and runner give transformers' tokens."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.loading.loader import load_model
+from services.engine.request import SamplingParams
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
+from tests.support.image_prompts import (
+    NUM_TEXT_TOKENS,
+    Prompt,
+    prompt_images,
+    random_picture,
+    reference_logits,
+)
+from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.vision_variants import EVERY_VARIANT, VARIANTS, write_vision_checkpoint
+from tests.support.waiting import until
+
+NUM_OUTPUT = 8
+NUM_PROMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """Returns a function from a variant to its folder, our model, prompts and their tokens."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            reference = write_vision_checkpoint(folder, name)
+            model = load_model(
+                folder, device=torch.device("cpu"), dtype=torch.float32, sees_images=True
+            )
+            prompts = some_prompts(model, VARIANTS[name].grids)
+            expected = [tokens_of(reference, model, prompt) for prompt in prompts]
+            made[name] = folder, model, prompts, expected
+        return made[name]
+
+    return get
+
+
+def some_prompts(model, grids):
+    """Prompts of text, of one image and of several; some begin alike, with other images."""
+    pictures = [random_picture(model, grid, seed) for seed, grid in enumerate(grids)]
+    other = random_picture(model, grids[0], seed=77)
+    first = Prompt.of(model, pictures[:1], seed=1)
+    changed = Prompt(first.token_ids, [other], first.offsets)
+    text = Prompt([5, 6, 7, 8, 9], [], [])
+    return [first, Prompt.of(model, pictures, seed=2), changed, text]
+
+
+def tokens_of(reference, model, prompt):
+    """The greedy continuation by transformers, each token from the whole sequence."""
+    token_ids = list(prompt.token_ids)
+    for _ in range(NUM_OUTPUT):
+        whole = Prompt(token_ids, prompt.pictures, prompt.offsets)
+        if prompt.pictures:
+            logits = reference_logits(reference, model, whole)
+        else:
+            with torch.inference_mode():
+                logits = reference(torch.tensor([token_ids])).logits[0]
+        token_ids.append(int(logits[-1, :NUM_TEXT_TOKENS].argmax()))
+    return token_ids[len(prompt.token_ids) :]
+
+
+def run(engine, model, prompts):
+    return engine.run(
+        [prompt.token_ids for prompt in prompts],
+        NUM_OUTPUT,
+        images=[prompt_images(model, prompt) for prompt in prompts],
+        banned_token_ids=frozenset(range(NUM_TEXT_TOKENS, model.config.vocab_size)),
+    )
+
+
+def engine_for(folder, level=0, mode=CUDAGraphMode.NONE, **sizes):
+    config = compilation_config(level=level, cudagraph_mode=mode)
+    sizes = {"max_model_len": 256, "num_encoder_pages": 8, "max_num_batched_tokens": 64} | sizes
+    engine = GraphEngine(folder, config, **sizes)
+    engine.capture()
+    assert not engine.faults
+    return engine
+
+
+@pytest.mark.parametrize("variant", EVERY_VARIANT)
+@pytest.mark.parametrize(
+    ("level", "mode", "max_num_batched_tokens"),
+    [
+        (0, CUDAGraphMode.NONE, 64),
+        (0, CUDAGraphMode.NONE, 5),
+        (3, CUDAGraphMode.FULL_AND_PIECEWISE, 64),
+        (3, CUDAGraphMode.FULL_AND_PIECEWISE, 7),
+    ],
+)
+def test_the_tokens_are_those_of_transformers(seeing, variant, level, mode, max_num_batched_tokens):
+    folder, model, prompts, expected = seeing(variant)
+    engine = engine_for(folder, level, mode, max_num_batched_tokens=max_num_batched_tokens)
+    assert run(engine, model, prompts) == expected
+    # Now prefixes with images are cached, and images encoded.
+    assert run(engine, model, prompts[::-1]) == expected[::-1]
+
+
+@pytest.mark.parametrize("variant", EVERY_VARIANT)
+def test_few_blocks_and_pages_change_nothing(seeing, variant):
+    folder, model, prompts, expected = seeing(variant)
+    longest = max(len(prompt.token_ids) for prompt in prompts) + NUM_OUTPUT
+    engine = engine_for(
+        folder,
+        num_blocks=2 + longest // 4 + 4,
+        num_states=3,
+        num_encoder_pages=2,
+        max_num_batched_tokens=11,
+        max_encoder_tokens=1,
+    )
+    for _ in range(3):
+        assert run(engine, model, prompts) == expected
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["ranks", "stages"]
+)
+async def test_ranks_and_stages_give_the_same_tokens(seeing, layout):
+    folder, model, prompts, expected = seeing("qwen3_vl")
+    sampling = SamplingParams(
+        temperature=0.0,
+        seed=0,
+        max_tokens=NUM_OUTPUT,
+        banned_token_ids=frozenset(range(NUM_TEXT_TOKENS, model.config.vocab_size)),
+    )
+    config = ranks_config(folder, max_model_len=256, encoder_cache_tokens=256, **layout)
+    async with ranks_core(config) as ranks:
+        for _ in range(2):
+            tokens = await ranks.generate(
+                [prompt.token_ids for prompt in prompts],
+                sampling,
+                [prompt_images(model, prompt) for prompt in prompts],
+            )
+            assert tokens == expected
+
+
+async def test_a_lost_worker_encodes_again(seeing):
+    folder, model, prompts, expected = seeing("qwen3_vl")
+    sampling = SamplingParams(
+        temperature=0.0,
+        seed=0,
+        max_tokens=NUM_OUTPUT,
+        banned_token_ids=frozenset(range(NUM_TEXT_TOKENS, model.config.vocab_size)),
+    )
+    async with ranks_core(ranks_config(folder, max_model_len=256)) as ranks:
+        sinks = [
+            ranks.submit(prompt.token_ids, sampling, prompt_images(model, prompt))
+            for prompt in prompts
+        ]
+        await until(lambda: any(sink.token_ids for sink in sinks))
+        os.kill(ranks.executors[0].pid, signal.SIGKILL)
+        for sink, tokens in zip(sinks, expected, strict=True):
+            assert (await sink.wait_for_end()).error is None
+            assert sink.token_ids == tokens
+
+
+def test_an_image_that_is_cached_with_its_prefix_is_not_encoded_again(seeing):
+    folder, model, prompts, expected = seeing("qwen3_vl")
+    engine = engine_for(folder)
+    encoded = []
+    engine.runner.encoder.encode = lambda images, encode=engine.runner.encoder.encode: (
+        encoded.extend(images),
+        encode(images),
+    )
+    long = prompts[1]
+    run(engine, model, [long])
+    assert len(encoded) == len(long.pictures)
+    assert run(engine, model, [long]) == [expected[1]]
+    assert len(encoded) == len(long.pictures)
