@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def image_rope_positions(
-    num_tokens: int, images: Sequence[tuple[int, int, tuple[int, int]]], merge: int
+    num_tokens: int, images: Sequence[tuple[int, int, tuple[int, ...]]], merge: int
 ) -> tuple[NDArray[np.int64], int]:
     """Returns the positions of a prompt's tokens, and what is added to those of later ones.
 

@@ -79,9 +79,7 @@ class StepLimits:
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
             has_draft_model=config.speculation.has_draft_model,
-            num_encoder_pages=(
-                pages_of(config.images.encoder_cache_tokens) if sees_images else 0
-            ),
+            num_encoder_pages=(pages_of(config.images.encoder_cache_tokens) if sees_images else 0),
             max_encoder_tokens=config.images.max_encoder_tokens,
             num_stages=config.parallel.pipeline_parallel_size,
             data_parallel_size=config.parallel.data_parallel_size,

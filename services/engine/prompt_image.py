@@ -9,7 +9,7 @@ class EncoderImage:
 
     digest: of the processor's settings, the grid and the patches, 32 bytes.
     patches: uint8 [N, bytes of a patch].
-    grid: what the processor says of their places.
+    grid: their positions, as the processor writes them.
     """
 
     digest: bytes
@@ -21,7 +21,7 @@ class EncoderImage:
 class PromptImage:
     """An image at its place in a prompt.
 
-    offset, num_tokens: its tokens, among which the image token stands for each vector.
+    offset, num_tokens: its tokens, with the image token once for each vector.
     num_vectors: of the encoder.
     """
 

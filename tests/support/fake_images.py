@@ -20,9 +20,7 @@ def image_at(offset: int, num_vectors: int, shown: int) -> PromptImage:
         patches=bytes([shown]) * num_vectors,
         grid=(shown, num_vectors),
     )
-    return PromptImage(
-        image=image, offset=offset, num_tokens=num_vectors, num_vectors=num_vectors
-    )
+    return PromptImage(image=image, offset=offset, num_tokens=num_vectors, num_vectors=num_vectors)
 
 
 def meaning(shown: int, vector: int) -> int:

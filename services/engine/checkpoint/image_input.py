@@ -1,4 +1,4 @@
-"""What a model's encoder of images takes, for frontends and for checks of what they send."""
+"""The images that a model's encoder takes, for frontends and for checks of their messages."""
 
 import json
 from dataclasses import dataclass

@@ -29,8 +29,8 @@ def read_images(
         image_input: what the model sees; None if it sees nothing.
 
     Raises:
-        InvalidRequestError: the model sees no images, one was not sent, or it does not stand
-            where the prompt has as many image tokens as it has vectors.
+        InvalidRequestError: the model sees no images, one was not sent, or the prompt does not have
+            an image token for each of its vectors there.
     """
     read: list[PromptImage] = []
     for each in images:
@@ -49,7 +49,7 @@ def read_images(
         num_places = int(np.count_nonzero(prompt[each.offset : end] == image_input.token_id))
         if num_places != num_vectors or (image_input.has_mrope and num_vectors != each.num_tokens):
             raise InvalidRequestError(
-                f"an image of {num_vectors} vectors stands at {num_places} image tokens of "
+                f"an image of {num_vectors} vectors has {num_places} image tokens of "
                 f"{each.num_tokens}",
                 field=FIELD,
             )

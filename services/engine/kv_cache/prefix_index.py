@@ -32,8 +32,8 @@ def root_key(salt: str) -> bytes:
 def image_marks(images: Iterable[PromptImage], block_size: int) -> dict[int, bytes]:
     """Returns what keys of blocks hash besides their tokens, by number of the block.
 
-    The block in which an image begins tells it from others with the same tokens: by its place in
-    the block, its number of tokens and its digest.
+    The block in which an image begins hashes its offset in the block, its number of tokens and its
+    digest, so images with the same tokens differ.
     """
     marks: dict[int, bytes] = {}
     for each in images:

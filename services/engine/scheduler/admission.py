@@ -72,12 +72,7 @@ class Admission:
                 break
             row = holdings.start(request, prefix, self._reach(num_tokens))
             self._count(request, step_id)
-            q_len = min(num_tokens - request.num_computed_tokens, step.budget)
-            q_len = step.bound_logprobs(request, q_len)
-            if cache.states is not None:
-                q_len = cache.states.cut(request, q_len)
-            if request.images:
-                q_len = holdings.images.bound(request, request.num_computed_tokens, q_len)
+            q_len = self._bound(request, step)
             added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
             step.assign_row(row, request)
@@ -87,6 +82,15 @@ class Admission:
                 step.add_blocks(row, limits.token_table_width, request.state_block_ids)
             step.compute(request, row, q_len, num_tokens)
             cache.cache_full_blocks(request)
+
+    def _bound(self, request: Request, step: PlannedStep) -> int:
+        """Returns how many of a started request's tokens the step computes."""
+        holdings, start = self._holdings, request.num_computed_tokens
+        q_len = min(len(request.token_ids) - start, step.budget)
+        q_len = step.bound_logprobs(request, q_len)
+        if holdings.cache.states is not None:
+            q_len = holdings.cache.states.cut(request, q_len)
+        return holdings.images.bound(request, start, q_len) if request.images else q_len
 
     def _can_begin(self, request: Request, num_prefix_tokens: int, budget: int) -> bool:
         """Whether no image that is not encoded comes next."""

@@ -13,7 +13,7 @@ class BatchShape:
 
     has_other_lengths: of the batches of several data-parallel ranks, whether a request has fewer
         query tokens than max_q_len.
-    sees_images: whether a token's place depends on an image, which graphs of decodes do not ask.
+    sees_images: whether a token's input or position depends on an image; decode graphs ignore them.
     """
 
     num_tokens: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.engine.config.images import pages_of
 
+
 @dataclass(slots=True)
 class _Entry:
     pages: list[int]

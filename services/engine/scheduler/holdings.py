@@ -28,8 +28,8 @@ class Holdings:
     """Moves requests between waiting, running and finished, with their rows and blocks.
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
-    live. cache: the blocks. images: the encoded images. num_cache_tokens: most tokens of a request that holds all of them.
-    row_needs: `sampling_needs` of the request in each row.
+    live. cache: the blocks. num_cache_tokens: most tokens of a request that holds all of them.
+    images: those of running requests that are encoded. row_needs: `sampling_needs` of the request in each row.
     """
 
     def __init__(

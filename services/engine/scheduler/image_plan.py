@@ -49,7 +49,7 @@ class ImagePlan:
     def used(self, request: Request, start: int, end: int) -> Iterator[tuple[int, list[int]]]:
         """Yields number and pages of the images with tokens at positions from start to end - 1.
 
-        It gives up those that end there, once the step is ordered.
+        Images that end there are given up once the step is ordered.
         """
         for number, each in enumerate(request.images):
             if each.is_at(start, end):

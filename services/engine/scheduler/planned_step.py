@@ -48,7 +48,7 @@ class ScheduledStep:
     prompt_spans: Sequence[PromptSpan] = ()
     """Prompt tokens with log-probabilities in the result, in its order."""
     sees_images: bool = False
-    """Whether the places of some tokens depend on images."""
+    """Whether inputs or positions of some tokens depend on images."""
     others: Sequence["ScheduledStep"] = ()
     """The steps that the other data-parallel ranks run at the same time, in their order."""
 
@@ -258,7 +258,7 @@ class PlannedStep:
                 self._draft_token_ids += request.draft_token_ids[:num_drafts]
 
     def _see_images(self, request: Request, start: int, end: int) -> None:
-        """Adds the images of the newest request's tokens, whose places rows alone do not tell."""
+        """Adds the images of the tokens of the request that was added last."""
         self._sees_images = True
         number_of_request = len(self._batch.row_ids) - 1
         self._batch.images += [

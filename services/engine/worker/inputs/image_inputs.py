@@ -26,12 +26,12 @@ _NONE = -1
 class _RowImages:
     """The images of a row's prompt.
 
-    end: position after the last token of all images. places: of each, the positions of its vectors.
+    end: position after the last token of all images. tokens: of each, positions with its vectors.
     rope_positions: [3, end] int64; None without M-RoPE.
     """
 
     end: int
-    places: Sequence[npt.NDArray[np.int64]]
+    tokens: Sequence[npt.NDArray[np.int64]]
     rope_positions: npt.NDArray[np.int64] | None
 
 
@@ -137,11 +137,11 @@ class ImageInputs:
                 own = images.rope_positions[:, start : start + last - first]
                 positions[:, first : first + own.shape[1]] = own
             for number, page_ids in pages.pop(request, ()):
-                require(number < len(images.places), "an image that its row does not have")
-                places = images.places[number]
-                is_here = (places >= start) & (places < start + last - first)
-                slots = self._slots_of(page_ids, len(places))
-                index[first + places[is_here] - start] = slots[is_here]
+                require(number < len(images.tokens), "an image that its row does not have")
+                tokens = images.tokens[number]
+                is_here = (tokens >= start) & (tokens < start + last - first)
+                slots = self._slots_of(page_ids, len(tokens))
+                index[first + tokens[is_here] - start] = slots[is_here]
         require(not pages, "an image of a request whose tokens have passed it")
         if has_any or self._num_written:
             self._index[: len(index)] = to_device(index, self._device)
@@ -187,14 +187,15 @@ class ImageInputs:
             )
             end = each.offset + each.num_tokens
             spans.append((each.offset, each.num_tokens, tuple(each.grid)))
-        is_place = token_ids[:end] == self._image_token_id
-        places = [
-            offset + np.flatnonzero(is_place[offset : offset + count]) for offset, count, _ in spans
+        is_vector = token_ids[:end] == self._image_token_id
+        tokens = [
+            offset + np.flatnonzero(is_vector[offset : offset + count])
+            for offset, count, _ in spans
         ]
         rope_positions, delta = None, 0
         if self._has_mrope:
             rope_positions, delta = image_rope_positions(end, spans, self._merge)
-        return _RowImages(end=end, places=places, rope_positions=rope_positions), delta
+        return _RowImages(end=end, tokens=tokens, rope_positions=rope_positions), delta
 
     def _slots_of(self, page_ids: bytes, num_vectors: int) -> npt.NDArray[np.int64]:
         pages = read_int32(page_ids).astype(np.int64)

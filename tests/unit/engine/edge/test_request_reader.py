@@ -25,7 +25,9 @@ def read(sampling=None, *, prompt=(1, 2, 3), model=None, **fields):
     submit = Submit(handle=4, request_id="r", prompt_token_ids=pack(prompt), **fields)
     if sampling is not None:
         submit.sampling.CopyFrom(SamplingParams(**sampling))
-    return RequestReader(model or model_folder()).from_submit(submit, RecordingSink(), SessionImages(max_bytes=0))
+    return RequestReader(model or model_folder()).from_submit(
+        submit, RecordingSink(), SessionImages(max_bytes=0)
+    )
 
 
 def runs(*sequences):
@@ -156,20 +158,26 @@ def test_a_prompt_that_cannot_be_served_is_refused(prompt, message):
 def test_a_prompt_of_broken_bytes_is_refused():
     submit = Submit(request_id="r", prompt_token_ids=b"12345")
     with pytest.raises(InvalidRequestError, match="has 5 bytes"):
-        RequestReader(model_folder()).from_submit(submit, RecordingSink(), SessionImages(max_bytes=0))
+        RequestReader(model_folder()).from_submit(
+            submit, RecordingSink(), SessionImages(max_bytes=0)
+        )
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "is empty"), ("x" * 257, "257 characters")])
 def test_a_bad_request_id_is_refused(name, message):
     submit = Submit(request_id=name, prompt_token_ids=pack([1]))
     with pytest.raises(InvalidRequestError, match=message):
-        RequestReader(model_folder()).from_submit(submit, RecordingSink(), SessionImages(max_bytes=0))
+        RequestReader(model_folder()).from_submit(
+            submit, RecordingSink(), SessionImages(max_bytes=0)
+        )
 
 
 def test_a_salt_over_its_limit_is_refused():
     submit = Submit(request_id="r", prompt_token_ids=pack([1]), cache_salt="x" * 129)
     with pytest.raises(InvalidRequestError, match="cache_salt has 129 characters"):
-        RequestReader(model_folder()).from_submit(submit, RecordingSink(), SessionImages(max_bytes=0))
+        RequestReader(model_folder()).from_submit(
+            submit, RecordingSink(), SessionImages(max_bytes=0)
+        )
 
 
 class TestUnknownFields:

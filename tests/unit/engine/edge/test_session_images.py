@@ -1,4 +1,4 @@
-"""Images come in parts, are held within a limit, and stand where prompts have their tokens."""
+"""Images come in parts, are held within a limit, and belong to tokens of prompts."""
 
 from types import SimpleNamespace
 
@@ -86,7 +86,7 @@ def test_an_image_is_sent_once_and_only_to_models_that_see():
         SessionImages(max_bytes=0).add(part(b"1", (1, 1)))
 
 
-def test_images_stand_at_their_tokens():
+def test_images_have_their_tokens():
     prompt = [1, TOKEN, TOKEN, 2, TOKEN, 7, TOKEN, 3]
     first, second = read(prompt, place(1, 2), place(4, 3, OTHER))
     assert (first.offset, first.end, first.num_vectors) == (1, 3, 2)

@@ -171,7 +171,7 @@ def test_random_requests_see_their_own_images(seed):
 def test_pages_come_back_and_the_image_used_longest_ago_goes_first():
     cache = EncoderCache(3)
     pages = {name: cache.take(name, 16) for name in (b"a", b"b", b"c")}
-    assert sorted(sum(pages.values(), [])) == [0, 1, 2]
+    assert sorted(page for each in pages.values() for page in each) == [0, 1, 2]
     assert cache.take(b"d", 1) is None
     cache.release(b"b")
     cache.release(b"a")

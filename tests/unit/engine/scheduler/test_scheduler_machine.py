@@ -37,7 +37,7 @@ prompts = st.builds(
 
 
 images = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 10, 17])), max_size=2)
-"""What images show, and their numbers of vectors."""
+"""Images: a number that each shows, and its vectors."""
 
 
 def with_images(prompt, images, place):
