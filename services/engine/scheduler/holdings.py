@@ -29,7 +29,8 @@ class Holdings:
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
     live. cache: the blocks. num_cache_tokens: most tokens of a request that holds all of them.
-    images: those of running requests that are encoded. row_needs: `sampling_needs` of the request in each row.
+    images: the encoded images of running requests. row_needs: `sampling_needs` of the request in
+    each row.
     """
 
     def __init__(
