@@ -1,0 +1,1 @@
+"""Images of requests: reading files and URLs safely, and turning pictures into patches."""

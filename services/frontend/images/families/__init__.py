@@ -1,0 +1,1 @@
+"""Families of image processors: sizes, order of patches and placeholder tokens."""

@@ -1,0 +1,87 @@
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5: any size, patches in windows that the encoder merges."""
+
+import math
+from typing import Annotated
+
+from PIL import Image
+from pydantic import Field
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.images.families.family import (
+    Family,
+    Grid,
+    Patches,
+    Side,
+    patchify,
+    product,
+)
+
+MAX_ASPECT_RATIO = 200
+"""Of `smart_resize` in transformers."""
+
+
+class QwenVL(Family):
+    """Settings of transformers' Qwen2VLImageProcessor. A grid is (height, width) in patches."""
+
+    merge_size: Side
+    """Patches along the side of a window that becomes one token."""
+    temporal_patch_size: Annotated[int, Field(ge=1, le=16)]
+    """Frames of a patch. One is sent; the encoder repeats it."""
+    min_pixels: Annotated[int, Field(ge=1)]
+    max_pixels: Annotated[int, Field(ge=1)]
+    """Smaller and larger images are resized to these areas."""
+
+    @property
+    def min_patches(self) -> int:
+        """Patches of one window."""
+        return self.merge_size**2
+
+    def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
+        """Resizes to whole windows and cuts window by window."""
+        height, width = self.resized_size(image.height, image.width, max_patches=max_patches)
+        resized = self._resized(image, height, width)
+        values = patchify(resized, self.patch_size, merge_size=self.merge_size)
+        return Patches((height // self.patch_size, width // self.patch_size), values)
+
+    def num_patches(self, grid: Grid) -> int:
+        """Returns height times width."""
+        total = product(grid, 2, num_factors=2)
+        if any(side % self.merge_size for side in grid):
+            raise ValueError(f"a grid {grid} that is not made of windows of {self.merge_size}")
+        return total
+
+    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
+        """Returns one image token for each window."""
+        return (image_token_id,) * (self.num_patches(grid) // self.merge_size**2)
+
+    def resized_size(self, height: int, width: int, *, max_patches: int) -> tuple[int, int]:
+        """Returns the height and width that an image is resized to.
+
+        Source: `smart_resize` in transformers 5.24, image_processing_pil_qwen2_vl.py.
+
+        Raises:
+            InvalidRequestError: the image is too long for its width.
+        """
+        if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+            raise InvalidRequestError(
+                f"an image of {width} x {height} pixels is over {MAX_ASPECT_RATIO} times as long as"
+                " wide, which this model cannot see"
+            )
+        factor = self.patch_size * self.merge_size
+        min_pixels, max_pixels = self.min_pixels, max_patches * self.patch_size**2
+        if max_pixels < self.max_pixels:
+            # Sides of small images are rounded up, at most to twice their length.
+            min_pixels = min(min_pixels, max_pixels // 4)
+        else:
+            max_pixels = self.max_pixels
+        resized_height = round(height / factor) * factor
+        resized_width = round(width / factor) * factor
+        if resized_height * resized_width > max_pixels:
+            beta = math.sqrt(height * width / max_pixels)
+            resized_height = max(factor, math.floor(height / beta / factor) * factor)
+            resized_width = max(factor, math.floor(width / beta / factor) * factor)
+        elif resized_height * resized_width < min_pixels:
+            beta = math.sqrt(min_pixels / (height * width))
+            resized_height = math.ceil(height * beta / factor) * factor
+            resized_width = math.ceil(width * beta / factor) * factor
+        return resized_height, resized_width

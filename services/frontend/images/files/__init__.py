@@ -1,0 +1,1 @@
+"""Image files: which are read, checked before they are decoded, and decoded."""

@@ -1,0 +1,227 @@
+"""Patches and tokens equal those of transformers' processors, which run on Pillow too."""
+
+import hashlib
+import importlib
+import json
+import struct
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.pixtral import image_processing_pil_pixtral
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.images.processor import ImageProcessor, ProcessedImage
+from services.frontend.images.settings import ImageSettingsError
+from tests.support.image_settings import IMAGE_TOKEN_ID, settings_text
+
+SIZES = [
+    (1, 1),
+    (27, 29),
+    (56, 56),
+    (333, 77),
+    (640, 480),
+    (449, 897),
+    (1000, 1),
+    (1601, 1203),
+    (2400, 300),
+]
+"""Widths and heights."""
+RAW = {"do_rescale": False, "do_normalize": False}
+SPELLINGS = {"I": IMAGE_TOKEN_ID, "B": 8, "E": 9}
+
+
+@pytest.fixture
+def pixtral_processor(monkeypatch) -> type:
+    # The processor imports a size function from a module that needs torchvision; Pillow's has it.
+    module = "transformers.models.pixtral.image_processing_pixtral"
+    monkeypatch.setitem(sys.modules, module, image_processing_pil_pixtral)
+    found = importlib.import_module("transformers.models.pixtral.processing_pixtral")
+    return found.PixtralProcessor
+
+
+def picture(size: tuple[int, int]) -> Image.Image:
+    generator = np.random.default_rng(size[0])
+    coarse = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
+    noise = generator.integers(0, 32, smooth.shape, dtype=np.uint8)
+    return Image.fromarray(smooth // 8 * 7 + noise)
+
+
+def processor(kind: str, max_patches: int = 2**17, **changes) -> ImageProcessor:
+    text = settings_text(kind, **changes)
+    return ImageProcessor(kind, text, image_token_id=IMAGE_TOKEN_ID, max_patches=max_patches)
+
+
+def patches_of(processed: ProcessedImage, patch_size: int) -> np.ndarray:
+    values = np.frombuffer(processed.patches, np.uint8)
+    return values.reshape(-1, 3, patch_size, patch_size)
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.shape == theirs.shape
+    assert np.abs(ours.astype(np.int16) - theirs.astype(np.int16)).max() <= 1
+
+
+def cut(pixels: np.ndarray, patch_size: int) -> np.ndarray:
+    """Cuts [C, H, W] into patches in raster order."""
+    rows, columns = pixels.shape[1] // patch_size, pixels.shape[2] // patch_size
+    pixels = pixels[:, : rows * patch_size, : columns * patch_size]
+    split = pixels.reshape(3, rows, patch_size, columns, patch_size)
+    return split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch_size, patch_size)
+
+
+@pytest.mark.parametrize("patch_size", [14, 16])
+@pytest.mark.parametrize("size", [size for size in SIZES if size != (1000, 1)])
+def test_qwen_vl_equals_transformers(size, patch_size):
+    image = picture(size)
+    processed = processor("qwen_vl", patch_size=patch_size).process(image)
+    theirs = Qwen2VLImageProcessorPil(patch_size=patch_size)(image, **RAW)
+    pixels = np.asarray(theirs["pixel_values"]).reshape(-1, 3, 2, patch_size, patch_size)
+    for frame in range(2):
+        assert_close(patches_of(processed, patch_size), pixels[:, :, frame])
+    assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * (len(pixels) // 4)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size != (1000, 1)])
+@pytest.mark.parametrize(("longest_edge", "merge_size"), [(1540, 2), (256, 1)])
+def test_pixtral_equals_transformers(size, longest_edge, merge_size, pixtral_processor):
+    image = picture(size)
+    ours = processor(
+        "pixtral", max_height=longest_edge, max_width=longest_edge, merge_size=merge_size
+    )
+    processed = ours.process(image)
+    theirs = image_processing_pil_pixtral.PixtralImageProcessorPil(
+        size={"longest_edge": longest_edge}
+    )(image, patch_size=14 * merge_size, **RAW)
+    assert_close(patches_of(processed, 14), cut(np.asarray(theirs["pixel_values"])[0], 14))
+    text_processor = object.__new__(pixtral_processor)
+    text_processor.patch_size, text_processor.spatial_merge_size = 14, merge_size
+    text_processor.image_token, text_processor.image_break_token = "I", "B"
+    text_processor.image_end_token = "E"
+    sizes = {"image_sizes": np.asarray(theirs["image_sizes"])}
+    text = text_processor.replace_image_token(sizes, 0)
+    assert processed.tokens == tuple(SPELLINGS[letter] for letter in text)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("min_tiles", "max_tiles"), [(1, 12), (2, 6), (1, 1)])
+def test_internvl_equals_transformers(size, min_tiles, max_tiles):
+    image = picture(size)
+    processed = processor("internvl", min_tiles=min_tiles, max_tiles=max_tiles).process(image)
+    theirs = GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, min_patches=min_tiles, max_patches=max_tiles
+    )(image, crop_to_patches=True, **RAW)
+    pixels = np.concatenate([cut(np.asarray(tile), 14) for tile in theirs["pixel_values"]])
+    assert_close(patches_of(processed, 14), pixels)
+    assert processed.grid == (len(theirs["pixel_values"]), 32, 32)
+    text_processor = object.__new__(InternVLProcessor)
+    text_processor.start_image_token, text_processor.end_image_token = "B", "E"
+    text_processor.image_token, text_processor.image_seq_length = "I", 256
+    text = text_processor.replace_image_token({"num_patches": theirs["num_patches"]}, 0)
+    assert processed.tokens == tuple(SPELLINGS[letter] for letter in text)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("is_only_image", [True, False])
+def test_llava_onevision_equals_transformers(size, is_only_image):
+    image = picture(size)
+    processed = processor("llava_onevision").process(image, is_only_image=is_only_image)
+    theirs_processor = LlavaOnevisionImageProcessorPil()
+    theirs = theirs_processor([image] if is_only_image else [[image, image]], **RAW)
+    tiles = np.asarray(theirs["pixel_values"])[0]
+    assert_close(patches_of(processed, 14), np.concatenate([cut(tile, 14) for tile in tiles]))
+    assert processed.grid == (len(tiles), 27, 27, image.height, image.width)
+    text_processor = object.__new__(LlavaOnevisionProcessor)
+    text_processor.image_processor, text_processor.image_token = theirs_processor, "I"
+    text_processor.num_image_tokens, text_processor.vision_aspect_ratio = 729, "anyres_max_9"
+    text_processor.vision_feature_select_strategy = "full"
+    text = text_processor.replace_image_token(dict(theirs), 0)
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * len(text)
+
+
+@pytest.mark.parametrize("kind", ["qwen_vl", "pixtral", "internvl", "llava_onevision"])
+def test_images_shrink_to_fewer_patches(kind):
+    images = [picture(size) for size in [(2000, 1500), (900, 900), (8, 8), (1500, 40)]]
+    whole = [processor(kind).process(image) for image in images]
+    limit = {"qwen_vl": 300, "pixtral": 300, "internvl": 5000, "llava_onevision": 3000}[kind]
+    for image, full in zip(images, whole, strict=True):
+        lowered = processor(kind).process(image, max_patches=limit)
+        assert lowered == processor(kind, max_patches=limit).process(image)
+        assert len(lowered.patches) <= min(limit * 3 * 14 * 14, len(full.patches))
+        assert len(lowered.tokens) <= len(full.tokens)
+
+
+@pytest.mark.parametrize("kind", ["qwen_vl", "pixtral", "internvl", "llava_onevision"])
+def test_an_engine_that_takes_no_image_at_all_is_refused(kind):
+    with pytest.raises(ImageSettingsError, match="the engine takes 1"):
+        processor(kind, max_patches=1)
+    smallest = processor(kind).process(picture((800, 600)), max_patches=1)
+    assert len(smallest.patches) <= 1024 * 3 * 14 * 14
+
+
+def test_long_images_that_no_area_holds_are_refused():
+    with pytest.raises(InvalidRequestError, match="over 200 times as long"):
+        processor("qwen_vl").process(picture((1000, 1)))
+    with pytest.raises(InvalidRequestError, match=r"becomes \d+ patches; the limit is 16"):
+        processor("qwen_vl", max_patches=16).process(picture((1900, 11)))
+
+
+def test_the_digest_covers_settings_grid_and_patches():
+    image = picture((300, 200))
+    text = settings_text("qwen_vl")
+    processed = processor("qwen_vl").process(image)
+    assert processed.digest == (
+        hashlib.sha256(
+            struct.pack("<Q", len(text))
+            + text.encode()
+            + struct.pack("<III", 2, *processed.grid)
+            + processed.patches
+        ).digest()
+    )
+    other = processor("qwen_vl", image_mean=[0.5, 0.5, 0.5]).process(image)
+    assert other.patches == processed.patches
+    assert other.digest != processed.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid"),
+    [
+        ("qwen_vl", (3, 4)),
+        ("qwen_vl", (4,)),
+        ("qwen_vl", (0, 4)),
+        ("pixtral", (2, 3)),
+        ("internvl", (1, 32, 31)),
+        ("llava_onevision", (2, 27, 26, 5, 5)),
+        ("llava_onevision", (4, 27, 27, 384, 384)),
+        ("qwen_vl", (4, 4)),
+    ],
+)
+def test_impossible_grids_are_not_assembled(kind, grid):
+    with pytest.raises(ValueError, match=r"grid|bytes of patches"):
+        processor(kind).assemble(grid, b"1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("gemma", "{}", "unknown kind of image processor 'gemma'"),
+        ("qwen_vl", "{}", "patch_size: Field required"),
+        ("qwen_vl", "[", "Invalid JSON"),
+        ("qwen_vl", settings_text("qwen_vl", sharpen=True), "sharpen: Extra inputs"),
+        ("qwen_vl", settings_text("qwen_vl", patch_size=0), "patch_size: Input should be"),
+        ("pixtral", json.dumps({"patch_size": 2**20}), "patch_size: Input should be"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(kind, text, reason):
+    with pytest.raises(ImageSettingsError, match=reason):
+        ImageProcessor(kind, text, image_token_id=1, max_patches=2**20)
