@@ -67,6 +67,8 @@ def _serve(arguments: Sequence[str]) -> int:
     warn_of_unknown_variables(VARIABLE_PREFIX, config.flags())
     config = with_local_model(config)
     model = _open_model(config)
+    if model.image_input is None:
+        config = config.with_flags(language_model_only=True)
     config = with_planned_sizes(config)
     set_grpc_variables()
     from services.engine.server import serve

@@ -4,13 +4,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.config import ModelConfig
+import structlog
+
+from models.config import CONFIG_FILE, ModelConfig
 from models.config_sections.fields import Fields
 from models.config_sections.image_grids import num_patches, num_vectors
 from models.config_sections.vision import VisionConfig
 from services.engine.checkpoint.image_settings import image_settings
 from services.engine.errors import InvalidRequestError
 from services.engine.prompt_image import EncoderImage
+
+log = structlog.get_logger()
 
 SESSION_IMAGES = 16
 """Images of the largest size that a session may hold at a time."""
@@ -37,7 +41,7 @@ class ImageInput:
 
     @classmethod
     def of(cls, config: ModelConfig, folder: Path, *, max_vectors: int) -> "ImageInput | None":
-        """Returns what a model takes; None of one that sees no images.
+        """Returns the images of a model; None without an encoder or a file of its processor.
 
         Raises:
             ConfigError: a file is wrong, or the processor is unknown.
@@ -45,14 +49,15 @@ class ImageInput:
         vision = config.vision
         if vision is None:
             return None
-        kind, settings, token_id = image_settings(
-            folder, dict(Fields.read(folder / "config.json").values)
-        )
+        found = image_settings(folder, dict(Fields.read(folder / CONFIG_FILE).values))
+        if found is None:
+            log.warning("images_not_served", reason=f"{folder} describes no image processor")
+            return None
         max_patches = max_vectors * vision.merge**2
         return cls(
-            kind=kind,
-            settings=json.dumps(settings, sort_keys=True),
-            token_id=token_id,
+            kind=found.kind,
+            settings=json.dumps(found.settings, sort_keys=True),
+            token_id=found.image_token_id,
             max_vectors=max_vectors,
             max_patches=max_patches,
             max_bytes=SESSION_IMAGES * max_patches * vision.patch_bytes,
