@@ -51,6 +51,8 @@ class _Session:
     number: int
     steps_sent: int = 0
     steps_read: int = 0
+    begun: dict[bytes, bytes] = field(default_factory=dict)
+    """Images of which parts are to come."""
 
 
 @dataclass
@@ -88,7 +90,13 @@ class FakeEngine:
     prefixes: engine_pb2.PrefixChanges | None = None
     """Told in the next heartbeat."""
     prefix_key_version: int = PREFIX_KEY_VERSION
+    image_processor: engine_pb2.ImageProcessor | None = None
+    """How it wants images; None sees none."""
     hellos: list[engine_pb2.FrontendHello] = field(default_factory=list)
+    heard: list[tuple[str, bytes]] = field(default_factory=list)
+    """Kinds of the messages about requests and images, with the digest or request id, in order."""
+    images: dict[bytes, tuple[list[int], bytes]] = field(default_factory=dict)
+    """Images that the newest session holds: grids and patches by digest."""
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -171,6 +179,7 @@ class FakeEngine:
             await asyncio.Event().wait()
         await context.write(engine_pb2.EngineMessage(hello=self._hello()))
         self.num_sessions += 1
+        self.images.clear()
         self._session = session = _Session(self._session.number + 1)
         outgoing: asyncio.Queue[engine_pb2.EngineMessage] = asyncio.Queue()
         tasks = [
@@ -202,8 +211,24 @@ class FakeEngine:
                 outgoing.put_nowait(self._take(session, message.submit))
             elif kind == "abort":
                 self._abort(session, message.abort, outgoing)
+            elif kind == "image_part":
+                self._take_part(session, message.image_part)
+            elif kind == "drop_images":
+                for digest in message.drop_images.digests:
+                    self.heard.append(("drop", digest))
+                    del self.images[digest]
             else:
                 session.steps_read = message.credit.steps_read
+
+    def _take_part(self, session: _Session, part: engine_pb2.ImagePart) -> None:
+        assert len(part.patches) <= 256 * 2**10
+        assert part.digest not in self.images, "the image came before"
+        self.heard.append(("part", part.digest))
+        session.begun[part.digest] = session.begun.get(part.digest, b"") + part.patches
+        if part.grid:
+            self.images[part.digest] = list(part.grid), session.begun.pop(part.digest)
+            held = sum(len(patches) for _, patches in self.images.values())
+            assert held <= self.image_processor.max_image_bytes
 
     def _hello(self) -> engine_pb2.EngineHello:
         return engine_pb2.EngineHello(
@@ -215,6 +240,8 @@ class FakeEngine:
 
     def _take(self, session: _Session, submit: engine_pb2.Submit) -> engine_pb2.EngineMessage:
         self.submits.append(submit)
+        self.heard.append(("submit", submit.request_id.encode()))
+        assert all(image.digest in self.images for image in submit.images)
         if self.rejection is not None:
             rejected = engine_pb2.Rejected(handle=submit.handle, failure=self.rejection)
             return engine_pb2.EngineMessage(rejected=rejected)
@@ -345,6 +372,7 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
             block_size=self._engine.block_size,
             prefix_key_version=self._engine.prefix_key_version,
             config_sha256=self._engine.config_sha256,
+            image_processor=self._engine.image_processor,
         )
 
     async def GetTokenizer(  # noqa: N802

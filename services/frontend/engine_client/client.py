@@ -14,7 +14,9 @@ from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo, TokenSink
 from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
-from services.frontend.engine_client.session import EngineSession, open_session
+from services.frontend.engine_client.routing_counts import RoutingCounts
+from services.frontend.engine_client.session import EngineSession
+from services.frontend.engine_client.session_opening import open_session
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.transport.grpc_options import channel_options
@@ -47,6 +49,7 @@ class EngineClient:
         *,
         frontend_id: str,
         tokenizers: TokenizerStore,
+        counts: RoutingCounts,
         max_message_bytes: int,
         silence_timeout_s: float,
         tls: ClientTls | None = None,
@@ -62,6 +65,7 @@ class EngineClient:
         """Set to send no new requests; running ones may finish."""
         self._frontend_id = frontend_id
         self._tokenizers = tokenizers
+        self._counts = counts
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
         self._tls = tls
@@ -149,6 +153,8 @@ class EngineClient:
             frontend_id=self._frontend_id,
             breaker=self.breaker,
             max_message_bytes=self._max_message_bytes,
+            max_image_bytes=info.image_processor.max_image_bytes,
+            counts=self._counts,
             silence_timeout_s=self._silence_timeout_s,
             wants_prefixes=self._shares_prefix_keys(info),
         )

@@ -42,6 +42,7 @@ __all__ = [
     "EngineRequest",
     "FinishReason",
     "ModelInfo",
+    "PlacedImage",
     "PositionLogprobs",
     "Preamble",
     "SamplingParams",
@@ -68,6 +69,19 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedImage:
+    """An image in a prompt; see Image and ImagePart in protos/engine/v1/engine.proto."""
+
+    digest: bytes
+    grid: Sequence[int]
+    patches: bytes
+    """uint8."""
+    offset: int
+    """Where its tokens start in the prompt."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One tokenized request; see Submit in protos/engine/v1/engine.proto."""
 
@@ -76,6 +90,8 @@ class EngineRequest:
     """The prompt, followed by the tokens of an engine that was lost; see `pack_uint32`. Packed,
     because it is kept until the request ends."""
     num_resumed_tokens: int = 0
+    images: Sequence[PlacedImage] = ()
+    """Images in the prompt, in the order of their tokens."""
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""

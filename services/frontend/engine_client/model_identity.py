@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+from protos.engine.v1.engine_pb2 import ImageProcessor
 from services.frontend.engine_client.messages import ModelInfo
 
 
@@ -18,6 +19,8 @@ class ModelIdentity:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     default_sampling: bytes
+    image_processor: bytes
+    """Empty of a model that sees no images; without the engine's own limit of bytes."""
 
     @classmethod
     def of(cls, info: ModelInfo) -> Self:
@@ -31,6 +34,7 @@ class ModelIdentity:
             max_model_len=info.max_model_len,
             eos_token_ids=tuple(info.eos_token_ids),
             default_sampling=info.default_sampling.SerializeToString(deterministic=True),
+            image_processor=_processor_of(info),
         )
 
     def difference(self, other: "ModelIdentity") -> str:
@@ -40,6 +44,14 @@ class ModelIdentity:
             if ours != theirs:
                 return f"its {field.name} is {_shown(theirs)}, theirs is {_shown(ours)}"
         return ""
+
+
+def _processor_of(info: ModelInfo) -> bytes:
+    processor = ImageProcessor()
+    processor.CopyFrom(info.image_processor)
+    processor.ClearField("max_image_bytes")
+    packed: bytes = processor.SerializeToString(deterministic=True)
+    return packed
 
 
 def _shown(value: object) -> str:

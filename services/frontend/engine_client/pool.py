@@ -14,23 +14,12 @@ from services.frontend.engine_client.client import EngineClient, ModelHandler
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo, TokenSink
 from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.routing import choose
+from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.transport.tls import ClientTls
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class RoutingCounts:
-    """Counts of requests whose engine did not serve them as it should."""
-
-    num_retries: int = 0
-    """Requests without output sent to another engine."""
-    num_migrations: int = 0
-    """Requests with output continued by another engine."""
-    num_overruns: int = 0
-    """Requests of which an engine sent more tokens than they may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +160,7 @@ class EnginePool:
             address,
             frontend_id=self._frontend_id,
             tokenizers=self._tokenizers,
+            counts=self.counts,
             max_message_bytes=self.limits.max_message_bytes,
             silence_timeout_s=self.limits.silence_timeout_s,
             tls=self._tls,

@@ -62,7 +62,11 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest, draw: random
     sizes = [_block_size(engine) for engine in engines]
     keys = {
         size: compact_keys(
-            request.cache_salt, request.prompt_token_ids, size, max_blocks=MAX_ROUTED_BLOCKS
+            request.cache_salt,
+            request.prompt_token_ids,
+            size,
+            max_blocks=MAX_ROUTED_BLOCKS,
+            images=request.images,
         )
         for size in set(sizes)
     }

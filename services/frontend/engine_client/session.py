@@ -12,27 +12,34 @@ import grpc
 from protos.engine.v1.engine_pb2 import (
     Abort,
     Credit,
+    DropImages,
     EngineHello,
     EngineMessage,
     Finished,
-    FrontendHello,
     FrontendMessage,
+    Image,
     StepOutput,
     Submit,
 )
 from services.frontend.engine_client.circuit_breaker import CircuitBreaker
 from services.frontend.engine_client.engine_view import EngineView
+from services.frontend.engine_client.image_uploads import ImageUploads
 from services.frontend.engine_client.messages import (
+    ABORTED,
+    TOKEN_BYTES,
     EngineRequest,
     TokenSink,
+    Usage,
     error_of,
     read_uint32,
 )
-from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
+from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.errors import (
+    DeadlineExpiredError,
     EngineFaultError,
     EngineUnavailableError,
     InvalidRequestError,
+    OverloadedError,
 )
 from services.transport.server_status import ServerStatus
 
@@ -41,6 +48,9 @@ ReadinessHandler = Callable[[bool], None]
 SILENCE_CHECKS = 5
 """Silent checks in a row after which the engine is lost. A delay of the frontend itself costs one
 check, not all."""
+IMAGE_WAIT_S = 30.0
+"""Time limit of a request's wait for room in the engine's memory of images."""
+IMAGE_RETRY_MS = 1000
 _COUNTED_ERRORS = (EngineUnavailableError, EngineFaultError)
 """Failures of the engine rather than the request."""
 
@@ -56,9 +66,11 @@ class EngineSession:
         *,
         breaker: CircuitBreaker,
         max_message_bytes: int,
+        max_image_bytes: int,
+        counts: RoutingCounts,
         silence_timeout_s: float,
     ) -> None:
-        """Takes over a stream after both hellos; see `open_session`."""
+        """Takes over a stream after both hellos; see `session_opening`."""
         self.hello = hello
         self.is_draining = False
         self.view = EngineView()
@@ -68,6 +80,10 @@ class EngineSession:
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
         self._sinks: dict[int, TokenSink] = {}
+        self._counts = counts
+        self._images = ImageUploads(max_bytes=max_image_bytes, on_sent=self._submit_uploaded)
+        self._uploading: dict[int, tuple[Submit, EngineRequest]] = {}
+        """Requests whose images the engine has not got, by handle."""
         self._last_handle = 0
         self._submits: deque[Submit] = deque()
         self._aborts: list[int] = []
@@ -88,6 +104,7 @@ class EngineSession:
         Raises:
             InvalidRequestError: it is too large to send.
             EngineUnavailableError: the engine is draining.
+            DeadlineExpiredError: its deadline has passed.
         """
         if self.is_draining:
             raise EngineUnavailableError("the engine is draining")
@@ -103,6 +120,10 @@ class EngineSession:
             cache_salt=request.cache_salt,
             caller=request.caller,
             traceparent=request.traceparent,
+            images=[
+                Image(digest=each.digest, offset=each.offset, num_tokens=each.num_tokens)
+                for each in request.images
+            ],
         )
         # A message over the limit would end the stream and all its requests.
         if submit.ByteSize() > self._max_message_bytes - 64:
@@ -110,8 +131,15 @@ class EngineSession:
                 f"the request takes {submit.ByteSize()} bytes; the limit is"
                 f" {self._max_message_bytes - 64}"
             )
+        if request.images:
+            self._images.add(submit.handle, request.images)
+            self._uploading[submit.handle] = submit, request
+            if self._images.is_waiting(submit.handle):
+                loop = asyncio.get_running_loop()
+                loop.call_later(_image_wait_s(submit), self._end_wait, submit.handle)
+        else:
+            self._submits.append(submit)
         self._sinks[submit.handle] = sink
-        self._submits.append(submit)
         self._has_outgoing.set()
         return partial(self._abort, submit.handle)
 
@@ -167,7 +195,7 @@ class EngineSession:
                 if sink := self._sinks.get(message.admitted.handle):
                     sink.put((), ())
             case "rejected":
-                if sink := self._sinks.pop(message.rejected.handle, None):
+                if sink := self._let_go(message.rejected.handle):
                     error = error_of(message.rejected.failure)
                     sink.put_error(error)
                     if isinstance(error, _COUNTED_ERRORS):
@@ -203,7 +231,7 @@ class EngineSession:
     def _take_ends(self, ends: Iterable[Finished]) -> None:
         has_failed = False
         for finished in ends:
-            sink = self._sinks.pop(finished.handle, None)
+            sink = self._let_go(finished.handle)
             if finished.HasField("failure"):
                 error = error_of(finished.failure)
                 has_failed = has_failed or isinstance(error, _COUNTED_ERRORS)
@@ -220,9 +248,49 @@ class EngineSession:
             self._has_credit_due = True
             self._has_outgoing.set()
 
-    def _abort(self, handle: int) -> None:
-        self._aborts.append(handle)
+    def _let_go(self, handle: int) -> TokenSink | None:
+        """Forgets a request that has ended; returns where its output went."""
+        self._images.release(handle)
+        self._uploading.pop(handle, None)
         self._has_outgoing.set()
+        return self._sinks.pop(handle, None)
+
+    def _abort(self, handle: int) -> None:
+        if handle not in self._uploading:
+            self._aborts.append(handle)
+            self._has_outgoing.set()
+            return
+        submit, _ = self._uploading[handle]  # the engine does not know it
+        usage = Usage(prompt_tokens=len(submit.prompt_token_ids) // TOKEN_BYTES)
+        if sink := self._let_go(handle):
+            sink.put_finished(Finished(handle=handle, finish_reason=ABORTED, usage=usage))
+
+    def _submit_uploaded(self, handle: int) -> None:
+        """Sends a request whose images the engine has."""
+        submit, request = self._uploading.pop(handle)
+        try:
+            timeout_ms = request.timeout_ms
+        except DeadlineExpiredError as error:
+            if sink := self._let_go(handle):
+                sink.put_error(error)
+            return
+        if timeout_ms is not None:
+            submit.timeout_ms = timeout_ms
+        self._submits.append(submit)
+        self._has_outgoing.set()
+
+    def _end_wait(self, handle: int) -> None:
+        """Refuses a request that still waits for room in the engine's memory of images."""
+        if not self._images.is_waiting(handle):
+            return
+        submit, _ = self._uploading[handle]
+        error: Exception = OverloadedError(
+            "the engine's memory for images is full", retry_after_ms=IMAGE_RETRY_MS
+        )
+        if _image_wait_s(submit) < IMAGE_WAIT_S:
+            error = DeadlineExpiredError("the request's deadline passed before an engine got it")
+        if sink := self._let_go(handle):
+            sink.put_error(error)
 
     async def _write(self) -> str:
         try:
@@ -231,6 +299,12 @@ class EngineSession:
                 self._has_outgoing.clear()
                 for message in self._take_outgoing():
                     await self._call.write(message)
+                # One part, so that other messages wait for no more.
+                if (part := self._images.next_part()) is not None:
+                    self._counts.num_image_bytes += len(part.patches)
+                    await self._call.write(FrontendMessage(image_part=part))
+                if self._images.has_work:
+                    self._has_outgoing.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return await self._reason()
 
@@ -245,6 +319,8 @@ class EngineSession:
             self._has_credit_due = False
             self._steps_credited = self._steps_read
             messages.append(FrontendMessage(credit=Credit(steps_read=self._steps_read)))
+        if drops := self._images.take_drops():
+            messages.append(FrontendMessage(drop_images=DropImages(digests=drops)))
         return messages
 
     async def _wait_for_silence(self) -> str:
@@ -258,53 +334,14 @@ class EngineSession:
     def _fail_all(self, error: EngineUnavailableError) -> None:
         sinks = list(self._sinks.values())
         self._sinks.clear()
+        self._uploading.clear()
         self.is_draining = True  # refuses further submissions
         for sink in sinks:
             sink.put_error(error)
 
 
-async def open_session(
-    stub: Any,
-    *,
-    frontend_id: str,
-    breaker: CircuitBreaker,
-    max_message_bytes: int,
-    silence_timeout_s: float,
-    wants_prefixes: bool = True,
-) -> EngineSession:
-    """Opens the stream and waits for the engine's hello.
-
-    Raises:
-        EngineUnavailableError: the engine sent no hello.
-    """
-    call = stub.Session()
-    status = ServerStatus(call)
-    try:
-        async with asyncio.timeout(silence_timeout_s):
-            hello = FrontendHello(frontend_id=frontend_id)
-            if wants_prefixes:
-                hello.wants_prefixes = True
-                hello.prefix_key_version = PREFIX_KEY_VERSION
-            await call.write(FrontendMessage(hello=hello))
-            message = await call.read()
-    except TimeoutError:
-        call.cancel()
-        raise EngineUnavailableError(
-            f"the engine opens no session: it was silent for {silence_timeout_s} s"
-        ) from None
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        code, details = await status.wait()
-        raise EngineUnavailableError(
-            f"the engine opens no session: {code.name}: {details}"
-        ) from None
-    if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
-        call.cancel()
-        raise EngineUnavailableError("the engine opens no session: it did not say hello")
-    return EngineSession(
-        call,
-        status,
-        message.hello,
-        breaker=breaker,
-        max_message_bytes=max_message_bytes,
-        silence_timeout_s=silence_timeout_s,
-    )
+def _image_wait_s(submit: Submit) -> float:
+    """Returns how long a request may wait for room, at most until its deadline."""
+    if not submit.HasField("timeout_ms"):
+        return IMAGE_WAIT_S
+    return min(IMAGE_WAIT_S, submit.timeout_ms / 1000)

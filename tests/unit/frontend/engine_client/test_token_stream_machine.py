@@ -17,7 +17,8 @@ from services.frontend.engine_client.messages import (
     TokenSink,
     pack_uint32,
 )
-from services.frontend.engine_client.pool import PoolLimits, RoutingCounts
+from services.frontend.engine_client.pool import PoolLimits
+from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineUnavailableError, FrontendError, OverloadedError
 
