@@ -13,8 +13,8 @@ from services.telemetry.tracing import OtlpEndpoint
 VARIABLE_PREFIX = "OCTAVO_FRONTEND_"
 """Of environment variables that are settings."""
 
-MIN_REQUEST_BYTES = 4 * 2**20
-"""gRPC's own default of the largest message."""
+MIN_REQUEST_BYTES = 8 * 2**20
+"""Room for some images in a gRPC message."""
 
 CORS_ORIGINS = r"^(\*|https?://[^/,\s*]+(,https?://[^/,\s*]+)*)$"
 """An origin is a scheme, a host and maybe a port, without a path (RFC 6454, section 6.2)."""
@@ -81,6 +81,13 @@ class FrontendConfig(BaseSettings):
     """Largest gRPC message or HTTP body taken; messages not more than the engine takes."""
     max_prompt_bytes: int = Field(default=2**20, ge=1, le=MAX_INT32)
     """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
+    max_images_per_request: int = Field(default=64, ge=0, le=4096)
+    """Most images of a request; 0 refuses them."""
+    max_image_memory_bytes: int = Field(default=2**31, ge=1, le=2**40)
+    """Memory of unfinished requests' images, as files and as patches; one key, or one address
+    without keys, may have a quarter."""
+    image_cache_bytes: int = Field(default=2**28, ge=0, le=2**40)
+    """Memory of images that were read lately, which conversations send again with each turn."""
     tls_cert: Path | None = None
     """Certificate (PEM) of gRPC and HTTP, read again when it changes; plain text when absent."""
     tls_key: Path | None = None

@@ -21,6 +21,13 @@ from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.http.wire.guarded_protocol import ConnectionLimits
+from services.frontend.pipeline.image_reading import (
+    ImageParts,
+    MediaFetcher,
+    OpenReader,
+    PromptImageLimits,
+    open_no_reader,
+)
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request_log import RequestLog
@@ -67,8 +74,22 @@ class FrontendServer:
     Optional HTTP has another port over the same pipeline.
     """
 
-    def __init__(self, config: FrontendConfig, share: Share | None = None) -> None:
-        """Serves nothing until `start`; with a `share`, as one of several processes."""
+    def __init__(
+        self,
+        config: FrontendConfig,
+        share: Share | None = None,
+        *,
+        open_reader: OpenReader = open_no_reader,
+        fetcher: MediaFetcher | None = None,
+    ) -> None:
+        """Serves nothing until `start`.
+
+        Args:
+            config: the configuration.
+            share: the part of one of several processes.
+            open_reader: opens the reader of a model's images.
+            fetcher: fetches images from URLs; None refuses these.
+        """
         self._config = config
         self._share = share
         self._counts: Counts = (
@@ -104,6 +125,15 @@ class FrontendServer:
             template_timeout_s=config.template_timeout_s,
             replies=ReplySettings(
                 config.reply_format, config.max_reasoning_tokens, config.strict_fields
+            ),
+            images=ImageParts(
+                limits=PromptImageLimits(
+                    max_per_request=config.max_images_per_request,
+                    max_held_bytes=config.max_image_memory_bytes,
+                    max_cached_bytes=config.image_cache_bytes,
+                ),
+                open_reader=open_reader,
+                fetcher=fetcher,
             ),
             gate=self._gate,
         )

@@ -92,6 +92,8 @@ class FakeEngine:
     prefix_key_version: int = PREFIX_KEY_VERSION
     image_processor: engine_pb2.ImageProcessor | None = None
     """How it wants images; None sees none."""
+    part_s: float = 0.0
+    """Time from one part of an image to the next message."""
     hellos: list[engine_pb2.FrontendHello] = field(default_factory=list)
     heard: list[tuple[str, bytes]] = field(default_factory=list)
     """Kinds of the messages about requests and images, with the digest or request id, in order."""
@@ -213,6 +215,7 @@ class FakeEngine:
                 self._abort(session, message.abort, outgoing)
             elif kind == "image_part":
                 self._take_part(session, message.image_part)
+                await asyncio.sleep(self.part_s)
             elif kind == "drop_images":
                 for digest in message.drop_images.digests:
                     self.heard.append(("drop", digest))

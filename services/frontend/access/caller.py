@@ -2,9 +2,11 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.access.key_file import Limits
 from services.frontend.errors import (
     InvalidRequestError,
@@ -117,6 +119,7 @@ class Caller:
         """Releases a request's slot once."""
         if lease in self._live:
             self._live.discard(lease)
+            lease.give_back()
             self._counts.give_back(self._place)
 
     @property
@@ -139,6 +142,7 @@ class Lease:
         """Bytes received of the request so far."""
         self._num_prompt_tokens = 0
         self._stops: list[Callable[[], None]] = []
+        self._holds: list[Callable[[], None]] = []
 
     @property
     def opaque_account(self) -> str:
@@ -193,6 +197,20 @@ class Lease:
         """
         self.caller.draw(num_tokens)
         self.caller.check_known()
+
+    def hold(self, held: HeldBytes, num_bytes: int) -> None:
+        """Counts bytes until the slot is released.
+
+        Raises:
+            OverloadedError: that takes them over a limit.
+        """
+        held.take(self.account, num_bytes)
+        self._holds.append(partial(held.give_back, self.account, num_bytes))
+
+    def give_back(self) -> None:
+        """Uncounts the bytes of `hold`."""
+        while self._holds:
+            self._holds.pop()()
 
     def attach(self, stop: Callable[[], None]) -> None:
         """Attaches a stream; `stop` must end it early."""

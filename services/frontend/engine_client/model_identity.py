@@ -34,7 +34,7 @@ class ModelIdentity:
             max_model_len=info.max_model_len,
             eos_token_ids=tuple(info.eos_token_ids),
             default_sampling=info.default_sampling.SerializeToString(deterministic=True),
-            image_processor=_processor_of(info),
+            image_processor=packed_processor(info),
         )
 
     def difference(self, other: "ModelIdentity") -> str:
@@ -46,7 +46,8 @@ class ModelIdentity:
         return ""
 
 
-def _processor_of(info: ModelInfo) -> bytes:
+def packed_processor(info: ModelInfo) -> bytes:
+    """Returns what decides how an image is read; empty of a model that sees none."""
     processor = ImageProcessor()
     processor.CopyFrom(info.image_processor)
     processor.ClearField("max_image_bytes")

@@ -5,7 +5,11 @@ from typing import Any
 
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
-from services.frontend.pipeline.request_counts import HOSTED_KINDS, RequestCounts
+from services.frontend.pipeline.request_counts import (
+    HOSTED_KINDS,
+    IMAGE_REFUSALS,
+    RequestCounts,
+)
 from services.frontend.pipeline.request_log import CANCELLED
 from services.processes.heartbeats import Heartbeats
 from services.telemetry.loop_lag import LoopLag
@@ -96,6 +100,23 @@ class FrontendFamilies:
         yield families.counter("prompt_tokens", counts.prompt_tokens, "Prompt tokens served")
         yield families.counter("cached_tokens", counts.cached_tokens, "Those found computed")
         yield families.counter("generation_tokens", counts.output_tokens, "Tokens generated")
+        images = counts.images
+        yield families.counter("images_read", images.num_read, "Images read")
+        yield families.counter(
+            "images_cached",
+            images.num_cached,
+            "Images that had been read lately, and were not again",
+        )
+        yield families.counters(
+            "images_refused",
+            "reason",
+            dict.fromkeys(IMAGE_REFUSALS, 0) | images.refused,
+            "Refusals of requests for their images, by reason",
+        )
+        yield families.counter(
+            "image_bytes_sent", self._engine.counts.num_image_bytes, "Patches sent to engines"
+        )
+        yield families.histogram("image_read_seconds", images.read, "File to patches, with waits")
         yield families.histogram("tokenize_seconds", counts.tokenize, "Arrival to tokens")
         yield families.histogram("submit_seconds", counts.submit, "Tokens to the engine's yes")
         yield families.histogram(

@@ -16,6 +16,8 @@ from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import EngineUnavailableError, FrontendError, UnknownModelError
 from services.frontend.pipeline.bad_words import with_forbidden_words
 from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.image_reading import ImageParts
+from services.frontend.pipeline.prompt_images import PromptImages
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import TEMPLATE_GROWTH, Prompts
 from services.frontend.pipeline.request import (
@@ -41,6 +43,7 @@ MAX_SHOWN_CHARACTERS = 128
 
 
 _AS_THE_MODEL = ReplySettings()
+_NO_IMAGES = ImageParts()
 
 
 class Outlet(Protocol):
@@ -56,7 +59,7 @@ class Outlet(Protocol):
 class Pipeline:
     """Runs requests for the model that the engines serve."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a pipeline
         self,
         engine: EnginePool,
         *,
@@ -65,6 +68,7 @@ class Pipeline:
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
         replies: ReplySettings = _AS_THE_MODEL,
+        images: ImageParts = _NO_IMAGES,
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -77,6 +81,12 @@ class Pipeline:
         self._max_samples = max_samples
         self._replies = replies
         self._prompts = Prompts(
+            PromptImages(
+                images.limits,
+                images.fetcher,
+                counts=self.gate.counts,
+                figures=self.requests.counts.images,
+            ),
             max_prompt_bytes=max_prompt_bytes,
             num_tokenizer_threads=num_tokenizer_threads,
             counts=self.gate.counts,
@@ -87,6 +97,7 @@ class Pipeline:
             replies=replies,
             max_text_bytes=TEMPLATE_GROWTH * max_prompt_bytes,
             num_processes=max(1, num_tokenizer_threads // 2),
+            open_reader=images.open_reader,
         )
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
@@ -206,7 +217,7 @@ class Pipeline:
         encoded = await self._prompts.tokens(model, prompts, options, lease)
         record.note_tokenized()
         options = await with_forbidden_words(options, model)
-        lease.charge_prompt(sum(map(len, encoded)))
+        lease.charge_prompt(sum(len(each.token_ids) for each in encoded))
         submission = Submission(
             engine=self.engine,
             model=model,
@@ -218,8 +229,8 @@ class Pipeline:
         )
         generations: list[Generation] = []
         try:
-            for single, token_ids in zip(prompts, encoded, strict=True):
-                new_sample = submission.sampler(single, token_ids)
+            for single, prompt_tokens in zip(prompts, encoded, strict=True):
+                new_sample = submission.sampler(single, prompt_tokens)
                 for index in range(options.num_samples):
                     generations.append(new_sample(len(generations), index))
             for generation in generations:

@@ -7,7 +7,9 @@ from functools import partial
 from services.frontend.access.caller import Lease
 from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.image_files import ImageFile, without_files
 from services.frontend.pipeline.parts import in_parts
+from services.frontend.pipeline.prompt_images import EncodedPrompt, PromptImages
 from services.frontend.pipeline.prompt_size import (
     check_num_tokens,
     check_text_size,
@@ -48,9 +50,15 @@ class Prompts:
     """Renders and encodes prompts; their bytes count until then."""
 
     def __init__(
-        self, *, max_prompt_bytes: int, num_tokenizer_threads: int, counts: Counts
+        self,
+        images: PromptImages,
+        *,
+        max_prompt_bytes: int,
+        num_tokenizer_threads: int,
+        counts: Counts,
     ) -> None:
         """Sets the limits; see `Pipeline`."""
+        self._images = images
         self._max_prompt_bytes = max_prompt_bytes
         self._threads = TokenizerThreads(num_tokenizer_threads)
         self._held = HeldBytes(
@@ -71,8 +79,8 @@ class Prompts:
         prompts: Sequence[str | list[int] | Conversation],
         options: Options,
         lease: Lease,
-    ) -> list[list[int]]:
-        """Returns each prompt's token ids, cut where the options say, within the model's limits."""
+    ) -> list[EncodedPrompt]:
+        """Returns each prompt's tokens, cut where the options say, within the model's limits."""
         num_bytes = 0
         for prompt in prompts:
             if not isinstance(prompt, list):
@@ -90,22 +98,27 @@ class Prompts:
         parse_special_tokens: bool | None,
         add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Returns a prompt's token ids, however many.
+        """Returns a prompt's token ids, those of its images included, however many.
 
         The tokenizer adds special tokens to text alone, unless `add_special_tokens` says otherwise.
         """
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
+        files = self._images_of(model, prompt, parse_special_tokens)
         with self._held.holding(lease.account, held_bytes(prompt)):
             text = await self._text_of(model, prompt, parse_special_tokens, lease.account)
             if add_special_tokens is None:
                 add_special_tokens = not isinstance(prompt, Conversation)
-            return await self._encode(
+            token_ids = await self._encode(
                 model,
                 text,
                 lease,
                 add_special_tokens=add_special_tokens,
                 parse_special_tokens=parse_special_tokens,
             )
+        if not isinstance(prompt, Conversation):
+            return token_ids
+        placed = await self._images.placed(model, token_ids, files, lease, max_tokens=None)
+        return placed.token_ids
 
     async def decode(
         self,
@@ -146,12 +159,14 @@ class Prompts:
         prompt: str | list[int] | Conversation,
         options: Options,
         lease: Lease,
-    ) -> list[int]:
+    ) -> EncodedPrompt:
         limit = model.info.max_model_len
         most = _most_tokens(options, limit)
         if isinstance(prompt, list):
-            token_ids = prompt
+            encoded = EncodedPrompt(prompt)
         else:
+            files = self._images_of(model, prompt, options.parse_special_tokens)
+            max_tokens = limit if most is None else None
             text = await self._text_of(model, prompt, options.parse_special_tokens, lease.account)
             _check_text(model, text, lease, most)
             token_ids = await self._encode(
@@ -160,16 +175,33 @@ class Prompts:
                 lease,
                 add_special_tokens=not isinstance(prompt, Conversation),
                 parse_special_tokens=options.parse_special_tokens,
-                max_tokens=limit if most is None else None,
+                max_tokens=max_tokens,
             )
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", field="prompt")
+            encoded = EncodedPrompt(token_ids)
+            if isinstance(prompt, Conversation):
+                encoded = await self._images.placed(
+                    model, token_ids, files, lease, max_tokens=max_tokens
+                )
         if most is not None:
-            token_ids = token_ids[-most:]
-        check_num_tokens(len(token_ids), limit)
-        async for part in in_parts(token_ids):
+            encoded = encoded.last(most)
+        if not encoded.token_ids:
+            raise InvalidRequestError("the prompt is empty", field="prompt")
+        check_num_tokens(len(encoded.token_ids), limit)
+        async for part in in_parts(encoded.token_ids):
             check_vocabulary(part, model.info.vocab_size)
-        return token_ids
+        return encoded
+
+    def _images_of(
+        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+    ) -> list[ImageFile]:
+        """Returns a conversation's images.
+
+        Raises:
+            InvalidRequestError: there are too many, or the model sees none.
+        """
+        if not isinstance(prompt, Conversation):
+            return []
+        return self._images.check(model, prompt, parses_special_tokens=bool(parse_special_tokens))
 
     async def _encode(
         self,
@@ -237,7 +269,7 @@ class Prompts:
                 field="prompt",
             )
         rendered = await model.template.render(
-            messages,
+            without_files(messages),
             tools=tools,
             variables=variables,
             reasons=conversation.wants_reasoning,

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams, TokenBatch
 from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.image_files import ImageFile, images_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.reply.deltas import CallPiece
 from services.frontend.text.chat_template import REASONING_SWITCHES, Message
@@ -51,6 +52,11 @@ class Conversation:
         if self.end is not PromptEnd.LAST_MESSAGE:
             return ""
         return str(self.messages[-1]["content"])
+
+    @property
+    def images(self) -> list[ImageFile]:
+        """The images of all messages, in their order."""
+        return images_of(self.messages)
 
     @property
     def wants_reasoning(self) -> bool | None:

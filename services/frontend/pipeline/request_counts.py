@@ -24,8 +24,27 @@ HOSTED_KINDS = (
 """Kinds of tools that vendors run or define themselves, without the dates of their versions."""
 
 
+NO_VISION, TOO_MANY_IMAGES, UNPLACED = "no_vision", "too_many", "unplaced"
+UNREAD, UNFETCHED = "unread", "unfetched"
+IMAGE_REFUSALS = (NO_VISION, TOO_MANY_IMAGES, UNPLACED, UNREAD, UNFETCHED)
+"""Why images are refused: the model sees none, the request has too many, the prompt does not name
+them, their files cannot be read or fetched."""
+
+
 def _latency() -> Histogram:
     return Histogram(LATENCY_BOUNDS_S)
+
+
+@dataclass(slots=True)
+class ImageCounts:
+    """Counts of images, and the seconds that their reading took."""
+
+    num_read: int = 0
+    num_cached: int = 0
+    """Images that were read lately, and not again."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """By reason; see IMAGE_REFUSALS."""
+    read: Histogram = field(default_factory=_latency)
 
 
 @dataclass(slots=True)
@@ -48,3 +67,4 @@ class RequestCounts:
     time_to_first_token: Histogram = field(default_factory=_latency)
     inter_token_latency: Histogram = field(default_factory=_latency)
     e2e_request_latency: Histogram = field(default_factory=_latency)
+    images: ImageCounts = field(default_factory=ImageCounts)

@@ -1,12 +1,14 @@
-"""The served model's tokenizer and chat template."""
+"""The served model's tokenizer, chat template and reader of images."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from services.frontend.engine_client.messages import ModelInfo
+from services.frontend.engine_client.model_identity import packed_processor
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
+from services.frontend.pipeline.image_reading import ImageReader, OpenReader
 from services.frontend.reply.reply_format import ReplyFormat, ReplySettings
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateRefusedError, find_template
@@ -29,6 +31,10 @@ class ServedModel:
     """The format of replies; None without a chat template."""
     template_error: str = ""
     """Why the chat template cannot be used; empty if it can or there is none."""
+    image_reader: ImageReader | None = None
+    """Reads images; None if the model sees none, or its images cannot be read here."""
+    image_error: str = ""
+    """Why images cannot be read here; empty if they can or the model sees none."""
 
     @classmethod
     async def load(
@@ -40,6 +46,7 @@ class ServedModel:
         replies: ReplySettings,
         max_text_bytes: int,
         num_processes: int,
+        open_reader: OpenReader,
     ) -> "ServedModel":
         """Loads a model's tokenizer and starts its chat template.
 
@@ -50,43 +57,81 @@ class ServedModel:
             replies: how replies are read.
             max_text_bytes: longest text that is encoded.
             num_processes: processes that encode long texts.
+            open_reader: opens the reader of its images.
 
         Raises:
             TokenizerFilesError: the tokenizer cannot be used.
         """
-        tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
+        tokenizer = await asyncio.to_thread(
+            Tokenizer, files, vocab_size=info.vocab_size, image_token_id=_image_token_id(info)
+        )
         long_texts = TokenizerProcess(
             tokenizer.content, num_processes=num_processes, max_text_bytes=max_text_bytes
         )
+        model = cls(info, tokenizer, None, long_texts)
+        model = await model._with_template(files, template_timeout_s, replies)
+        return model._with_reader(open_reader)
+
+    def _with_reader(self, open_reader: OpenReader) -> "ServedModel":
+        """Returns the model with its reader of images, or why there is none."""
+        image_token_id = _image_token_id(self.info)
+        if image_token_id is None:
+            return self
+        reason = f"the tokenizer adds no image token {image_token_id}"
+        if self.tokenizer.is_special(image_token_id):
+            try:
+                return replace(self, image_reader=open_reader(self.info))
+            except ValueError as error:
+                reason = str(error)
+        log.warning("image_processor_refused", reason=reason)
+        return replace(self, image_error=f"its images cannot be read here: {reason}")
+
+    async def _with_template(
+        self, files: TokenizerFiles, timeout_s: float, replies: ReplySettings
+    ) -> "ServedModel":
+        """Returns the model with its chat template, which is started, or why there is none."""
+        tokenizer = self.tokenizer
         try:
             source = find_template(files, special_tokens=tokenizer.special_tokens)
         except TokenizerFilesError as error:
             log.warning("chat_template_refused", reason=str(error))
-            return cls(info, tokenizer, None, long_texts, template_error=str(error))
+            return replace(self, template_error=str(error))
         if source is None:
-            return cls(info, tokenizer, None, long_texts)
+            return self
         form = ReplyFormat.find(source, tokenizer, name=replies.format_name)
         template = TemplateProcess(
             source,
-            timeout_s=template_timeout_s,
+            timeout_s=timeout_s,
             is_strict=replies.is_strict,
             writes_tools=form.writes_tools,
         )
         template_error = await _start(template)
-        if template_error:
-            return cls(info, tokenizer, None, long_texts, form, template_error)
-        return cls(info, tokenizer, template, long_texts, form)
+        return replace(
+            self,
+            template=None if template_error else template,
+            reply_format=form,
+            template_error=template_error,
+        )
 
     def has_same_text(self, other: ModelInfo) -> bool:
-        """Whether the tokenizer and template fit another model too."""
-        own = self.info
-        return (own.tokenizer_sha256, own.vocab_size) == (other.tokenizer_sha256, other.vocab_size)
+        """Whether the tokenizer, template and reader of images fit another model too."""
+        return _text_of(self.info) == _text_of(other)
 
     async def close(self) -> None:
-        """Ends the processes of the chat template and of long texts."""
+        """Ends the processes of the chat template, of long texts and of images."""
         await self.long_texts.close()
+        if self.image_reader is not None:
+            await self.image_reader.close()
         if self.template is not None:
             await self.template.close()
+
+
+def _image_token_id(info: ModelInfo) -> int | None:
+    return info.image_processor.image_token_id if info.HasField("image_processor") else None
+
+
+def _text_of(info: ModelInfo) -> tuple[str, int, bytes]:
+    return info.tokenizer_sha256, info.vocab_size, packed_processor(info)
 
 
 async def _start(template: TemplateProcess) -> str:

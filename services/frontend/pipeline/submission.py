@@ -8,6 +8,7 @@ from services.frontend.engine_client.messages import EngineRequest, ModelInfo, p
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.prompt_images import EncodedPrompt
 from services.frontend.pipeline.reply_plan import continue_form, plan_reply
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.samples import sample_id, sampling_of
@@ -35,7 +36,7 @@ class Submission:
     traceparent: str
 
     def sampler(
-        self, prompt: str | list[int] | Conversation, token_ids: list[int]
+        self, prompt: str | list[int] | Conversation, encoded: EncodedPrompt
     ) -> Callable[[int, int], Generation]:
         """Returns a function that submits one sample of a prompt.
 
@@ -45,6 +46,7 @@ class Submission:
             InvalidRequestError: the model's format cannot keep the rules for calls.
         """
         model, options, caller = self.model, self.options, self.lease.caller
+        token_ids = encoded.token_ids
         packed = pack_uint32(token_ids)
         own = continue_form(model.reply_format, prompt, options.sampling)
         reply = plan_reply(
@@ -66,6 +68,7 @@ class Submission:
             request = EngineRequest(
                 request_id=caller.engine_request_id(sample_id(options.request_id, index)),
                 prompt_token_ids=packed,
+                images=encoded.images,
                 sampling=sampling_of(sampling, index_of_prompt),
                 priority=options.priority,
                 cache_salt=caller.cache_salt(options.cache_salt),

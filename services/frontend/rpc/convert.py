@@ -10,11 +10,13 @@ from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.image_files import ImageFile, image_content
 from services.frontend.pipeline.prompt_size import check_json_texts, check_num_tokens
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.content_parts import Content, joined
 from services.frontend.text.prompt_end import PromptEnd
 from services.telemetry.trace_context import checked_traceparent
 
@@ -175,17 +177,33 @@ def _prompt_end(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation) ->
 
 
 def _message_of(message: frontend_pb2.ChatMessage) -> Message:
-    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    content: Content = message.content
+    if message.parts:
+        if message.content:
+            raise InvalidRequestError(
+                "a message has content and parts; it must have one of them", field="messages"
+            )
+        content = joined(map(_content_of, message.parts))
+    read: dict[str, Any] = {"role": message.role, "content": content}
     if message.HasField("reasoning"):
         read["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        read["content"] = message.content or None
+        read["content"] = content or None
         read["tool_calls"] = [
             tool_call_of(call.id, call.name, call.arguments) for call in message.tool_calls
         ]
     if message.HasField("tool_call_id"):
         read["tool_call_id"] = message.tool_call_id
     return read
+
+
+def _content_of(part: frontend_pb2.ContentPart) -> Content:
+    kind = part.WhichOneof("part")
+    if kind == "text":
+        return part.text
+    if not (part.image or part.image_url):
+        raise InvalidRequestError("a part of a message is empty", field="messages")
+    return image_content(ImageFile(data=part.image, url=part.image_url))
 
 
 def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:

@@ -12,8 +12,13 @@ import jinja2
 import jinja2.meta
 
 from services.frontend.text.content_marks import ContentMarker
+from services.frontend.text.content_parts import has_images
 from services.frontend.text.prompt_end import LostTextError, OpenText, PromptEnd
-from services.frontend.text.stand_ins import with_system_as_user, with_written_tools
+from services.frontend.text.stand_ins import (
+    with_results_as_user,
+    with_system_as_user,
+    with_written_tools,
+)
 from services.frontend.text.template_environment import TemplateEnvironment, text_constants
 from services.frontend.text.template_forms import TemplateForms
 
@@ -117,7 +122,8 @@ class ChatTemplate:
         """Returns the prompt for the answer to a conversation.
 
         Args:
-            messages: the conversation; arguments of tool calls are JSON text.
+            messages: the conversation; arguments of tool calls are JSON text, and contents with
+                images are lists of parts.
             tools: tools for the model.
             variables: the caller's variables for the template.
             reasons: turns the reasoning on or off where the template has a variable for it.
@@ -135,6 +141,7 @@ class ChatTemplate:
         }
         messages, tools = self._with_stand_ins(messages, tools)
         self._check_tools(messages, tools)
+        self._check_images(messages)
         if reasons is not None:
             variables = self._with_switch(variables, reasons=reasons)
         self._check_variables(variables)
@@ -220,6 +227,8 @@ class ChatTemplate:
             messages = with_written_tools(messages, tools if lacks_tools else ())
             tools = () if lacks_tools else tools
         if not self._is_strict:
+            if _roles_with_images(messages) and not self._forms.takes_images("tool"):
+                messages = with_results_as_user(messages)
             messages = with_system_as_user(
                 messages,
                 shows_first=self._forms.shows_system,
@@ -265,9 +274,22 @@ class ChatTemplate:
             if name not in self._known:
                 raise TemplateError(f"the model's chat template takes no variable {name!r}")
 
+    def _check_images(self, messages: Sequence[Message]) -> None:
+        """Refuses images that the template would leave out or write as text."""
+        for role in _roles_with_images(messages):
+            if not self._forms.takes_images(role):
+                raise TemplateError(
+                    f"the model's chat template takes no images in messages of {role!r}"
+                )
+
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
         """Refuses tools that the template would leave out."""
         if tools and not self.takes_tools:
             raise TemplateError("the model's chat template takes no tools")
         if not self.takes_tool_calls and any("tool_calls" in message for message in messages):
             raise TemplateError("the model's chat template takes no tool calls")
+
+
+def _roles_with_images(messages: Sequence[Message]) -> list[str]:
+    """Returns the roles whose messages have images."""
+    return sorted({each["role"] for each in messages if has_images(each.get("content"))})

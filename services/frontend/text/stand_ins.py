@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from services.frontend.text.content_parts import has_images, joined, parts_of
 from services.frontend.text.template_forms import Message
 
 _TOOLS_PROMPT = """\
@@ -68,6 +69,29 @@ def with_system_as_user(
     return _joined_users(moved)
 
 
+def with_results_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Returns a conversation whose users show the images of tools' results.
+
+    The images of results that follow each other are in one message after the last of them, with
+    what the user says next.
+    """
+    moved: list[Message] = []
+    images: list[Message] = []
+    for message in messages:
+        if images and message["role"] != "tool":
+            moved.append(_AddedMessage(role="user", content=images))
+            images = []
+        if message["role"] == "tool" and has_images(message["content"]):
+            parts = parts_of(message["content"])
+            images += [part for part in parts if part["type"] == "image"]
+            texts = [part["text"] for part in parts if part["type"] == "text"]
+            message = {**message, "content": "".join(texts)}
+        moved.append(message)
+    if images:
+        moved.append(_AddedMessage(role="user", content=images))
+    return _joined_users(moved)
+
+
 def _as_user(message: Message) -> "_AddedMessage":
     return _AddedMessage(role="user", content=message["content"] or "")
 
@@ -78,25 +102,25 @@ class _AddedMessage(dict[str, Any]):
 
 def _joined_users(messages: Iterable[Message]) -> list[Message]:
     """Joins each added message with the user's messages next to it, as templates want turns."""
-    joined: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = turns[-1] if turns else None
         if (
             last is not None
             and (last["role"], message["role"]) == ("user", "user")
             and (isinstance(last, _AddedMessage) or isinstance(message, _AddedMessage))
         ):
-            content = f"{last['content'] or ''}\n{message['content'] or ''}"
+            content = joined((last["content"], message["content"]), "\n")
             both = {**last, "content": content}
-            joined[-1] = _AddedMessage(both) if isinstance(message, _AddedMessage) else both
+            turns[-1] = _AddedMessage(both) if isinstance(message, _AddedMessage) else both
         else:
-            joined.append(message)
-    return joined
+            turns.append(message)
+    return turns
 
 
 def _with_written_calls(message: Message) -> Message:
     if message["role"] == "tool":
-        content = f"<tool_response>\n{message['content'] or ''}\n</tool_response>"
+        content = joined(("<tool_response>\n", message["content"], "\n</tool_response>"))
         return _AddedMessage(role="user", content=content)
     calls = message.get("tool_calls")
     if not calls:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from services.frontend.text.content_parts import text_part
+
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message]], str | None]
 """Renders a conversation with some tools; returns None if the template fails."""
@@ -17,6 +19,7 @@ _NEEDLE = "octavo-needle"
 _ARGUMENTS = {_NEEDLE: "thread"}
 _CALL_ID = "call00001"
 """Some templates require exactly nine letters and digits."""
+_IMAGE: Message = {"type": "image"}
 _PROBED_ROLES = ("system", "developer", "user", "assistant", "tool")
 """Other roles use the form of user messages."""
 
@@ -28,6 +31,7 @@ class TemplateForms:
         """Probes with `render`, which must not raise."""
         self._render = render
         self._wants_parts: dict[str, bool] = {}
+        self._takes_images: dict[str, bool] = {}
         self._call_forms: tuple[bool, bool] | None = None
         self._wants_whole_tools: bool | None = None
         self._shows_system: bool | None = None
@@ -53,6 +57,14 @@ class TemplateForms:
                 )
             )
         return self._shows_later_system
+
+    def takes_images(self, role: str) -> bool:
+        """Whether the template shows images that are parts of a role's messages."""
+        if role not in self._takes_images:
+            self._takes_images[role] = any(
+                self._shows_image(role, filler) for filler in ("x", _parts("x"))
+            )
+        return self._takes_images[role]
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation in the template's form."""
@@ -101,20 +113,22 @@ class TemplateForms:
         return self._wants_parts[role]
 
     def _shows_content(self, role: str, content: Any) -> bool:
-        message: Message = {"role": role, "content": content}
         filler = "x" if isinstance(content, str) else _parts("x")
-        user: Message = {"role": "user", "content": filler}
-        match role:
-            case "user":
-                conversation = [message]
-            case "assistant":
-                conversation = [user, message, user]
-            case "tool":
-                message = {**message, "tool_call_id": _CALL_ID}
-                conversation = [user, _calling(_ARGUMENTS, filler), message]
-            case _:
-                conversation = [message, user]
-        return _NEEDLE in (self._render(conversation, ()) or "")
+        return _NEEDLE in (self._render(_conversation(role, content, filler), ()) or "")
+
+    def _shows_image(self, role: str, filler: Any) -> bool:
+        text, both = (
+            self._render(_conversation(role, parts, filler), ())
+            for parts in (_parts(_NEEDLE), [_IMAGE, *_parts(_NEEDLE)])
+        )
+        # A template that takes texts alone may write the list as Python does.
+        return (
+            text is not None
+            and both is not None
+            and _NEEDLE in both
+            and text != both
+            and repr(_IMAGE) not in both
+        )
 
     def _find_call_forms(self) -> tuple[bool, bool]:
         """Returns whether arguments must be text, and whether content must not be None."""
@@ -142,6 +156,21 @@ class TemplateForms:
         return self._render([asking, _calling(arguments, content)], ())
 
 
+def _conversation(role: str, content: Any, filler: Any) -> list[Message]:
+    """Returns a conversation with a message of a role, in which others say `filler`."""
+    message: Message = {"role": role, "content": content}
+    user: Message = {"role": "user", "content": filler}
+    match role:
+        case "user":
+            return [message]
+        case "assistant":
+            return [user, message, user]
+        case "tool":
+            message = {**message, "tool_call_id": _CALL_ID}
+            return [user, _calling(_ARGUMENTS, filler), message]
+    return [message, user]
+
+
 def _calling(arguments: Any, content: Any) -> Message:
     call = {
         "id": _CALL_ID,
@@ -161,7 +190,7 @@ def _whole(tool: Message) -> Message:
 
 
 def _parts(text: str) -> list[Message]:
-    return [{"type": "text", "text": text}]
+    return [text_part(text)]
 
 
 def _with_arguments(call: Message, *, as_text: bool) -> Message:

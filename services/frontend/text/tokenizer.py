@@ -22,8 +22,14 @@ class TokenizerFilesError(Exception):
 class Tokenizer(Encoder):
     """A model's tokenizer, with tables of its tokens."""
 
-    def __init__(self, files: Mapping[str, bytes], *, vocab_size: int = 0) -> None:
-        """Reads the tokenizer.
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        vocab_size: int = 0,
+        image_token_id: int | None = None,
+    ) -> None:
+        """Reads the tokenizer; texts cannot spell the token that stands for an image.
 
         Raises:
             TokenizerFilesError: tokenizer.json is missing or unusable.
@@ -32,6 +38,8 @@ class Tokenizer(Encoder):
             content = files["tokenizer.json"]
         except KeyError:
             raise TokenizerFilesError("the tokenizer has no tokenizer.json") from None
+        if image_token_id is not None:
+            content = _with_special(content, image_token_id)
         with library_errors(TokenizerFilesError, "tokenizer.json cannot be read"):
             super().__init__(content)
         parts: Mapping[str, Any] = json.loads(content)
@@ -59,6 +67,10 @@ class Tokenizer(Encoder):
         """Token ids are below this."""
         return len(self._shown)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is an added one that texts of callers cannot spell."""
+        return token_id in self._special
+
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
         """Returns the UTF-8 bytes of each token id; a token may hold part of a character."""
         return self._shown if show_special_tokens else self._hidden
@@ -76,6 +88,17 @@ class Tokenizer(Encoder):
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token separately; broken characters become U+FFFD."""
         return [self._shown[token_id].decode("utf-8", "replace") for token_id in token_ids]
+
+
+def _with_special(content: bytes, token_id: int) -> bytes:
+    """Returns a tokenizer.json in which an added token is a special one."""
+    with library_errors(TokenizerFilesError, "tokenizer.json cannot be read"):
+        parts = json.loads(content)
+        token = next((each for each in parts["added_tokens"] if each["id"] == token_id), None)
+    if token is None or token["special"]:
+        return content
+    token["special"] = True
+    return json.dumps(parts).encode()
 
 
 def _check_added_ids(tokenizer: tokenizers.Tokenizer, size: int) -> None:
