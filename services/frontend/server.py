@@ -212,6 +212,8 @@ class FrontendServer:
                 max_age_s=config.max_stored_response_age_s,
                 # JSON escapes make text up to six times longer.
                 max_conversation_bytes=6 * config.max_prompt_bytes,
+                # As much as a request can bring itself.
+                max_conversation_image_bytes=config.max_message_bytes,
             ),
             max_live_requests=config.max_live_requests,
             cors_origins=config.cors_origins.split(",") if config.cors_origins else (),

@@ -6,24 +6,29 @@ from typing import Any
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.bodies.call import Call, form_field
 from services.frontend.http.chat.schema import (
+    TAGS,
     ChatCompletionRequest,
     ChatMessage,
+    ImageUrlPart,
     NamedTool,
     PromptEndFields,
+    TextPart,
     Tool,
 )
 from services.frontend.http.fields.generation import parse
+from services.frontend.http.fields.images import image_of_url
 from services.frontend.http.fields.options import options_of, template_variables_of
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.content_parts import Content, joined
 from services.frontend.text.prompt_end import PromptEnd
 
 
 def read_chat(body: bytes, request_id: str, *, is_strict: bool = False) -> Call:
     """Parses a chat completion; see `ReadCall`."""
-    request = parse(ChatCompletionRequest, body, is_strict=is_strict)
+    request = parse(ChatCompletionRequest, body, is_strict=is_strict, tags=TAGS)
     options = chat_options(request, request_id)
     return Call(
         conversation_of(request),
@@ -138,9 +143,10 @@ def prompt_end(request: PromptEndFields, messages: Sequence[ChatMessage]) -> Pro
 def message_of(message: ChatMessage) -> Message:
     """Returns a message as chat templates have it."""
     content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
-    read: dict[str, Any] = {"role": message.role, "content": content}
+    read: dict[str, Any] = {
+        "role": message.role,
+        "content": joined(map(_content_of, content)) if isinstance(content, list) else content,
+    }
     if message.name is not None:
         read["name"] = message.name
     for reasoning in (message.reasoning_content, message.reasoning):
@@ -154,3 +160,9 @@ def message_of(message: ChatMessage) -> Message:
     if message.tool_call_id is not None:
         read["tool_call_id"] = message.tool_call_id
     return read
+
+
+def _content_of(part: TextPart | ImageUrlPart) -> Content:
+    if isinstance(part, TextPart):
+        return part.text
+    return image_of_url(part.image_url.url, part.image_url.detail, field="messages")

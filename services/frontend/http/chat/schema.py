@@ -6,16 +6,36 @@ from pydantic import Field, model_validator
 
 from services.frontend.http.fields.body import Body
 from services.frontend.http.fields.generation import Count, SharedFields
+from services.frontend.http.fields.images import Detail
 from services.frontend.http.fields.inert import CachedBody, NeutralChatFields
 from services.frontend.pipeline.request import MAX_MESSAGES
 from services.frontend.pipeline.tools import MAX_TOOLS
 
 
 class TextPart(CachedBody):
-    """Part of a message."""
+    """A text in a message."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Body):
+    """An image: a data: URL, or where to fetch it."""
+
+    url: str
+    detail: Detail | None = None
+
+
+class ImageUrlPart(CachedBody):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
+TAGS = frozenset({"text", "image_url"})
+"""Names of alternatives, which pydantic puts into the path of an error."""
 
 
 class FunctionCall(Body):
@@ -79,7 +99,7 @@ class ChatMessage(Body):
     name: str | None = None
     """For the chat template, which may show it."""
     content: (
-        str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+        str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = (
         None

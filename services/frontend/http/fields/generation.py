@@ -4,6 +4,7 @@ The names are those of OpenAI's API, plus extensions with the meaning of the gRP
 checks further ranges.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -186,13 +187,19 @@ class SharedFields(InertFields, GenerationFields):
 _Request = TypeVar("_Request", bound=SharedFields)
 
 
-def parse(request_class: type[_Request], body: bytes, *, is_strict: bool = False) -> _Request:
-    """Parses the body of a request to the model.
+def parse(
+    request_class: type[_Request],
+    body: bytes,
+    *,
+    is_strict: bool = False,
+    tags: Collection[str] = (),
+) -> _Request:
+    """Parses the body of a request to the model; for `tags` see `refusal_of`.
 
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
     """
-    request = parse_body(request_class, body, is_strict=is_strict)
+    request = parse_body(request_class, body, is_strict=is_strict, tags=tags)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:

@@ -3,9 +3,9 @@
 A text counts as a list of one text block, and a null as an absent field.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from services.frontend.http.fields.body import TAKEN, Body, OpenBody
 from services.frontend.http.fields.inert import CachedBody
@@ -27,6 +27,31 @@ class TextBlock(CachedBody):
     type: Literal["text"]
     text: str
     citations: Annotated[list[Any] | None, TAKEN] = None
+
+
+class ImageSource(Body):
+    """An image: base64, or where to fetch it."""
+
+    type: Literal["base64", "url"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    """The file itself says what it is."""
+    data: str | None = None
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if (self.data is None) == (self.type == "base64"):
+            raise ValueError("data must be given with the type base64, and only then")
+        if (self.url is None) == (self.type == "url"):
+            raise ValueError("url must be given with the type url, and only then")
+        return self
+
+
+class ImageBlock(CachedBody):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
 
 
 class ThinkingBlock(Body):
@@ -90,7 +115,7 @@ class ToolReferenceBlock(CachedBody):
 TextBlocks = Annotated[
     _Items[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | _Items[TextBlock])
 ]
-ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+ResultBlock = Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Field(discriminator="type")]
 ResultBlocks = Annotated[
     _Items[ResultBlock],
     BeforeValidator(_as_blocks, json_schema_input_type=str | _Items[ResultBlock]),
@@ -106,7 +131,7 @@ class ToolResultBlock(CachedBody):
     is_error: bool | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ImageBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | HostedBlock,
     Field(discriminator="type"),

@@ -7,6 +7,7 @@ from typing import Any
 from services.frontend.engine_client.messages import SamplingParams, StructuredOutput
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.fields.hosted_tools import check_hosted, hosted_kind
+from services.frontend.http.fields.images import image_of_base64, image_of_url
 from services.frontend.http.messages import content_schema, schema
 from services.frontend.http.messages.client_tools import function_of
 from services.frontend.http.messages.edit_schema import ClearThinking, ClearToolUses
@@ -14,6 +15,7 @@ from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+from services.frontend.text.content_parts import Content, joined
 from services.frontend.text.prompt_end import PromptEnd
 
 ERROR_PREFIX = "Error: "
@@ -172,26 +174,33 @@ def _messages_of(
             yield {"role": "system", "content": _text_of(message.content)}
 
 
-def _user_messages(
-    blocks: Sequence[content_schema.TextBlock | content_schema.ToolResultBlock],
-) -> Iterator[Message]:
-    """Yields a message for each tool result, and one for each run of texts."""
-    texts: list[content_schema.TextBlock] = []
+def _user_messages(blocks: Sequence[content_schema.UserBlock]) -> Iterator[Message]:
+    """Yields a message for each tool result, and one for each run of texts and images."""
+    said: list[Content] = []
     for block in blocks:
-        if isinstance(block, content_schema.TextBlock):
-            texts.append(block)
+        if not isinstance(block, content_schema.ToolResultBlock):
+            said.append(_content_of(block))
             continue
-        if texts:
-            yield {"role": "user", "content": _text_of(texts)}
-            texts = []
-        content = "".join(part.text for part in block.content or ())
+        if said:
+            yield {"role": "user", "content": joined(said)}
+            said = []
+        prefix = ERROR_PREFIX if block.is_error else ""
         yield {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
-            "content": ERROR_PREFIX + content if block.is_error else content,
+            "content": joined([prefix, *map(_content_of, block.content or ())]),
         }
-    if texts or not blocks:
-        yield {"role": "user", "content": _text_of(texts)}
+    if said or not blocks:
+        yield {"role": "user", "content": joined(said)}
+
+
+def _content_of(block: content_schema.ResultBlock) -> Content:
+    if not isinstance(block, content_schema.ImageBlock):
+        return block.text
+    source = block.source
+    if source.url is not None:
+        return image_of_url(source.url, None, field="messages")
+    return image_of_base64(source.data or "", field="messages")
 
 
 def _assistant_message(blocks: Sequence[content_schema.AssistantBlock]) -> Message:

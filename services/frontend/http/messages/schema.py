@@ -179,7 +179,8 @@ class MessagesRequest(CountTokensRequest):
 
 TAGS = frozenset(
     {
-        *("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"),
+        *("text", "image", "thinking", "redacted_thinking"),
+        *("tool_use", "tool_result", "tool_reference"),
         *("vendor", "clear_thinking_20251015", "clear_tool_uses_20250919", "input_tokens"),
         *("user", "assistant", "system"),
         *("auto", "any", "tool", "none"),

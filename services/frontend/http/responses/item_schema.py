@@ -19,12 +19,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from services.frontend.http.fields.body import TAKEN, Body
+from services.frontend.http.fields.images import Detail
 from services.frontend.http.responses.tool_schema import type_of
 from services.frontend.pipeline.request import MAX_MESSAGES
 
 MESSAGE = "message"
 _FOREIGN = "calls of other tools"
-_PARTS = ("input_text", "output_text", "text", "refusal")
+_PARTS = ("input_text", "output_text", "text", "input_image", "refusal")
 
 ForeignType = Literal[
     "apply_patch_call",
@@ -80,6 +81,15 @@ class ItemText(Body):
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, TAKEN] = None
 
 
+class ItemImage(Body):
+    """An image of the user, or in a call's output: a data: URL, or where to fetch it."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
+    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, TAKEN] = None
+
+
 class ItemRefusal(Body):
     """A refusal that a model wrote."""
 
@@ -87,7 +97,7 @@ class ItemRefusal(Body):
     refusal: str
 
 
-Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
+Part = Annotated[ItemText | ItemImage | ItemRefusal, Field(discriminator="type")]
 _PartList = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Parts = Annotated[_PartList, as_list("text", _PartList)]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from services.frontend.http.fields.images import image_of_url
 from services.frontend.http.responses.foreign_items import foreign_call, foreign_result
 from services.frontend.http.responses.item_schema import (
     AnyCallItem,
@@ -14,6 +15,7 @@ from services.frontend.http.responses.item_schema import (
     CallOutputItem,
     CustomCallItem,
     ForeignItem,
+    ItemImage,
     ItemText,
     MessageItem,
     Part,
@@ -22,6 +24,7 @@ from services.frontend.http.responses.item_schema import (
 from services.frontend.http.responses.offered_tools import custom_arguments, qualified_name
 from services.frontend.pipeline.tools import tool_call_of
 from services.frontend.text.chat_template import Message
+from services.frontend.text.content_parts import Content, joined
 
 SYSTEM_ROLES = ("system", "developer")
 _PREFIXES = {None: "msg", "message": "msg", "function_call": "fc", "reasoning": "rs"}
@@ -68,12 +71,22 @@ def _listed(item: Any) -> dict[str, Any]:
         case MessageItem():
             kind = "output_text" if item.role == "assistant" else "input_text"
             parts = [
-                part | ({"type": kind} if "text" in part else {}) for part in fields["content"]
+                _listed_part(part) | ({"type": kind} if "text" in part else {})
+                for part in fields["content"]
             ]
             return {"type": "message", "status": "completed", **fields, "content": parts}
         case CallOutputItem():
-            return {"status": "completed", **fields, "output": _text_of(item.output)}
+            if any(isinstance(part, ItemImage) for part in item.output):
+                fields["output"] = list(map(_listed_part, fields["output"]))
+            else:
+                fields["output"] = joined(map(_content_of, item.output))
+            return {"status": "completed", **fields}
     return fields
+
+
+def _listed_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns a part in which an image has its detail, as the API's do."""
+    return {"detail": "auto", **part} if part["type"] == "input_image" else part
 
 
 def with_instructions(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
@@ -86,8 +99,8 @@ def with_instructions(instructions: str | None, messages: Sequence[Message]) -> 
     system: Message = {"role": "system", "content": instructions}
     if messages and messages[0]["role"] in SYSTEM_ROLES:
         first = messages[0]
-        joined = {**first, "content": f"{instructions}\n\n{first['content']}"}
-        return [joined, *messages[1:]]
+        content = joined((instructions, first["content"]), "\n\n")
+        return [{**first, "content": content}, *messages[1:]]
     return [system, *messages]
 
 
@@ -118,7 +131,7 @@ def _add(item: Any, turn: dict[str, Any]) -> None:
         case ReasoningItem():
             turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text
         case MessageItem():
-            turn["content"] = (turn["content"] or "") + _text_of(item.content)
+            turn["content"] = joined((turn["content"], *map(_content_of, item.content)))
         case _:
             turn["tool_calls"] = [*turn.get("tool_calls", ()), _call_of(item)]
 
@@ -139,14 +152,19 @@ def _message_of(item: Any) -> Message | None:
     """Returns an item as a message that is not the model's; None if it has none."""
     match item:
         case MessageItem() if item.role != "assistant":
-            return {"role": item.role, "content": _text_of(item.content)}
+            return {"role": item.role, "content": joined(map(_content_of, item.content))}
         case CallOutputItem():
-            content = _text_of(item.output)
+            content = joined(map(_content_of, item.output))
             return {"role": "tool", "content": content, "tool_call_id": item.call_id}
         case ForeignItem():
             return foreign_result(item)
     return None
 
 
-def _text_of(parts: Sequence[Part]) -> str:
-    return "".join(part.text if isinstance(part, ItemText) else part.refusal for part in parts)
+def _content_of(part: Part) -> Content:
+    match part:
+        case ItemText():
+            return part.text
+        case ItemImage():
+            return image_of_url(part.image_url, part.detail, field="input")
+    return part.refusal

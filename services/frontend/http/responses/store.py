@@ -10,6 +10,12 @@ from typing import Any
 import structlog
 
 from services.frontend.errors import InvalidRequestError, UnknownResponseError
+from services.frontend.pipeline.image_files import (
+    ImageFile,
+    images_of,
+    with_files,
+    without_files,
+)
 from services.frontend.pipeline.request import MAX_MESSAGES
 from services.frontend.text.chat_template import Message
 
@@ -30,7 +36,9 @@ class StoreLimits:
     max_bytes: int
     max_age_s: float
     max_conversation_bytes: int
-    """The longest conversation that a request may continue, in JSON."""
+    """The longest conversation that a request may continue, in JSON without images."""
+    max_conversation_image_bytes: int
+    """Most bytes of images in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +46,9 @@ class Turn:
     """The messages that one response added to a conversation."""
 
     messages: bytes
-    """In JSON: less memory than objects, and exactly countable."""
+    """In JSON, without images: less memory than objects, and exactly countable."""
+    images: Sequence[ImageFile]
+    """The images of the messages, in their order."""
     num_messages: int
     previous: "Turn | None"
     input_items: bytes
@@ -52,7 +62,12 @@ class Turn:
     def num_bytes(self) -> int:
         """Bytes counted for it."""
         texts = (self.messages, self.input_items, self.output_items)
-        return sum(map(len, texts)) + OVERHEAD_BYTES
+        return sum(map(len, texts)) + self.num_image_bytes + OVERHEAD_BYTES
+
+    @property
+    def num_image_bytes(self) -> int:
+        """Bytes of its images."""
+        return sum(len(image.data) + len(image.url) for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,12 @@ class ResponseStore:
         """Keeps a response in JSON, and what it adds to the conversation of `previous`."""
         self.expire()
         turn = Turn(
-            json.dumps(list(messages)).encode(), len(messages), previous, input_items, output_items
+            json.dumps(without_files(messages)).encode(),
+            images_of(messages),
+            len(messages),
+            previous,
+            input_items,
+            output_items,
         )
         num_bytes = len(body) + turn.num_bytes
         if num_bytes > self._limits.max_bytes or not self.is_enabled:
@@ -172,12 +192,19 @@ class ResponseStore:
             InvalidRequestError: there are too many.
         """
         turns: list[Turn] = []
-        num_bytes = num_messages = 0
+        num_bytes = num_messages = num_image_bytes = 0
         while turn is not None:
             turns.append(turn)
             num_bytes += len(turn.messages)
             num_messages += turn.num_messages
+            num_image_bytes += turn.num_image_bytes
             limit = self._limits.max_conversation_bytes
+            if num_image_bytes > self._limits.max_conversation_image_bytes:
+                raise InvalidRequestError(
+                    f"the conversation has over {self._limits.max_conversation_image_bytes} bytes"
+                    " of images, which is the limit",
+                    field="previous_response_id",
+                )
             if num_messages > MAX_MESSAGES or num_bytes > limit:
                 raise InvalidRequestError(
                     f"the conversation has over {MAX_MESSAGES} messages or {limit} bytes, which"
@@ -185,7 +212,11 @@ class ResponseStore:
                     field="previous_response_id",
                 )
             turn = turn.previous
-        return [message for each in reversed(turns) for message in json.loads(each.messages)]
+        return [
+            message
+            for each in reversed(turns)
+            for message in with_files(json.loads(each.messages), each.images)
+        ]
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forgets a response; later ones of its conversation keep its turn.

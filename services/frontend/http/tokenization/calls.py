@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.chat.calls import message_of, prompt_end, tool_entry
-from services.frontend.http.chat.schema import ChatMessage, PromptEndFields, Tool
+from services.frontend.http.chat.schema import TAGS, ChatMessage, PromptEndFields, Tool
 from services.frontend.http.fields.body import Body
 from services.frontend.http.fields.generation import Model, TokenId
 from services.frontend.http.fields.options import given_variables
@@ -67,7 +67,7 @@ class DetokenizeCall(Call):
 
 def read_tokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> TokenizeCall:
     """Parses a request for the token ids of a prompt; see `ReadCall`."""
-    request = parse_body(TokenizeRequest, body, is_strict=is_strict)
+    request = parse_body(TokenizeRequest, body, is_strict=is_strict, tags=TAGS)
     return TokenizeCall(
         tokenized_prompt(request),
         Options(

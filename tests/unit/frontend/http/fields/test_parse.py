@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.chat.schema import ChatCompletionRequest
+from services.frontend.http.chat.schema import TAGS, ChatCompletionRequest
 from services.frontend.http.completions.schema import CompletionRequest
 from services.frontend.http.fields.parse import parse_body
 
@@ -14,7 +14,7 @@ USER = {"role": "user", "content": "x"}
 
 def refusal_of(body_class, **fields):
     with pytest.raises(InvalidRequestError) as refusal:
-        parse_body(body_class, json.dumps({"model": "m", **fields}).encode())
+        parse_body(body_class, json.dumps({"model": "m", **fields}).encode(), tags=TAGS)
     return str(refusal.value)
 
 
@@ -22,9 +22,10 @@ def refusal_of(body_class, **fields):
     ("content", "told"),
     [
         (
-            [{"type": "image_url", "image_url": {"url": "x"}}],
-            "messages.0.content.0.type: 'image_url' is not supported here; use 'text'",
+            [{"type": "video_url", "video_url": {"url": "x"}}],
+            "messages.0.content.0: 'video_url' is not supported here; 'text', 'image_url' are",
         ),
+        ([{"type": "image_url", "image_url": {}}], "messages.0.content.0.image_url.url: Field"),
         ([{"type": "text", "text": 5}], "messages.0.content.0.text: Input should be a valid str"),
         ([{"type": "text", "text": "", "z": 1}], "messages.0.content.0.z is not supported"),
         (5, "messages.0.content: Input should be a valid string"),

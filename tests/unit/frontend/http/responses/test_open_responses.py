@@ -1,7 +1,9 @@
 """The cases of the Open Responses compliance list, in words of our own.
 
-Left out: compaction and WebSockets, which are not served. An image is refused by name.
+Left out: compaction and WebSockets, which are not served.
 """
+
+import base64
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.support.responses import (
     running,
     wish,
 )
+from tests.support.vision import png, prompt, shown, vision_http
 
 WEATHER = {
     "type": "function",
@@ -109,14 +112,27 @@ async def test_the_phase_of_an_earlier_answer_is_taken(phase):
         assert (await whole(client, input=turns))["status"] == "completed"
 
 
-async def test_an_image_is_refused_by_name():
+async def test_an_image_is_refused_by_a_model_that_sees_none():
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     content = [{"type": "input_text", "text": "What is it?"}, picture]
     async with running() as (_, _, client):
         response = await client.post(PATH, json=wish(input=[message("user", content)]))
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "input")
-    assert "input.0.content.1: 'input_image' is not supported" in error["message"]
+    assert "the model 'fake' takes text: it sees no images" in error["message"]
+
+
+async def test_an_image_is_part_of_the_input():
+    url = "data:image/png;base64," + base64.b64encode(png(32, 48)).decode()
+    content = [
+        {"type": "input_text", "text": "What is it?"},
+        {"type": "input_image", "image_url": url},
+    ]
+    async with vision_http() as (engine, _, client):
+        body = wish(input=[message("user", content)])
+        response = await client.post(PATH, json=body)
+    assert check_response(response.json())["status"] == "completed"
+    assert shown(engine) == prompt(("user", "What is it?(<3x2>)"))
 
 
 async def test_a_previous_response_that_is_missing_is_named():

@@ -23,7 +23,7 @@ class Clock:
 def make(clock=None, **limits):
     wide = {
         "max_responses": 100, "max_bytes": 2**20, "max_age_s": 60.0,
-        "max_conversation_bytes": 2**20,
+        "max_conversation_bytes": 2**20, "max_conversation_image_bytes": 2**20,
     }  # fmt: skip
     return ResponseStore(StoreLimits(**(wide | limits)), clock=clock or Clock())
 
