@@ -14,6 +14,7 @@ class Context:
     """Everything that the chat template gets beside the user's messages."""
 
     system: Annotated[str, "System message."] = ""
+    image: Annotated[Sequence[Path], "Image that the first message shows; repeatable."] = ()
     tools: Annotated[Path | None, "File of tools, a JSON list in OpenAI's form."] = None
     template_variables: Annotated[
         str, "Variables of the chat template, such as enable_thinking, as a JSON object."
@@ -35,6 +36,21 @@ class Context:
             ValueError: the variables are not a JSON object.
         """
         return replace(self.reply, template_variables=_read_variables(self.template_variables))
+
+
+def read_image(path: Path) -> bytes:
+    """Reads a file of an image, which the server checks.
+
+    Raises:
+        ValueError: it cannot be read, or is empty.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if not data:
+        raise ValueError(f"{path} is empty")
+    return data
 
 
 def read_tools(path: Path) -> list[Tool]:

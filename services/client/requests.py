@@ -51,6 +51,8 @@ class Message:
     """The speaker, such as system, user or assistant."""
     content: str = ""
     """The text."""
+    images: Sequence[bytes] = ()
+    """Files of images before the text; only in the user's messages and results of tools."""
     tool_calls: Sequence[ToolCall] = ()
     """Tools that the model called; only in the assistant's messages."""
     tool_call_id: str | None = None
@@ -60,9 +62,13 @@ class Message:
 
     def to_proto(self) -> frontend_pb2.ChatMessage:
         """Returns the wire form."""
+        parts = [frontend_pb2.ContentPart(image=image) for image in self.images]
+        if parts and self.content:
+            parts.append(frontend_pb2.ContentPart(text=self.content))
         return frontend_pb2.ChatMessage(
             role=self.role,
-            content=self.content,
+            content="" if parts else self.content,
+            parts=parts,
             tool_calls=[
                 frontend_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
                 for call in self.tool_calls

@@ -55,7 +55,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
         self._record(request.options, context)
         self.chats.append(request)
         self.conversations.append([(item.role, item.content) for item in request.messages])
-        async for output in self._answer(request.messages[-1].content, request.options, context):
+        async for output in self._answer(_text(request.messages[-1]), request.options, context):
             yield frontend_pb2.ChatResponse(output=output)
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  named by the contract
@@ -203,6 +203,10 @@ def _prompt(request: Any) -> str:
     if request.WhichOneof("prompt") == "text":
         return str(request.text)
     return " ".join("x" * token_id for token_id in request.tokens.ids)
+
+
+def _text(message: Any) -> str:
+    return message.content or "".join(part.text for part in message.parts)
 
 
 async def _calling(tool: str, request_id: str) -> AsyncIterator[Any]:

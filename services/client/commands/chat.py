@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.console import echo
-from services.client.context import Context
+from services.client.context import Context, read_image
 from services.client.errors import OctavoError
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
 from services.client.requests import Message, Options, Reply, Tool, ToolCall
@@ -21,7 +22,10 @@ from services.client.structured_output import Structure
 from services.client.terminal import Answer, AsJson, show, show_json
 from services.processes.terminal_text import terminal_text
 
-COMMANDS = "/system TEXT sets the system message, /reset forgets the conversation, /quit leaves"
+COMMANDS = (
+    "/system TEXT sets the system message, /image FILE shows an image with the next message,"
+    " /reset forgets the conversation, /quit leaves"
+)
 
 
 def chat(
@@ -39,7 +43,8 @@ def chat(
 ) -> None:
     """Talks with the model, with history; Ctrl-C ends an answer, Ctrl-D or /quit the program.
 
-    In the conversation, /system TEXT sets the system message and /reset forgets what was said.
+    In the conversation, /system TEXT sets the system message, /image FILE shows an image with the
+    next message, and /reset forgets what was said.
     After tool calls, it asks for the result of each. Reasoning goes to standard error.
     A flag that is absent means the model's own default. Lines that come through a pipe are asked
     one by one; if any gets no answer, the exit code is 1.
@@ -52,15 +57,19 @@ def chat(
     - `octavo chat --system "You are a kind storyteller." --max-tokens 200`
 
     - `octavo chat "What is the weather in Rome?" --tools tools.json --tool-choice required`
+
+    - `octavo chat "What is on this picture?" --image photo.jpg`
     """
     try:
         tools, reply = context.read_tools(), context.read_reply()
+        images = [read_image(path) for path in context.image]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json and message is None:
         raise typer.BadParameter("--json needs a message")
     asking = Asking(structured(options, structure), tools, reply, timeout_s)
     conversation = Conversation(context.system)
+    conversation.show(images)
     if message is None:
         Repl(conversation, asking).run(frontend, access)
     else:
@@ -94,6 +103,7 @@ class Conversation:
     def __init__(self, system: str = "") -> None:
         self.system = system
         self._turns: list[Message] = []
+        self._shown: list[bytes] = []
 
     @property
     def messages(self) -> list[Message]:
@@ -101,9 +111,14 @@ class Conversation:
         opening = [Message(role="system", content=self.system)] if self.system else []
         return opening + self._turns
 
+    def show(self, images: Iterable[bytes]) -> None:
+        """Adds images to what the user says next."""
+        self._shown.extend(images)
+
     def ask(self, text: str) -> None:
         """Adds what the user says."""
-        self._turns.append(Message(role="user", content=text))
+        self._turns.append(Message(role="user", content=text, images=tuple(self._shown)))
+        self._shown.clear()
 
     def answer(self, completion: Completion) -> None:
         """Adds what the model said."""
@@ -126,6 +141,7 @@ class Conversation:
     def reset(self) -> None:
         """Forgets everything but the system message."""
         self._turns.clear()
+        self._shown.clear()
 
 
 class Repl:
@@ -168,12 +184,22 @@ class Repl:
             self._conversation.system = rest.strip()
         elif command == "/reset":
             self._conversation.reset()
+        elif command == "/image":
+            self._show(Path(rest.strip()))
         elif command.startswith("/"):
             echo(COMMANDS, err=True)
         elif line:
             self._conversation.ask(line)
             while self._ask(runner, client):
                 pass
+
+    def _show(self, path: Path) -> None:
+        """Shows an image with the next message, or says why not."""
+        try:
+            self._conversation.show([read_image(path)])
+        except ValueError as error:
+            self._has_failed = True
+            echo(f"octavo: {error}", fg=typer.colors.RED, err=True)
 
     def _ask(self, runner: asyncio.Runner, client: OctavoClient) -> bool:
         """Shows the next answer; returns whether results of its tool calls want another one."""

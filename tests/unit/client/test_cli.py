@@ -100,6 +100,38 @@ def test_chat_with_a_message_answers_once(octavo, frontend):
     assert frontend.conversations[-1] == [("system", "be kind"), ("user", "hello")]
 
 
+def test_images_come_before_the_text_of_a_message(octavo, frontend, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).write_bytes(name.encode())
+    flags = ("--image", str(tmp_path / "cat"), "--image", str(tmp_path / "dog"))
+    code, out, _ = octavo("chat", "hello", *flags)
+    assert (code, out) == (0, "hello\n")
+    [message] = frontend.chats[-1].messages
+    assert [part.image or part.text for part in message.parts] == [b"cat", b"dog", "hello"]
+    assert not message.content
+
+
+def test_an_image_is_part_of_the_next_message_alone(octavo, frontend, tmp_path):
+    path = tmp_path / "cat"
+    path.write_bytes(b"cat")
+    code, out, err = octavo("chat", stdin=f"/image {path}\nhello\nthere\n/image none\n")
+    assert (code, out) == (1, "hello\nthere\n")
+    first, _, second = frontend.chats[-1].messages
+    assert [part.image or part.text for part in first.parts] == [b"cat", "hello"]
+    assert (second.content, len(second.parts)) == ("there", 0)
+    assert "none cannot be read" in err
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_an_image_that_cannot_be_read_is_one_line(octavo, tmp_path, content):
+    path = tmp_path / "cat"
+    if content is not None:
+        path.write_bytes(content)
+    code, _, err = octavo("chat", "hello", "--image", str(path))
+    assert code == 2
+    assert "cannot be read" in err or "is empty" in err
+
+
 def test_a_conversation_keeps_its_history_until_it_is_reset(octavo, frontend):
     frontend.conversations.clear()
     lines = ["one", "two", "/system be brief", "/reset", "three", "/quit", "never asked"]
