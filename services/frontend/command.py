@@ -8,6 +8,7 @@ from pydantic_settings import CliApp
 
 from services.frontend.access.key_file import KeyFileError, read_key_file
 from services.frontend.config import FrontendConfig
+from services.frontend.images.media.urls import MediaHost
 from services.settings.flags import UsageError, reason_of
 from services.transport.tls import ClientTls, ServerTls, TlsFilesError
 
@@ -27,6 +28,11 @@ def read_config(arguments: Sequence[str]) -> FrontendConfig:
         raise UsageError("\n".join(_problems(error))) from error
     if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():
         raise UsageError(f"--tokenizer: no tokenizer.json in {config.tokenizer}")
+    try:
+        for host in config.media_host_names:
+            MediaHost.parse(host)
+    except ValueError as error:
+        raise UsageError(f"--media-hosts: {error}") from None
     return config
 
 

@@ -23,6 +23,10 @@ HOSTS = r"^[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*$"
 """Names of hosts without ports."""
 
 
+MEDIA_HOSTS = r"^[A-Za-z0-9.-]+(:[0-9]+)?(,[A-Za-z0-9.-]+(:[0-9]+)?)*$"
+"""Names of hosts, maybe with ports."""
+
+
 def _parted(addresses: str) -> list[str]:
     return [text for text in map(str.strip, addresses.split(",")) if text]
 
@@ -81,8 +85,17 @@ class FrontendConfig(BaseSettings):
     """Largest gRPC message or HTTP body taken; messages not more than the engine takes."""
     max_prompt_bytes: int = Field(default=2**20, ge=1, le=MAX_INT32)
     """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
+    media_hosts: str | None = Field(default=None, pattern=MEDIA_HOSTS)
+    """Hosts, as name or name:port with commas between, from which https URLs of images are fetched;
+    none when absent."""
     max_images_per_request: int = Field(default=64, ge=0, le=4096)
     """Most images of a request; 0 refuses them."""
+    max_image_pixels: int = Field(default=64_000_000, ge=1, le=2**30)
+    """Most pixels of an image, width times height; each process that reads images may take 24 bytes
+    of memory for each."""
+    num_image_processes: int | None = Field(default=None, ge=1, le=256)
+    """Processes that read images, started when they are needed; absent: one per core, shared by
+    --processes."""
     max_image_memory_bytes: int = Field(default=2**31, ge=1, le=2**40)
     """Memory of unfinished requests' images, as files and as patches; one key, or one address
     without keys, may have a quarter."""
@@ -168,6 +181,11 @@ class FrontendConfig(BaseSettings):
     def host_names(self) -> list[str]:
         """The names of --allowed-hosts, one by one."""
         return _parted(self.allowed_hosts or "")
+
+    @property
+    def media_host_names(self) -> list[str]:
+        """The hosts of --media-hosts, one by one."""
+        return _parted(self.media_hosts or "")
 
     @property
     def engine_addresses(self) -> list[str]:

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
+from functools import partial
 from typing import NoReturn
 
 import grpc
@@ -21,12 +23,13 @@ from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.http.wire.guarded_protocol import ConnectionLimits
+from services.frontend.images.limits import ImageLimits
+from services.frontend.images.media.fetcher import MediaFetcher
+from services.frontend.images.media.urls import MediaHost
 from services.frontend.pipeline.image_reading import (
     ImageParts,
-    MediaFetcher,
-    OpenReader,
     PromptImageLimits,
-    open_no_reader,
+    open_reader,
 )
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
@@ -79,16 +82,14 @@ class FrontendServer:
         config: FrontendConfig,
         share: Share | None = None,
         *,
-        open_reader: OpenReader = open_no_reader,
-        fetcher: MediaFetcher | None = None,
+        images: ImageParts | None = None,
     ) -> None:
         """Serves nothing until `start`.
 
         Args:
             config: the configuration.
             share: the part of one of several processes.
-            open_reader: opens the reader of a model's images.
-            fetcher: fetches images from URLs; None refuses these.
+            images: the parts that read images; None makes those of the configuration.
         """
         self._config = config
         self._share = share
@@ -126,15 +127,7 @@ class FrontendServer:
             replies=ReplySettings(
                 config.reply_format, config.max_reasoning_tokens, config.strict_fields
             ),
-            images=ImageParts(
-                limits=PromptImageLimits(
-                    max_per_request=config.max_images_per_request,
-                    max_held_bytes=config.max_image_memory_bytes,
-                    max_cached_bytes=config.image_cache_bytes,
-                ),
-                open_reader=open_reader,
-                fetcher=fetcher,
-            ),
+            images=images or image_parts(config),
             gate=self._gate,
         )
         self._lag = LoopLag()
@@ -342,6 +335,27 @@ class FrontendServer:
 
     def _take_readiness(self, ready: bool) -> None:
         self._health.set_ready(ready and not self._is_draining)
+
+
+def image_parts(config: FrontendConfig) -> ImageParts:
+    """Returns the parts that read images as the configuration says."""
+    limits = ImageLimits(max_pixels=config.max_image_pixels)
+    hosts = [MediaHost.parse(name) for name in config.media_host_names]
+    return ImageParts(
+        limits=PromptImageLimits(
+            max_per_request=config.max_images_per_request,
+            max_held_bytes=config.max_image_memory_bytes,
+            max_cached_bytes=config.image_cache_bytes,
+        ),
+        open_reader=partial(
+            open_reader,
+            num_processes=config.num_image_processes
+            or max(1, (os.cpu_count() or 1) // config.processes),
+            limits=limits,
+        ),
+        # To load the certificates of authorities takes a while.
+        fetcher=MediaFetcher(hosts, max_bytes=limits.max_bytes) if hosts else None,
+    )
 
 
 async def serve(config: FrontendConfig, share: Share | None = None) -> int:

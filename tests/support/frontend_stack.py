@@ -11,7 +11,7 @@ import httpx
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.frontend.config import FrontendConfig
 from services.frontend.engine_client import client
-from services.frontend.pipeline.image_reading import MediaFetcher, OpenReader, open_no_reader
+from services.frontend.pipeline.image_reading import ImageParts
 from services.frontend.server import FrontendServer
 from services.telemetry import metrics
 from tests.support.fake_engine import FakeEngine
@@ -55,19 +55,17 @@ async def frontend_stack(
     *others: FakeEngine,
     wait_ready: bool = True,
     forks_helpers: bool = True,
-    open_reader: OpenReader = open_no_reader,
-    fetcher: MediaFetcher | None = None,
+    images: ImageParts | None = None,
     **config: object,
 ) -> AsyncIterator[FrontendStack]:
     """Starts a frontend of engines, which must be listening, and connects a client to it.
 
     forks_helpers: whether its helper processes are forked instead of started.
-    open_reader: opens the reader of the model's images; by default it sees none.
-    fetcher: fetches images from URLs.
+    images: the parts that read images; by default those of the configuration.
     """
     addresses = ",".join(each.address for each in (engine, *others))
     settings = {"port": 0, "engine_address": addresses, **LONG_TIMEOUTS, **config}
-    server = FrontendServer(FrontendConfig(**settings), open_reader=open_reader, fetcher=fetcher)
+    server = FrontendServer(FrontendConfig(**settings), images=images)
     with (
         helpers_forked() if forks_helpers else nullcontext(),
         mock.patch.object(client, "CALL_TIMEOUT_S", LONG_TIMEOUT_S),

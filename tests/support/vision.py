@@ -1,20 +1,21 @@
 """A model that sees images, as far as a frontend knows it, and pictures for it."""
 
 import hashlib
-import json
 import struct
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 import numpy as np
 import tokenizers
 
 from protos.engine.v1 import engine_pb2
+from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.errors import InvalidRequestError
+from services.frontend.server import image_parts
 from tests.support.byte_tokenizer import tokenizer_files, tokenizer_json
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import FrontendStack, frontend_stack
@@ -59,20 +60,22 @@ def vision_engine(
     template: str = TEMPLATE,
     is_special: bool = True,
     max_image_bytes: int = 2**24,
+    kind: str = "test",
+    settings: str = "{}",
     **options: object,
 ) -> FakeEngine:
     """Returns an engine that sees images and answers everything with one text."""
     files = tokenizer_files(chat_template=template)
     files["tokenizer.json"] = vision_tokenizer(is_special=is_special).to_str().encode()
     processor = engine_pb2.ImageProcessor(
-        kind="test",
-        settings="{}",
+        kind=kind,
+        settings=settings,
         image_token_id=IMAGE_ID,
         max_patches=4096,
         max_image_bytes=max_image_bytes,
     )
-    settings = {"script": says(reply), "max_model_len": 8192} | options
-    return FakeEngine(files=files, image_processor=processor, **settings)
+    options = {"script": says(reply), "max_model_len": 8192} | options
+    return FakeEngine(files=files, image_processor=processor, **options)
 
 
 def png(width: int = 32, height: int = 32, *, colour: int = 0) -> bytes:
@@ -136,13 +139,18 @@ class Reader:
 
 @asynccontextmanager
 async def vision_stack(
-    engine: FakeEngine | None = None, *others: FakeEngine, **config: object
+    engine: FakeEngine | None = None,
+    *others: FakeEngine,
+    fetcher: object = None,
+    **config: object,
 ) -> AsyncIterator[tuple[FakeEngine, FrontendStack, Reader]]:
-    """Starts a frontend that reads images with a `Reader`."""
+    """Starts a frontend that reads images with a `Reader`, and fetches them with a fetcher."""
     reader = Reader()
+    limits = {name: value for name, value in config.items() if "image" in name}
+    parts = replace(image_parts(FrontendConfig(**limits)), open_reader=reader.open, fetcher=fetcher)
     async with (
         engine or vision_engine() as engine,
-        frontend_stack(engine, *others, open_reader=reader.open, **config) as stack,
+        frontend_stack(engine, *others, images=parts, **config) as stack,
     ):
         yield engine, stack, reader
 
@@ -181,8 +189,3 @@ def said(role: str, text: str) -> str:
 def prompt(*turns: tuple[str, str]) -> str:
     """Returns the prompt of turns as the template writes them."""
     return "".join(said(*turn) for turn in turns) + "<|im_start|>assistant\n"
-
-
-def dumped(value: object) -> bytes:
-    """Returns a body, which may be larger than httpx's own JSON is meant for."""
-    return json.dumps(value).encode()

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from services.frontend.pipeline.image_reading import ReadImage
+from services.frontend.images.processor import ProcessedImage
 
 
 class ImageCache:
@@ -12,16 +12,16 @@ class ImageCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._images: OrderedDict[Hashable, ReadImage] = OrderedDict()
+        self._images: OrderedDict[Hashable, ProcessedImage] = OrderedDict()
 
-    def get(self, key: Hashable) -> ReadImage | None:
+    def get(self, key: Hashable) -> ProcessedImage | None:
         """Returns an image; None if it was not read, or long ago."""
         image = self._images.get(key)
         if image is not None:
             self._images.move_to_end(key)
         return image
 
-    def put(self, key: Hashable, image: ReadImage) -> None:
+    def put(self, key: Hashable, image: ProcessedImage) -> None:
         """Keeps an image, unless it is larger than the limit, and lets the oldest go."""
         if len(image.patches) > self._max_bytes or key in self._images:
             return

@@ -1,79 +1,21 @@
-"""Interfaces through which the pipeline reads images, and their limits."""
+"""The parts that read images for the pipeline, and their limits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from services.frontend.engine_client.messages import ModelInfo
+from services.frontend.images.limits import ImageLimits
+from services.frontend.images.media.fetcher import MediaFetcher
+from services.frontend.images.reader import ImageReader
 
-
-class ReadImage(Protocol):
-    """An image as an engine takes it."""
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of settings, grid and patches."""
-
-    @property
-    def grid(self) -> Sequence[int]:
-        """Positions of the patches."""
-
-    @property
-    def patches(self) -> bytes:
-        """uint8."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """Token ids that replace the image's one token in a prompt."""
-
-
-class ImageReader(Protocol):
-    """Reads image files as one model sees them."""
-
-    async def read(
-        self,
-        data: bytes,
-        *,
-        account: str,
-        is_only_image: bool,
-        max_patches: int | None,
-    ) -> ReadImage:
-        """Reads a file for an account, which takes turns with others.
-
-        Args:
-            data: the file.
-            account: whose it is.
-            is_only_image: whether its prompt has no other image.
-            max_patches: shrinks the image further than the model does; None for no further limit.
-
-        Raises:
-            InvalidRequestError: it is no image that can be read.
-            OverloadedError: too many images wait.
-            EngineUnavailableError: no process can be started.
-        """
-
-    async def close(self) -> None:
-        """Ends the processes that read."""
-
-
-class MediaFetcher(Protocol):
-    """Fetches files from the hosts that the operator named."""
-
-    async def fetch(self, url: str) -> bytes:
-        """Returns a file.
-
-        Raises:
-            InvalidRequestError: it may not be fetched, or cannot be.
-        """
-
-
-OpenReader = Callable[[ModelInfo], ImageReader | None]
-"""Returns the reader of a model; None if it sees no images."""
+OpenReader = Callable[[ModelInfo], ImageReader]
+"""Returns the reader of a model that sees images; raises ValueError if its settings cannot be
+followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptImageLimits:
-    """Limits of images."""
+    """Limits of images in prompts."""
 
     max_per_request: int = 64
     max_held_bytes: int = 2**31
@@ -82,9 +24,23 @@ class PromptImageLimits:
     """Patches of images that were read lately."""
 
 
-def open_no_reader(info: ModelInfo) -> None:
-    """Opens no reader, whatever the model."""
-    del info
+def open_reader(
+    info: ModelInfo, *, num_processes: int = 1, limits: ImageLimits | None = None
+) -> ImageReader:
+    """Returns the reader of a model's images; for `num_processes` and `limits` see there.
+
+    Raises:
+        ValueError: the model's settings cannot be followed.
+    """
+    processor = info.image_processor
+    return ImageReader(
+        processor.kind,
+        processor.settings,
+        image_token_id=processor.image_token_id,
+        max_patches=processor.max_patches,
+        num_processes=num_processes,
+        limits=limits,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +48,6 @@ class ImageParts:
     """The parts that read images, and their limits."""
 
     limits: PromptImageLimits = field(default_factory=PromptImageLimits)
-    open_reader: OpenReader = open_no_reader
-    """Raises ValueError where a model's settings cannot be followed."""
+    open_reader: OpenReader = open_reader
     fetcher: MediaFetcher | None = None
     """None fetches no URLs."""

@@ -11,14 +11,12 @@ from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.engine_client.messages import PlacedImage
 from services.frontend.engine_client.model_identity import packed_processor
 from services.frontend.errors import FrontendError, InvalidRequestError
+from services.frontend.images.media.fetcher import MediaFetcher
+from services.frontend.images.processor import ProcessedImage
+from services.frontend.images.reader import ImageReader
 from services.frontend.pipeline.image_cache import ImageCache
 from services.frontend.pipeline.image_files import ImageFile
-from services.frontend.pipeline.image_reading import (
-    ImageReader,
-    MediaFetcher,
-    PromptImageLimits,
-    ReadImage,
-)
+from services.frontend.pipeline.image_reading import PromptImageLimits
 from services.frontend.pipeline.prompt_size import check_num_tokens
 from services.frontend.pipeline.request import Conversation
 from services.frontend.pipeline.request_counts import (
@@ -158,12 +156,12 @@ class PromptImages:
 
     async def _read_all(
         self, reader: ImageReader, model: ServedModel, files: Sequence[ImageFile], lease: Lease
-    ) -> list[ReadImage]:
+    ) -> list[ProcessedImage]:
         lease.hold(self._held, sum(len(file.data) for file in files))
         settings = packed_processor(model.info)
         turns = asyncio.Semaphore(MAX_READS)
 
-        async def read(file: ImageFile) -> ReadImage:
+        async def read(file: ImageFile) -> ProcessedImage:
             async with turns:
                 key = settings, lease.account, file.is_low_detail, len(files) == 1
                 image = await self._read(reader, file, lease, key)
@@ -183,7 +181,7 @@ class PromptImages:
         file: ImageFile,
         lease: Lease,
         kind: tuple[bytes, str, bool, bool],
-    ) -> ReadImage:
+    ) -> ProcessedImage:
         """Reads an image, or finds it among those of its kind that were read lately."""
         start_s = time.monotonic()
         *_, is_low_detail, is_only_image = kind
@@ -213,7 +211,9 @@ class PromptImages:
     async def _fetch(self, url: str, lease: Lease) -> bytes:
         if self._fetcher is None:
             raise self._refusal(
-                UNFETCHED, "images are not fetched from URLs here; send them as data: URLs"
+                UNFETCHED,
+                "images are not fetched from URLs here, as --media-hosts names no hosts; send data:"
+                " URLs",
             )
         try:
             data = await self._fetcher.fetch(url)
@@ -231,7 +231,7 @@ class PromptImages:
 
 
 def _with_images(
-    token_ids: Sequence[int], images: Sequence[ReadImage], image_token_id: int
+    token_ids: Sequence[int], images: Sequence[ProcessedImage], image_token_id: int
 ) -> EncodedPrompt:
     """Replaces each image token of a prompt by the tokens of the next image."""
     longer: list[int] = []

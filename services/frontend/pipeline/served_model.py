@@ -8,7 +8,8 @@ import structlog
 from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.model_identity import packed_processor
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
-from services.frontend.pipeline.image_reading import ImageReader, OpenReader
+from services.frontend.images.reader import ImageReader
+from services.frontend.pipeline.image_reading import OpenReader
 from services.frontend.reply.reply_format import ReplyFormat, ReplySettings
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateRefusedError, find_template

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.pipeline.image_reading import ImageParts
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 from tests.support.vision import (
@@ -245,7 +246,8 @@ async def test_settings_that_cannot_be_followed_leave_the_text():
     def refuse(info: object) -> None:
         raise ValueError("there is no such processor")
 
-    async with vision_engine() as engine, frontend_stack(engine, open_reader=refuse) as stack:
+    parts = ImageParts(open_reader=refuse)
+    async with vision_engine() as engine, frontend_stack(engine, images=parts) as stack:
         assert await answer(stack.stub.Chat(chat(user("hi")))) == "a cat"
         error = await refusal(stack.stub.Chat(chat(user(CAT))))
         assert "cannot be read here: there is no such processor" in error.details()
