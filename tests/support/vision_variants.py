@@ -148,16 +148,16 @@ EVERY_VARIANT = [
 """Parameters of a test of all variants; most of them run with `scripts/test --families`."""
 
 
-def write_vision_checkpoint(folder: Path, variant: str, **text):
+def write_vision_checkpoint(folder: Path, variant: str, whole: dict | None = None, **text):
     """Writes a variant's checkpoint, all weights random, and returns transformers' model of it.
 
-    text: changes of its text part.
+    whole, text: changes of the whole and of its text part.
     """
     row = copy.deepcopy(VARIANTS[variant])
     config = getattr(transformers, f"{row.name}Config")(
         text_config=row.text | text,
         vision_config=row.vision,
-        **row.whole,
+        **row.whole | (whole or {}),
         attn_implementation="eager",
     )
     with torch.random.fork_rng(devices=[]):
