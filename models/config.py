@@ -117,14 +117,18 @@ class ModelConfig:
     """Whether the checkpoint has other parts, too, which are passed over."""
 
     vision: VisionConfig | None = None
-    """The encoder of images; None if the model sees none, or is loaded for text alone."""
+    """The encoder of images; None if the model sees none, or is read for text alone."""
 
     transformers: TransformersConfig | None = None
     """Set if transformers' modules run; their own configuration then has what is neutral here."""
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "ModelConfig":
+    def from_folder(cls, folder: Path, *, sees_images: bool = False) -> "ModelConfig":
         """Reads and checks `folder`/config.json.
+
+        Args:
+            folder: the checkpoint.
+            sees_images: whether the encoder of images is read, if there is one.
 
         Raises:
             ConfigError: the file is missing or not JSON, a field is missing or ill-typed, or the
@@ -156,7 +160,7 @@ class ModelConfig:
             if num_heads % each:
                 raise fields.error("num_key_value_heads", f"a divisor of {num_heads} heads")
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
-        vision = read_vision(whole, stored)
+        vision = read_vision(whole, stored) if sees_images else None
         if vision is not None:
             num_pairs = int(head_dim * rope.partial_rotary_factor) // 2
             rope = replace(rope, axes=read_axes(whole, fields, num_pairs))
@@ -201,10 +205,6 @@ class ModelConfig:
             is_text_part=is_wrapper(whole),
             vision=vision,
         )
-
-    def without_images(self) -> "ModelConfig":
-        """Returns the config of the same model without its encoder of images."""
-        return replace(self, vision=None, rope=replace(self.rope, axes=()))
 
     def with_longest(self, num_tokens: int) -> "ModelConfig":
         """Returns the config of a model whose sequences have at most `num_tokens`."""

@@ -6,7 +6,13 @@ from typing import Any
 from models.apertus import ApertusForCausalLM
 from models.cohere2 import Cohere2ForCausalLM
 from models.config import ConfigError, ModelConfig
-from models.config_sections.towers import Qwen3VLVisionConfig, Qwen25VLVisionConfig
+from models.config_sections.towers import (
+    InternVLVisionConfig,
+    LlavaOnevisionVisionConfig,
+    PixtralVisionConfig,
+    Qwen3VLVisionConfig,
+    Qwen25VLVisionConfig,
+)
 from models.config_sections.vision import VisionConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
@@ -36,6 +42,9 @@ from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
 from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
+from models.vision.internvl import InternVLTower
+from models.vision.llava_onevision import LlavaOnevisionTower
+from models.vision.pixtral import PixtralTower
 from models.vision.qwen_vl import Qwen3VLTower, Qwen25VLTower
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
@@ -92,6 +101,9 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
 }
 
 _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
+    InternVLVisionConfig: InternVLTower,
+    LlavaOnevisionVisionConfig: LlavaOnevisionTower,
+    PixtralVisionConfig: PixtralTower,
     Qwen25VLVisionConfig: Qwen25VLTower,
     Qwen3VLVisionConfig: Qwen3VLTower,
 }

@@ -55,6 +55,59 @@ class Qwen25VLVisionConfig(QwenVisionConfig):
     whole_layers: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralVisionConfig(VisionConfig):
+    """Shape of Pixtral's tower, and of the projector that merges its patches.
+
+    norm_eps: of the projector, as in the text.
+    has_bias: whether the projector adds one.
+    """
+
+    rope_theta: float
+    norm_eps: float
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileVisionConfig(VisionConfig):
+    """Shape of a tower that sees tiles of one size.
+
+    side: patches on each side of a tile.
+    """
+
+    side: int
+    norm_eps: float
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternVLVisionConfig(TileVisionConfig):
+    """Shape of InternVL's tower.
+
+    has_bias: of the projections to queries, keys and values.
+    has_qk_norm: whether these are normalised, all heads together.
+    has_rms_norm: whether layers divide by the root mean square, and subtract no mean.
+    has_last_norm: whether the last layer's output is normalised.
+    """
+
+    has_qk_norm: bool
+    has_rms_norm: bool
+    has_last_norm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaOnevisionVisionConfig(TileVisionConfig):
+    """Shape of SigLIP's tower in LLaVA-OneVision.
+
+    has_bias: of the projector.
+    resolutions: heights and widths, in pixels, that images are resized to before they are tiled.
+    max_tiles: tiles' worth of vectors of an image, beside its overview; more are resized.
+    """
+
+    resolutions: tuple[tuple[int, int], ...]
+    max_tiles: int
+
+
 def read_vision(whole: Fields, text: Fields) -> VisionConfig | None:
     """Reads the encoder of a model of several parts; None without one that is served.
 
@@ -135,7 +188,132 @@ def _read_theta(fields: Fields) -> float:
     return fields.section("rope_parameters").number("rope_theta", 10_000.0)
 
 
+def _read_pixtral(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
+    _check_feature_layer(whole)
+    hidden_size = fields.count("hidden_size", 1024)
+    return PixtralVisionConfig(
+        image_token_id=read_image_token(whole, 10),
+        num_layers=fields.count("num_hidden_layers", 24),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size", 4096),
+        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16, multiple=4),
+        out_size=text.count("hidden_size"),
+        patch_size=fields.count("patch_size", 14),
+        merge=whole.count("spatial_merge_size", 2),
+        hidden_act=fields.choice("hidden_act", ("gelu", "silu"), "gelu"),
+        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
+        rope_theta=_read_theta(fields),
+        norm_eps=text.number("rms_norm_eps"),
+        has_bias=whole.flag("multimodal_projector_bias"),
+    )
+
+
+def _read_internvl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
+    _check_feature_layer(whole)
+    whole.choice("vision_feature_select_strategy", ("default",), "default")
+    if not fields.flag("use_absolute_position_embeddings", default=True):
+        raise fields.error("use_absolute_position_embeddings", "true")
+    hidden_size, patch_size = (
+        fields.count("hidden_size", 1024),
+        _read_side(fields, "patch_size", 14),
+    )
+    merge = int(1 / whole.number("downsample_ratio", 0.5))
+    side = _read_side(fields, "image_size", 448) // patch_size
+    if not merge or side % merge:
+        raise whole.error("downsample_ratio", f"one that divides {side} patches")
+    return InternVLVisionConfig(
+        image_token_id=read_image_token(whole, 151667),
+        num_layers=fields.count("num_hidden_layers", 24),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size", 4096),
+        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16),
+        out_size=text.count("hidden_size"),
+        patch_size=patch_size,
+        merge=merge,
+        hidden_act=fields.choice("hidden_act", ("gelu",), "gelu"),
+        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
+        side=side,
+        norm_eps=fields.number("layer_norm_eps", 1e-6),
+        has_bias=fields.flag("attention_bias"),
+        has_qk_norm=fields.flag("use_qk_norm"),
+        has_rms_norm=fields.choice("norm_type", _NORMS, "layer_norm") == "rms_norm",
+        has_last_norm=not fields.flag("use_mean_pooling", default=True),
+    )
+
+
+def _read_llava_onevision(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
+    _check_feature_layer(whole)
+    whole.choice("vision_feature_select_strategy", ("full",), "full")
+    fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
+    hidden_size, patch_size = fields.count("hidden_size", 1152), fields.count("patch_size", 14)
+    tile_size = fields.count("image_size", 384)
+    aspect_ratio = whole.values.get("vision_aspect_ratio") or "anyres_max_9"
+    kind, _, max_tiles = str(aspect_ratio).rpartition("_")
+    if kind != "anyres_max" or not max_tiles.isdecimal() or not int(max_tiles):
+        raise whole.error("vision_aspect_ratio", "anyres_max_ and a number of tiles")
+    return LlavaOnevisionVisionConfig(
+        image_token_id=read_image_token(whole, 151646),
+        num_layers=fields.count("num_hidden_layers", 26),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size", 4304),
+        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16),
+        out_size=text.count("hidden_size"),
+        patch_size=patch_size,
+        merge=1,
+        hidden_act=fields.choice("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh"),
+        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
+        side=tile_size // patch_size,
+        norm_eps=fields.number("layer_norm_eps", 1e-6),
+        has_bias=whole.flag("multimodal_projector_bias", default=True),
+        resolutions=_read_resolutions(whole, tile_size),
+        max_tiles=int(max_tiles),
+    )
+
+
+def _check_feature_layer(whole: Fields) -> None:
+    """Raises ConfigError unless the last layer's output is what the projector takes."""
+    if whole.values.get("vision_feature_layer", -1) not in (-1, [-1]):
+        raise whole.error("vision_feature_layer", "-1")
+    whole.choice("projector_hidden_act", ("gelu",), "gelu")
+
+
+def _read_side(fields: Fields, name: str, default: int) -> int:
+    """Reads the side of a square, given once or twice."""
+    value = fields.values.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        fields = Fields(fields.file, {name: value[0]}, fields.prefix)
+    return fields.count(name, default)
+
+
+def _read_resolutions(whole: Fields, tile_size: int) -> tuple[tuple[int, int], ...]:
+    """Reads heights and widths of whole tiles; by default up to six tiles each."""
+    name = "image_grid_pinpoints"
+    if not whole.has(name):
+        sizes = range(tile_size, 7 * tile_size, tile_size)
+        return tuple((height, width) for height in sizes for width in sizes)
+    pairs = whole.values[name]
+    if (
+        not isinstance(pairs, list)
+        or not pairs
+        or not all(_is_tiled(each, tile_size) for each in pairs)
+    ):
+        raise whole.error(name, f"a list of heights and widths, multiples of {tile_size}")
+    return tuple((height, width) for height, width in pairs)
+
+
+def _is_tiled(pair: object, tile_size: int) -> bool:
+    """Whether a JSON value is a height and a width of whole tiles."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    return all(type(each) is int and each > 0 and each % tile_size == 0 for each in pair)
+
+
+_NORMS = ("layer_norm", "rms_norm")
+
 _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
+    "InternVLForConditionalGeneration": _read_internvl,
+    "LlavaOnevisionForConditionalGeneration": _read_llava_onevision,
+    "Mistral3ForConditionalGeneration": _read_pixtral,
     "Qwen2_5_VLForConditionalGeneration": _read_qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": _read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": _read_qwen3_vl,

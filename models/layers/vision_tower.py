@@ -1,6 +1,7 @@
 """An encoder of images, as engines run it: eagerly, between steps of the text's layers."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -15,6 +16,11 @@ class VisionTower(nn.Module):
 
     Every rank holds all of it.
     """
+
+    weights_mapping: ClassVar[dict[str, str]] = {}
+    """Replacements of parts of the checkpoint's tensor names."""
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names, after these replacements, of parts that are passed over."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -45,7 +51,22 @@ class VisionTower(nn.Module):
         """Returns how many vectors an image becomes."""
         raise NotImplementedError
 
+    def renamed(self, name: str) -> str:
+        """Returns a stored tensor's name, without the model's prefix, in this module."""
+        for stored, ours in self.weights_mapping.items():
+            name = name.replace(stored, ours)
+        return name
+
     def scaled(self, patches: torch.Tensor) -> torch.Tensor:
         """Returns patches, [N, 3 * P * P] uint8, with scaled colours of the model's dtype."""
         values = patches.to(torch.float32) * self.config.colours.factor
         return ((values - self.mean) / self.std).to(self._dtype)
+
+
+def check_tiles(grids: Sequence[tuple[int, ...]], side: int) -> None:
+    """Raises ValueError unless all tiles of images have side x side patches."""
+    for _, height, width, *_ in grids:
+        if (height, width) != (side, side):
+            raise ValueError(
+                f"tiles have {height} x {width} patches; they must have {side} x {side}"
+            )

@@ -82,10 +82,9 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
     config = config_to_load(
-        read_model_config(folder, model_impl),
+        read_model_config(folder, model_impl, sees_images=sees_images),
         folder,
         rounds_to_fp8=rounds_to_fp8,
-        sees_images=sees_images,
         max_positions=max_positions,
     )
     if group.enable_expert_parallel and (config.moe is None or config.transformers is not None):
@@ -126,19 +125,12 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
 
 
 def config_to_load(
-    config: ModelConfig,
-    folder: Path,
-    *,
-    rounds_to_fp8: bool,
-    max_positions: int | None,
-    sees_images: bool = False,
+    config: ModelConfig, folder: Path, *, rounds_to_fp8: bool, max_positions: int | None
 ) -> ModelConfig:
     """Returns the configuration of the model that `load_model` makes; arguments are those of it.
 
     config: of the folder.
     """
-    if not sees_images:
-        config = config.without_images()
     if rounds_to_fp8:
         if config.quantization is not None:
             raise ConfigError(

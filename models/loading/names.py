@@ -21,8 +21,8 @@ TEXT_PREFIXES = {
 """Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it."""
 _TEXT = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
-VISION_PREFIXES = {"model.visual.": "visual.", "visual.": "visual."}
-"""Start of a name in a model of several parts -> in its encoder of images."""
+VISION_PARTS = ("vision_tower.", "multi_modal_projector.", "image_newline")
+"""Parts of an encoder of images in families that do not call it `visual`."""
 
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
 """Tensors that checkpoints store again with every draft layer."""
@@ -71,18 +71,32 @@ def renamed(name: str, model: CausalLM) -> str:
     """Returns a stored tensor's name as the model family writes it."""
     for stored, ours in COMMON_RENAMES.items():
         name = name.replace(stored, ours)
-    for stored, ours in VISION_PREFIXES.items() if model.visual is not None else ():
-        if name.startswith(stored):
-            return ours + name.removeprefix(stored)
+    own_name = None if model.visual is None else _vision_name(name)
+    if model.visual is not None and own_name is not None:
+        return f"visual.{model.visual.renamed(own_name)}"
     for stored, ours in TEXT_PREFIXES.items() if model.config.is_text_part else ():
         if name.startswith(stored):
             name = ours + name.removeprefix(stored)
     return model.renamed(name)
 
 
+def _vision_name(name: str) -> str | None:
+    """Returns a tensor's name within the encoder of images; None of another part.
+
+    Releases of transformers before 4.52 put no `model.` before it.
+    """
+    name = name.removeprefix("model.")
+    if name.startswith("visual."):
+        return name.removeprefix("visual.")
+    return name if name.startswith(VISION_PARTS) else None
+
+
 def is_of_loaded_part(name: str, model: CausalLM) -> bool:
     """Returns whether a tensor, by its name after `renamed`, is of a part of several that loads."""
-    return name.startswith(_TEXT) or (model.visual is not None and name.startswith("visual."))
+    own_name = name.removeprefix("visual.")
+    if model.visual is None or own_name == name:
+        return name.startswith(_TEXT)
+    return not own_name.startswith(model.visual.unused_parts)
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from models.layers.norm import RMSNorm
+
 
 class Segments:
     """Runs of patches that attend to each other, grouped by their lengths.
@@ -40,26 +42,6 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     """Maps [segments, length, heads, D] to the same."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-
-class FusedAttention(nn.Module):
-    """Attention whose projections to queries, keys and values are one."""
-
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
-        super().__init__()
-        self._num_heads = num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.proj = nn.Linear(hidden_size, hidden_size)
-
-    def forward(
-        self, hidden: torch.Tensor, rotation: "PatchRotation", segments: Segments
-    ) -> torch.Tensor:
-        """Maps [N, hidden] to [N, hidden]."""
-        heads = self.qkv(hidden).view(len(hidden), 3, self._num_heads, -1)
-        q, k, v = heads.unbind(1)
-        attended = segments.attend(rotation.turn(q), rotation.turn(k), v)
-        output: torch.Tensor = self.proj(attended)
-        return output
 
 
 class PatchRotation:
@@ -100,3 +82,63 @@ class PatchRotation:
         first, second = values.chunk(2, dim=-1)
         swapped = torch.cat((-second, first), dim=-1)
         return (values * self._cos + swapped * self._sin).to(heads.dtype)
+
+
+class FusedAttention(nn.Module):
+    """Attention whose projections to queries, keys and values are one."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments
+    ) -> torch.Tensor:
+        """Maps [N, hidden] to [N, hidden]."""
+        heads = self.qkv(hidden).view(len(hidden), 3, self._num_heads, -1)
+        q, k, v = heads.unbind(1)
+        attended = segments.attend(rotation.turn(q), rotation.turn(k), v)
+        output: torch.Tensor = self.proj(attended)
+        return output
+
+
+class SplitAttention(nn.Module):
+    """Attention with projections of its own to queries, keys and values.
+
+    norm_eps: of norms of queries and keys, all heads together; None without.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        bias: bool,
+        out_bias: bool,
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
+        if norm_eps is not None:
+            self.q_norm = RMSNorm(hidden_size, norm_eps)
+            self.k_norm = RMSNorm(hidden_size, norm_eps)
+        self._has_norms = norm_eps is not None
+
+    def forward(
+        self, hidden: torch.Tensor, segments: Segments, rotation: PatchRotation | None = None
+    ) -> torch.Tensor:
+        """Maps [N, hidden] to [N, hidden]."""
+        q, k, v = self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)
+        if self._has_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (each.view(len(hidden), self._num_heads, -1) for each in (q, k, v))
+        if rotation is not None:
+            q, k = rotation.turn(q), rotation.turn(k)
+        output: torch.Tensor = self.o_proj(segments.attend(q, k, v))
+        return output

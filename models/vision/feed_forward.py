@@ -15,6 +15,23 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """Name in config.json -> activation."""
 
 
+class FeedForward(nn.Module):
+    """fc2(activation(fc1(x))), of sizes that may differ."""
+
+    def __init__(self, sizes: tuple[int, int, int], activation: str, *, bias: bool = True) -> None:
+        """Takes the sizes of input, inner layer and output."""
+        super().__init__()
+        self._activation = ACTIVATIONS[activation]
+        size, inner_size, out_size = sizes
+        self.fc1 = nn.Linear(size, inner_size, bias=bias)
+        self.fc2 = nn.Linear(inner_size, out_size, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [N, size] to [N, out]."""
+        output: torch.Tensor = self.fc2(self._activation(self.fc1(hidden)))
+        return output
+
+
 class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) * up(x))."""
 

@@ -4,6 +4,30 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
+
+from models.layers.vision_tower import NUM_COLOURS
+
+
+class PatchEmbedding(nn.Module):
+    """Projects patches; its weight is stored as that of a convolution."""
+
+    def __init__(self, hidden_size: int, patch_size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(NUM_COLOURS, hidden_size, patch_size, patch_size, bias=bias)
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Maps [N, 3 * P * P] to [N, hidden]."""
+        return functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+def merged_squares(hidden: torch.Tensor, height: int, width: int, side: int) -> torch.Tensor:
+    """Joins squares of side x side patches of images of one size, whose patches come row by row.
+
+    Maps [images * height * width, hidden] to [images * height * width / side^2, side^2, hidden].
+    """
+    squares = hidden.view(-1, height // side, side, width // side, side, hidden.shape[-1])
+    return squares.transpose(2, 3).flatten(0, 2).flatten(1, 2)
 
 
 def window_order(height: int, width: int, side: int, device: torch.device) -> torch.Tensor:

@@ -8,6 +8,7 @@ Source: Qwen Team 2025, "Qwen3-VL Technical Report" and "Qwen2.5-VL Technical Re
 
 from collections.abc import Sequence
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from models.config_sections.towers import (
 from models.layers.norm import RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, VisionTower
 from models.vision.attention import FusedAttention, PatchRotation, Segments
-from models.vision.feed_forward import ACTIVATIONS, GatedFeedForward
+from models.vision.feed_forward import FeedForward, GatedFeedForward
 from models.vision.patch_grid import interpolated, unit_windows, window_order
 
 NORM_EPS = 1e-6
@@ -71,28 +72,12 @@ class Qwen3VLMerger(nn.Module):
         self._size = config.hidden_size * config.merge**2
         norm_size = self._size if norms_square else config.hidden_size
         self.norm = nn.LayerNorm(norm_size, NORM_EPS)
-        self.linear_fc1 = nn.Linear(self._size, self._size)
-        self.linear_fc2 = nn.Linear(self._size, config.out_size)
+        self.mlp = FeedForward((self._size, self._size, config.out_size), "gelu")
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [N, hidden] to [N / merge^2, out]."""
         normed = self.norm(hidden.view(-1, *self.norm.normalized_shape)).view(-1, self._size)
-        output: torch.Tensor = self.linear_fc2(functional.gelu(self.linear_fc1(normed)))
-        return output
-
-
-class Qwen3VLFeedForward(nn.Module):
-    """The feed-forward part of a block."""
-
-    def __init__(self, config: Qwen3VLVisionConfig) -> None:
-        super().__init__()
-        self._activation = ACTIVATIONS[config.hidden_act]
-        self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [N, hidden] to [N, hidden]."""
-        output: torch.Tensor = self.linear_fc2(self._activation(self.linear_fc1(hidden)))
+        output: torch.Tensor = self.mlp(normed)
         return output
 
 
@@ -119,6 +104,12 @@ class QwenBlock(nn.Module):
 class Qwen3VLTower(QwenTower):
     """The encoder of Qwen3-VL and Qwen3.5."""
 
+    weights_mapping: ClassVar[dict[str, str]] = {
+        ".mlp.linear_fc": ".mlp.fc",
+        ".linear_fc": ".mlp.fc",
+        "deepstack_merger_list.": "deepstack_mergers.",
+    }
+
     def __init__(self, config: Qwen3VLVisionConfig) -> None:
         super().__init__(config)
         self.config: Qwen3VLVisionConfig = config
@@ -129,12 +120,12 @@ class Qwen3VLTower(QwenTower):
             QwenBlock(
                 config,
                 [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
-                Qwen3VLFeedForward(config),
+                FeedForward((size, config.intermediate_size, size), config.hidden_act),
             )
             for _ in range(config.num_layers)
         )
         self.merger = Qwen3VLMerger(config, norms_square=False)
-        self.deepstack_merger_list = nn.ModuleList(
+        self.deepstack_mergers = nn.ModuleList(
             Qwen3VLMerger(config, norms_square=True) for _ in config.deepstack_layers
         )
 
@@ -154,7 +145,7 @@ class Qwen3VLTower(QwenTower):
         for number, block in enumerate(self.blocks):
             hidden = block(hidden, rotation, segments)
             if number in self.config.deepstack_layers:
-                levels.append(self.deepstack_merger_list[len(levels)](hidden))
+                levels.append(self.deepstack_mergers[len(levels)](hidden))
         return torch.cat((self.merger(hidden), *levels), dim=-1)
 
 

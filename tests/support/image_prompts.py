@@ -1,11 +1,17 @@
 """Prompts with images, for our model and for transformers' of the same checkpoint."""
 
 import hashlib
+import math
 import random
 from dataclasses import dataclass, replace
 
 import torch
 
+from models.config_sections.towers import (
+    InternVLVisionConfig,
+    PixtralVisionConfig,
+    QwenVisionConfig,
+)
 from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
 from models.vision.rope_positions import image_rope_positions
@@ -27,7 +33,7 @@ class Picture:
 def random_picture(model: CausalLM, grid: tuple[int, ...], seed: int = 0) -> Picture:
     """Returns an image of noise."""
     config = model.config.vision
-    num_patches = grid[0] * grid[1]
+    num_patches = math.prod(grid[:3])
     generator = torch.Generator().manual_seed(seed)
     shape = (num_patches, 3 * config.patch_size**2)
     return Picture(grid, torch.randint(256, shape, generator=generator, dtype=torch.uint8))
@@ -37,12 +43,41 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
     """Returns the same images as transformers' model takes them."""
     config = model.config.vision
     colours = config.colours
-    pixels = torch.cat([each.patches for each in pictures]).unflatten(1, (3, 1, -1)).float()
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (colours.mean, colours.std))
-    scaled = (pixels * colours.factor - mean) / std
-    frames = scaled.expand(-1, -1, config.num_frames, -1).flatten(1)
-    grids = torch.tensor([(1, *each.grid) for each in pictures])
-    return {"pixel_values": frames, "image_grid_thw": grids}
+    mean, std = (torch.tensor(each).view(3, 1) for each in (colours.mean, colours.std))
+    scaled = [
+        (each.patches.unflatten(1, (3, -1)).float() * colours.factor - mean) / std
+        for each in pictures
+    ]
+    if isinstance(config, QwenVisionConfig):
+        frames = torch.cat(scaled).unsqueeze(2).expand(-1, -1, config.num_frames, -1)
+        grids = torch.tensor([(1, *each.grid) for each in pictures])
+        return {"pixel_values": frames.flatten(1), "image_grid_thw": grids}
+    images = [_pixels(each, picture.grid) for each, picture in zip(scaled, pictures, strict=True)]
+    if isinstance(config, PixtralVisionConfig):
+        sizes = torch.tensor([each.shape[-2:] for each in images])
+        return {"pixel_values": _stacked(images).squeeze(1), "image_sizes": sizes}
+    if isinstance(config, InternVLVisionConfig):
+        return {"pixel_values": torch.cat(images)}
+    sizes = torch.tensor([each.grid[3:] for each in pictures])
+    return {"pixel_values": _stacked(images), "image_sizes": sizes}
+
+
+def _pixels(patches: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
+    """Maps patches that come row by row, [N, 3, P * P], to tiles, [tiles, 3, height, width]."""
+    height, width = grid[-2:] if len(grid) == 2 else grid[1:3]
+    side = math.isqrt(patches.shape[-1])
+    tiles = patches.view(-1, height, width, 3, side, side).permute(0, 3, 1, 4, 2, 5)
+    return tiles.reshape(-1, 3, height * side, width * side)
+
+
+def _stacked(images: list[torch.Tensor]) -> torch.Tensor:
+    """Stacks images, [tiles, 3, height, width], padded at their ends to the largest of each."""
+    sizes = torch.tensor([each.shape for each in images]).amax(dim=0).tolist()
+    stacked = torch.zeros(len(images), *sizes)
+    for target, each in zip(stacked, images, strict=True):
+        tiles, _, height, width = each.shape
+        target[:tiles, :, :height, :width] = each
+    return stacked
 
 
 @dataclass

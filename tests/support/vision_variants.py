@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+from tests.support.recent_variants import GROWING_ROPE
+
 TEXT = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -66,6 +68,50 @@ QWEN25_TOWER = {
     "fullatt_block_indexes": [1],
     "out_hidden_size": 32,
 }
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 64,
+}
+ODD_PIXTRAL = PIXTRAL | {
+    "hidden_size": 36,
+    "num_attention_heads": 3,
+    "patch_size": 3,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+}
+INTERN = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+}
+ODD_INTERN = INTERN | {
+    "hidden_size": 30,
+    "num_attention_heads": 5,
+    "patch_size": [3, 3],
+    "image_size": [24, 24],
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "norm_type": "rms_norm",
+    "use_mean_pooling": False,
+}
+SIGLIP = INTERN | {"model_type": "siglip_vision_model", "vision_use_head": False}
+ODD_SIGLIP = SIGLIP | {
+    "hidden_size": 30,
+    "num_attention_heads": 5,
+    "patch_size": 3,
+    "image_size": 9,
+    "vision_use_head": True,
+}
+PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 48]]
+ODD_PINPOINTS = [[9, 27], [18, 18], [27, 9], [27, 27]]
 STATES = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_key_heads": 2,
@@ -139,6 +185,66 @@ VARIANTS = {
         | {"fullatt_block_indexes": [0, 3], "num_heads": 3, "hidden_size": 36},
         TIED,
         ((14, 6), (2, 10), (8, 8)),
+    ),
+    "mistral3": Variant(
+        "Mistral3",
+        TEXT | {"model_type": "mistral", "sliding_window": None},
+        PIXTRAL,
+        {"image_token_index": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ((4, 6), (2, 10), (8, 2)),
+    ),
+    "ministral3": Variant(
+        "Mistral3",
+        ODD_TEXT | {"model_type": "ministral3", "rope_parameters": GROWING_ROPE},
+        ODD_PIXTRAL,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "spatial_merge_size": 3,
+            "multimodal_projector_bias": True,
+            "tie_word_embeddings": True,
+        },
+        ((3, 6), (9, 3), (6, 6)),
+    ),
+    "internvl": Variant(
+        "InternVL",
+        TEXT | HEADS_SHARE_ALL | {"model_type": "qwen2"},
+        INTERN,
+        {"image_token_id": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ((1, 4, 4), (3, 4, 4), (2, 4, 4)),
+    ),
+    "internvl_odd": Variant(
+        "InternVL",
+        ODD_TEXT | {"model_type": "qwen3"},
+        ODD_INTERN,
+        {
+            "image_token_id": IMAGE_TOKEN,
+            "tie_word_embeddings": True,
+            "downsample_ratio": 0.25,
+        },
+        ((1, 8, 8), (4, 8, 8)),
+    ),
+    "llava_onevision": Variant(
+        "LlavaOnevision",
+        TEXT | HEADS_SHARE_ALL | {"model_type": "qwen2"},
+        SIGLIP,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "tie_word_embeddings": False,
+            "image_grid_pinpoints": PINPOINTS,
+        },
+        ((2, 4, 4, 15, 13), (3, 4, 4, 11, 29), (7, 4, 4, 40, 51)),
+    ),
+    "llava_onevision_odd": Variant(
+        "LlavaOnevision",
+        ODD_TEXT | HEADS_SHARE_ALL | {"model_type": "qwen2", "head_dim": 12},
+        ODD_SIGLIP,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "tie_word_embeddings": False,
+            "image_grid_pinpoints": ODD_PINPOINTS,
+            "vision_aspect_ratio": "anyres_max_2",
+        },
+        ((10, 3, 3, 61, 53), (4, 3, 3, 7, 30), (5, 3, 3, 15, 13)),
     ),
 }
 _ALWAYS = {"qwen3_vl", "qwen3_vl_odd"}

@@ -55,7 +55,7 @@ def test_prompts_with_images_have_the_logits_of_transformers(seeing, grids, chun
     model, reference = seeing
     pictures = [random_picture(model, grid, seed) for seed, grid in enumerate(grids)]
     prompts = [Prompt.of(model, pictures[:1]), Prompt.of(model, pictures, seed=1)]
-    runner = ImageRunner(model, prompts)
+    runner = ImageRunner(model, prompts, num_blocks=128)
     for sequence, prompt in zip(runner.sequences, prompts, strict=True):
         logits = runner.run(sequence, chunk_size)
         assert_close(logits, reference_logits(reference, model, prompt))
