@@ -234,7 +234,7 @@ def _others() -> Iterator[tuple[str, bytes]]:
 
 def _disarmed() -> Iterator[tuple[str, tuple[bytes, bytes]]]:
     plain = png(ihdr(), rows())
-    bomb = inflating(2**28)
+    bomb = inflating(2**26)
     text = b"a\0\0"
     for name, extra in {
         "compressed text": chunk(b"zTXt", text + bomb),

@@ -4,7 +4,7 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 
-from services.frontend.images.families.family import Grid
+from services.frontend.images.families.family import Grid, Patches
 from services.frontend.images.limits import ImageLimits
 
 _QUESTION = struct.Struct(">?I")
@@ -54,9 +54,10 @@ class Question:
         return cls(data=data, is_only_image=is_only_image, max_patches=max_patches)
 
 
-def answer_of(grid: Grid, patches: bytes) -> bytes:
+def answer_of(patches: Patches) -> bytes:
     """Returns the answer with an image's patches."""
-    return struct.pack(f">B{len(grid)}I", len(grid), *grid) + patches
+    grid = patches.grid
+    return b"".join((struct.pack(f">B{len(grid)}I", len(grid), *grid), patches.values.data))
 
 
 def read_answer(content: bytes) -> tuple[Grid, bytes]:

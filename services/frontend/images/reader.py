@@ -26,6 +26,13 @@ WAIT_S = 60.0
 START_TIMEOUT_S = 30.0
 """Time limit for a new process to start, generous for busy machines."""
 RETRY_AFTER_MS = 1000
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    # Buffers of small images are used again. Otherwise each comes from the system as pages to be
+    # zeroed: 30 instead of 18 ms for a JPEG of 1 megapixel in a virtual machine, 2026-11.
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20),
+}
 _WORKER = "services.frontend.images.worker"
 
 log = structlog.get_logger()
@@ -78,7 +85,7 @@ class ImageReader:
             opening.to_bytes(),
             num_processes=num_processes,
             start_timeout_s=START_TIMEOUT_S,
-            environment={"OPENBLAS_NUM_THREADS": "1"},
+            environment=_ENVIRONMENT,
         )
         self._turns = FairTurns(num_processes)
         self._num_unfinished = 0

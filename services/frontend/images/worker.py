@@ -49,7 +49,7 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
             raise Refusal(str(error)) from None
         except MemoryError:
             raise Refusal("the image takes too much memory to resize") from None
-        return answer_of(patches.grid, patches.values.tobytes())
+        return answer_of(patches)
 
     return answer
 

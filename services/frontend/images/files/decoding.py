@@ -69,7 +69,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     # Band by band: four whole copies with alpha would take 16 bytes a pixel.
     opaque = Image.new("RGB", image.size)
     num_rows = max(1, _BAND_PIXELS // image.width)
