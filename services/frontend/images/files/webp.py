@@ -13,7 +13,7 @@ _RIFF = struct.Struct("<4sI4s")
 _ANIMATION = 0x02
 _ALPHA = 0x10
 _IMAGES = {b"VP8 ", b"VP8L", b"ANMF"}
-_NEEDED = {b"ALPH", b"ANIM"}
+_NEEDED = {b"ALPH", b"ANIM", *_IMAGES}
 
 
 def is_webp(data: bytes) -> bool:
@@ -59,7 +59,7 @@ def strip(data: bytes) -> Stripped:
                 raise damaged("WebP", "its header is out of order")
             flags = whole[8] & (_ANIMATION | _ALPHA)
             kept.append(bytes((*whole[:8], flags, *whole[9:])))
-        elif (kind in _IMAGES and not has_image) or (kind in _NEEDED and not has_image):
+        elif kind in _NEEDED and not has_image:
             kept.append(whole)
             has_image = kind in _IMAGES
     if not has_image:

@@ -1,6 +1,7 @@
 """Valid files become what Pillow and transformers make of them."""
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from transformers.image_transforms import convert_to_rgb
 from services.frontend.images.files.decoding import decode
 from services.frontend.images.files.header import Format, read_header
 from services.frontend.images.limits import ImageLimits
-from tests.support.image_files import chunk, encoded, exif, picture
+from tests.support.image_files import chunk, encoded, exif, ihdr, picture, png
 
 KINDS = ["PNG", "JPEG", "WEBP", "GIF"]
 
@@ -89,6 +90,18 @@ def test_exif_of_either_byte_order_is_followed():
     turned = data[:33] + chunk(b"eXIf", big) + data[33:]
     assert np.array_equal(read(turned), expected(turned))
     assert read(turned).shape == (40, 30, 3)
+
+
+def test_interlaced_png_files_are_decoded():
+    pixels = np.asarray(picture(13, 11))
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2)]
+    lines = b"".join(
+        b"\0" + line.tobytes()
+        for top, left, down, right in [*passes, (1, 0, 2, 1)]
+        for line in pixels[top::down, left::right]
+    )
+    header, rows = ihdr(13, 11, tail=b"\0\0\1"), chunk(b"IDAT", zlib.compress(lines))
+    assert np.array_equal(read(png(header, rows)), pixels)
 
 
 def test_gray_of_16_bits_keeps_its_upper_8():
