@@ -228,7 +228,9 @@ class ChatTemplate:
             tools = () if lacks_tools else tools
         if not self._is_strict:
             if _roles_with_images(messages) and not self._forms.takes_images("tool"):
-                messages = with_results_as_user(messages)
+                messages = with_results_as_user(
+                    messages, takes_user_next=self._forms.takes_user_after_results
+                )
             messages = with_system_as_user(
                 messages,
                 shows_first=self._forms.shows_system,

@@ -26,6 +26,9 @@ calls follow each other; their results come back between <tool_response> tags.
 {{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
 </tool_call>"""
 
+_SEES_IMAGE = "The result is an image."
+"""A message of the assistant between a tool's result and its image."""
+
 
 def with_written_tools(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
     """Returns a conversation with its tools, calls and their results as text.
@@ -69,26 +72,39 @@ def with_system_as_user(
     return _joined_users(moved)
 
 
-def with_results_as_user(messages: Sequence[Message]) -> list[Message]:
+def with_results_as_user(
+    messages: Sequence[Message], *, takes_user_next: Callable[[], bool]
+) -> list[Message]:
     """Returns a conversation whose users show the images of tools' results.
 
     The images of results that follow each other are in one message after the last of them, with
     what the user says next.
+
+    Args:
+        messages: the conversation.
+        takes_user_next: whether the template takes a user's message after results; if not, one of
+            the assistant comes between.
     """
     moved: list[Message] = []
     images: list[Message] = []
+
+    def show() -> None:
+        if images and not takes_user_next():
+            moved.append({"role": "assistant", "content": _SEES_IMAGE})
+        if images:
+            moved.append(_AddedMessage(role="user", content=list(images)))
+        images.clear()
+
     for message in messages:
-        if images and message["role"] != "tool":
-            moved.append(_AddedMessage(role="user", content=images))
-            images = []
+        if message["role"] != "tool":
+            show()
         if message["role"] == "tool" and has_images(message["content"]):
             parts = parts_of(message["content"])
             images += [part for part in parts if part["type"] == "image"]
             texts = [part["text"] for part in parts if part["type"] == "text"]
             message = {**message, "content": "".join(texts)}
         moved.append(message)
-    if images:
-        moved.append(_AddedMessage(role="user", content=images))
+    show()
     return _joined_users(moved)
 
 

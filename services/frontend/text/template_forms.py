@@ -32,6 +32,7 @@ class TemplateForms:
         self._render = render
         self._wants_parts: dict[str, bool] = {}
         self._takes_images: dict[str, bool] = {}
+        self._takes_user_next: bool | None = None
         self._call_forms: tuple[bool, bool] | None = None
         self._wants_whole_tools: bool | None = None
         self._shows_system: bool | None = None
@@ -65,6 +66,15 @@ class TemplateForms:
                 self._shows_image(role, filler) for filler in ("x", _parts("x"))
             )
         return self._takes_images[role]
+
+    def takes_user_after_results(self) -> bool:
+        """Whether the template shows a user's message that follows the results of tools."""
+        if self._takes_user_next is None:
+            filler = self._filler()
+            result = _conversation("tool", filler, filler)
+            said = [*result, {"role": "user", "content": _parts(_NEEDLE)}]
+            self._takes_user_next = _NEEDLE in (self._render(said, ()) or "")
+        return self._takes_user_next
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation in the template's form."""
