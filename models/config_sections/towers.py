@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from models.config_sections.fields import Fields
+from models.config_sections.tile_layout import TileLayout
 from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
     VisionConfig,
+    check_sides,
     read_colours,
     read_heads,
     read_image_token,
@@ -79,6 +82,21 @@ class TileVisionConfig(VisionConfig):
     norm_eps: float
     has_bias: bool
 
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is the number of tiles, and their height and width."""
+        check_sides(grid, 3)
+        self.check_tiles(grid)
+
+    def check_tiles(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless tiles have the size that the tower sees."""
+        if grid[1:3] != (self.side, self.side):
+            raise ValueError(f"tiles must have {self.side} x {self.side} patches")
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of an image of about as many vectors, and no more."""
+        of_tile = self.side**2 // self.merge**2
+        return max(1, max_vectors // of_tile), self.side, self.side
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternVLVisionConfig(TileVisionConfig):
@@ -106,6 +124,55 @@ class LlavaOnevisionVisionConfig(TileVisionConfig):
 
     resolutions: tuple[tuple[int, int], ...]
     max_tiles: int
+
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is tiles, their height and width, and the image's pixels.
+
+        An image of one tile has the overview alone, whatever its size.
+        """
+        check_sides(grid, 5)
+        self.check_tiles(grid)
+        layout = self.layout(grid)
+        if not (layout.height > 0 < layout.width):
+            raise ValueError("an image of its size has no vectors")
+        num_tiles = layout.num_tiles
+        if grid[0] not in (1, 1 + num_tiles):
+            raise ValueError(f"an image of its size has {num_tiles} tiles and an overview")
+
+    def num_patches(self, grid: tuple[int, ...]) -> int:
+        """Returns the patches of an image whose grid was checked."""
+        return prod(grid[:3])
+
+    def num_vectors(self, grid: tuple[int, ...]) -> int:
+        """Returns the vectors that such an image becomes, with a newline after each row."""
+        of_tile = self.side**2
+        if grid[0] == 1:
+            return of_tile + 1
+        layout = self.layout(grid)
+        return of_tile + layout.height * (layout.width + 1)
+
+    def layout(self, grid: tuple[int, ...]) -> TileLayout:
+        """Returns how the tiles of an image are laid out."""
+        return self._layout_of(grid[3], grid[4])
+
+    def _layout_of(self, height: int, width: int) -> TileLayout:
+        return TileLayout.of(
+            (height, width),
+            self.resolutions,
+            side=self.side,
+            patch_size=self.patch_size,
+            max_tiles=self.max_tiles,
+        )
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of an image of about as many vectors, and no more."""
+        tile = (self.side, self.side)
+        grids = [(1, *tile, 1, 1)]
+        for height, width in self.resolutions:
+            layout = self._layout_of(height, width)
+            grids.append((1 + layout.num_tiles, *tile, height, width))
+        fitting = [grid for grid in grids if self.num_vectors(grid) <= max_vectors]
+        return max(fitting, default=grids[0])
 
 
 def read_vision(whole: Fields, text: Fields) -> VisionConfig | None:

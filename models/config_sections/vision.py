@@ -1,12 +1,16 @@
 """The part of a model that encodes images: facts that all towers of models.vision have."""
 
 from dataclasses import dataclass
+from math import isqrt, prod
 from pathlib import Path
 
 from models.config_sections.fields import Fields
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files with the settings of image processors; the second has them under `image_processor`."""
+
+MAX_SIDE = 2**16
+"""Largest number in a grid."""
 
 Colour = tuple[float, ...]
 """A number each for red, green and blue."""
@@ -56,6 +60,25 @@ class VisionConfig:
         """Bytes of a patch as it comes: red, green and blue of each pixel."""
         return 3 * self.patch_size**2
 
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is one of an image: its height and width in patches."""
+        check_sides(grid, 2)
+        if any(side % self.merge for side in grid):
+            raise ValueError(f"its sides must be multiples of {self.merge}")
+
+    def num_patches(self, grid: tuple[int, ...]) -> int:
+        """Returns the patches of an image whose grid was checked."""
+        return prod(grid)
+
+    def num_vectors(self, grid: tuple[int, ...]) -> int:
+        """Returns the vectors that such an image becomes."""
+        return prod(grid) // self.merge**2
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of an image of about as many vectors, and no more."""
+        side = isqrt(max_vectors) * self.merge
+        return side, side
+
     @property
     def num_levels(self) -> int:
         """Layers of the text after which further vectors are added."""
@@ -65,6 +88,12 @@ class VisionConfig:
     def num_features(self) -> int:
         """Elements of a row of vectors: the one that replaces a token, then that of each level."""
         return self.out_size * (1 + self.num_levels)
+
+
+def check_sides(grid: tuple[int, ...], count: int) -> None:
+    """Raises ValueError unless a grid has as many numbers, all of a size that images have."""
+    if len(grid) != count or not all(0 < side <= MAX_SIDE for side in grid):
+        raise ValueError(f"it must be {count} numbers from 1 to {MAX_SIDE}")
 
 
 def read_colours(whole: Fields, mean: Colour, std: Colour) -> ColourScale:

@@ -49,7 +49,7 @@ class VisionTower(nn.Module):
 
     def num_vectors(self, grid: tuple[int, ...]) -> int:
         """Returns how many vectors an image becomes."""
-        raise NotImplementedError
+        return self.config.num_vectors(grid)
 
     def renamed(self, name: str) -> str:
         """Returns a stored tensor's name, without the model's prefix, in this module."""
@@ -61,12 +61,3 @@ class VisionTower(nn.Module):
         """Returns patches, [N, 3 * P * P] uint8, with scaled colours of the model's dtype."""
         values = patches.to(torch.float32) * self.config.colours.factor
         return ((values - self.mean) / self.std).to(self._dtype)
-
-
-def check_tiles(grids: Sequence[tuple[int, ...]], side: int) -> None:
-    """Raises ValueError unless all tiles of images have side x side patches."""
-    for _, height, width, *_ in grids:
-        if (height, width) != (side, side):
-            raise ValueError(
-                f"tiles have {height} x {width} patches; they must have {side} x {side}"
-            )

@@ -11,7 +11,7 @@ from torch import nn
 
 from models.config_sections.towers import InternVLVisionConfig
 from models.layers.norm import RMSNorm
-from models.layers.vision_tower import VisionTower, check_tiles
+from models.layers.vision_tower import VisionTower
 from models.layers.weight import empty_parameter
 from models.vision.attention import Segments, SplitAttention
 from models.vision.feed_forward import FeedForward
@@ -109,14 +109,8 @@ class InternVLTower(VisionTower):
         self.vision_tower = InternVLEncoder(config)
         self.multi_modal_projector = InternVLProjector(config)
 
-    def num_vectors(self, grid: tuple[int, ...]) -> int:
-        """Returns how many vectors an image becomes."""
-        num_tiles, height, width = grid
-        return num_tiles * height * width // self.config.merge**2
-
     def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Encodes images; see `VisionTower`."""
-        check_tiles(grids, self._side)
         hidden = self.vision_tower(self.scaled(patches))
         squares = merged_squares(hidden, self._side, self._side, self.config.merge)
         output: torch.Tensor = self.multi_modal_projector(squares.flatten(1))

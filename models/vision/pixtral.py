@@ -111,10 +111,6 @@ class PixtralTower(VisionTower):
         self.vision_tower = PixtralEncoder(config)
         self.multi_modal_projector = PixtralProjector(config)
 
-    def num_vectors(self, grid: tuple[int, ...]) -> int:
-        """Returns how many vectors an image becomes."""
-        return prod(grid) // self.config.merge**2
-
     def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Encodes images; see `VisionTower`."""
         hidden = self.vision_tower(self.scaled(patches), grids)

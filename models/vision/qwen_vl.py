@@ -51,10 +51,6 @@ class QwenTower(VisionTower):
         super().__init__(config)
         self.config: QwenVisionConfig = config
 
-    def num_vectors(self, grid: tuple[int, ...]) -> int:
-        """Returns how many vectors an image becomes."""
-        return prod(grid) // self.config.merge**2
-
     def rotation(self, coordinates: torch.Tensor) -> PatchRotation:
         """Returns the rotation of patches by row and column, [2, N]."""
         config = self.config

@@ -97,7 +97,8 @@ async def ranks_core(
         config: the engine's.
         nodes: other hosts that join; None where there is one host.
     """
-    model = ModelConfig.from_folder(config.checkpoint.model)
+    sees_images = not config.images.language_model_only
+    model = ModelConfig.from_folder(config.checkpoint.model, sees_images=sees_images)
     limits = StepLimits.of(
         config,
         max_model_len=config.checkpoint.max_model_len or model.max_position_embeddings,
@@ -105,7 +106,7 @@ async def ranks_core(
         cache_windows=model.entry_windows(
             with_draft_layers=config.speculation.num_layer_drafts > 0
         ),
-        sees_images=model.vision is not None and not config.images.language_model_only,
+        sees_images=model.vision is not None,
     )
     executors: list[WorkerExecutor] = []
 

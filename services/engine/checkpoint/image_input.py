@@ -8,7 +8,6 @@ import structlog
 
 from models.config import CONFIG_FILE, ModelConfig
 from models.config_sections.fields import Fields
-from models.config_sections.image_grids import num_patches, num_vectors
 from models.config_sections.vision import VisionConfig
 from services.engine.checkpoint.image_settings import image_settings
 from services.engine.errors import InvalidRequestError
@@ -67,7 +66,7 @@ class ImageInput:
 
     def num_vectors(self, grid: tuple[int, ...]) -> int:
         """Returns the vectors of an image whose grid was checked."""
-        return num_vectors(self.vision, grid)
+        return self.vision.num_vectors(grid)
 
     def check(self, image: EncoderImage) -> None:
         """Checks an image before it may reach the worker.
@@ -76,15 +75,16 @@ class ImageInput:
             InvalidRequestError: its grid is impossible, it has other patches than its grid says, or
                 too many.
         """
+        vision = self.vision
         try:
-            count = num_patches(self.vision, image.grid)
-            vectors = num_vectors(self.vision, image.grid)
+            vision.check_grid(image.grid)
         except ValueError as error:
             raise InvalidRequestError(f"an image's grid is {image.grid}: {error}") from error
-        if count * self.vision.patch_bytes != len(image.patches):
+        count, vectors = vision.num_patches(image.grid), vision.num_vectors(image.grid)
+        if count * vision.patch_bytes != len(image.patches):
             raise InvalidRequestError(
                 f"an image of {count} patches has {len(image.patches)} bytes; each patch has "
-                f"{self.vision.patch_bytes}"
+                f"{vision.patch_bytes}"
             )
         if vectors > self.max_vectors:
             raise InvalidRequestError(

@@ -23,7 +23,9 @@ _TIME_LIMIT_S = 120.0
 """For importing transformers from a cold disk and building a network without memory."""
 
 
-def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
+def read_model_config(
+    folder: Path, model_impl: ModelImpl, *, sees_images: bool = False
+) -> ModelConfig:
     """Reads `folder`/config.json for the modules that will run the model.
 
     A process of its own imports transformers.
@@ -31,13 +33,14 @@ def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
     Args:
         folder: the checkpoint.
         model_impl: whose modules run.
+        sees_images: whether the encoder of images is read, if our modules have one.
 
     Raises:
         ConfigError: the file is missing or wrong, or these modules do not serve the model.
     """
     architecture = decoder_class(folder)
     if runs_own_modules(architecture, model_impl):
-        return ModelConfig.from_folder(folder)
+        return ModelConfig.from_folder(folder, sees_images=sees_images)
     try:
         require_extras("transformers")
     except MissingExtraError as error:

@@ -84,7 +84,7 @@ class ModelFolder:
                 f"{folder} is not a folder; --model takes one, or OWNER/NAME from the hub"
             )
         try:
-            config = read_model_config(folder, model_impl)
+            config = read_model_config(folder, model_impl, sees_images=max_image_tokens > 0)
             if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
@@ -102,8 +102,6 @@ class ModelFolder:
         try:
             default_sampling = _default_sampling(fields)
             eos_token_ids = _eos_token_ids(fields, config, tokenizer)
-            if not max_image_tokens:
-                config = config.without_images()
             image_input = ImageInput.of(config, folder, max_vectors=max_image_tokens)
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from models.config_sections.image_grids import largest_grid, num_patches
 from models.layers.vision_tower import VisionTower
 from services.engine.batch import EncodedImage, pack_int32
 from services.engine.config.images import PAGE_VECTORS
@@ -47,7 +46,7 @@ class ImageEncoder:
     def encode_largest(self) -> None:
         """Encodes as many vectors as any step does, to measure its memory."""
         vision, num_pages = self._tower.config, self._limits.num_encoder_pages
-        grid = largest_grid(vision, num_pages * PAGE_VECTORS)
-        patches = bytes(num_patches(vision, grid) * vision.patch_bytes)
+        grid = vision.largest_grid(num_pages * PAGE_VECTORS)
+        patches = bytes(vision.num_patches(grid) * vision.patch_bytes)
         pages = pack_int32(range(num_pages))
         self.encode([EncodedImage(patches=patches, grid=grid, pages=pages)])

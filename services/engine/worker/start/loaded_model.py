@@ -118,7 +118,10 @@ class LoadedModel:
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
-        model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        sees_images = not config.images.language_model_only
+        model_config = read_model_config(
+            config.checkpoint.model, config.checkpoint.model_impl, sees_images=sees_images
+        )
         check_data_parallel(model_config, config.parallel.data_parallel_size)
         if is_invariant:
             check_batch_invariance(
@@ -150,7 +153,7 @@ class LoadedModel:
             max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
             vocab_size=model_config.vocab_size,
             cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
-            sees_images=not config.images.language_model_only and model_config.vision is not None,
+            sees_images=model_config.vision is not None,
         )
         started_s = time.monotonic()
         model = load_model(
@@ -162,7 +165,7 @@ class LoadedModel:
             group=ranks.group,
             rounds_to_fp8=config.checkpoint.quantization == "fp8",
             with_draft_layers=has_draft_layers,
-            sees_images=not config.images.language_model_only,
+            sees_images=sees_images,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )

@@ -256,7 +256,6 @@ def traced_config(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         model,
         checkpoint.model,
         rounds_to_fp8=checkpoint.quantization == "fp8",
-        sees_images=not config.images.language_model_only,
         max_positions=checkpoint.max_model_len or model.max_position_embeddings,
     )
 
