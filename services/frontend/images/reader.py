@@ -21,6 +21,8 @@ from services.transport.fair_turns import FairTurns
 
 MAX_WAITING = 256
 """Images that wait for a process; they are read at some 25 megapixels a second and core."""
+LARGE_PIXELS = 16_000_000
+"""Larger images are read one at a time: they take up to 1 GiB each, and senders a few kilobytes."""
 WAIT_S = 60.0
 """Time limit of the wait for a process."""
 START_TIMEOUT_S = 30.0
@@ -42,7 +44,8 @@ class ImageReader:
     """Turns image files into patches for one model.
 
     Processes start with the first images. One that crashes, takes too long or too much memory is
-    replaced, and only the image that it read is refused. Accounts take turns.
+    replaced, and only the image that it read is refused. Accounts take turns. Of large images, only
+    one is read at a time.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class ImageReader:
             settings: JSON.
             image_token_id: the token that stands for a vector of the encoder.
             max_patches: most patches of an image.
-            num_processes: images that are read at a time; each may take `limits.memory_bytes`.
+            num_processes: images that are read at a time.
             limits: the most that an image may take.
 
         Raises:
@@ -88,6 +91,7 @@ class ImageReader:
             environment=_ENVIRONMENT,
         )
         self._turns = FairTurns(num_processes)
+        self._large_turns = FairTurns(1)
         self._num_unfinished = 0
         self._max_unfinished = MAX_WAITING + num_processes
 
@@ -112,7 +116,7 @@ class ImageReader:
             OverloadedError: too many images wait.
             EngineUnavailableError: no process can be started now.
         """
-        read_header(data, self._limits)  # what no process needs to see is refused here
+        header = read_header(data, self._limits)  # what no process needs to see is refused here
         if self._num_unfinished >= self._max_unfinished:
             raise OverloadedError(
                 f"{self._num_unfinished} images are being read; the limit is"
@@ -122,9 +126,12 @@ class ImageReader:
         if max_patches is None:
             max_patches = self._processor.max_patches
         question = Question(data=data, is_only_image=is_only_image, max_patches=max_patches)
+        work = partial(self._turns.run, account, partial(self._ask, question), wait_s=WAIT_S)
         self._num_unfinished += 1
         try:
-            return await self._turns.run(account, partial(self._ask, question), wait_s=WAIT_S)
+            if header.width * header.height > LARGE_PIXELS:
+                return await self._large_turns.run(account, work, wait_s=WAIT_S)
+            return await work()
         except TimeoutError:
             raise OverloadedError(
                 "the processes that read images are busy", retry_after_ms=RETRY_AFTER_MS

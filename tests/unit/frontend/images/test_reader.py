@@ -17,7 +17,7 @@ from services.frontend.images.limits import ImageLimits
 from services.frontend.images.processor import ImageProcessor
 from services.frontend.images.reader import ImageReader
 from tests.support.hostile_images import disarmed_files, refused_files
-from tests.support.image_files import encoded, picture
+from tests.support.image_files import encoded, ihdr, picture, png
 from tests.support.image_settings import settings_text
 from tests.support.waiting import until
 
@@ -141,10 +141,11 @@ async def test_an_image_that_takes_too_much_processor_time_ends_its_process_alon
 async def test_a_crash_refuses_the_image_that_caused_it():
     slow = encoded(Image.new("RGB", (8000, 8000)), "PNG", compress_level=1)
     async with reading() as reader:
-        reads = asyncio.gather(reader.read(slow), reader.read(IMAGE), return_exceptions=True)
+        reads = [asyncio.create_task(reader.read(slow))]
         await until(lambda: any(is_decoding(helper) for helper in helpers()))
+        reads.append(asyncio.create_task(reader.read(IMAGE)))
         helpers()[0].send_signal(signal.SIGSEGV)
-        crashed, other = await reads
+        crashed, other = await asyncio.gather(*reads, return_exceptions=True)
         assert isinstance(crashed, InvalidRequestError)
         assert other.tokens
 
@@ -185,6 +186,17 @@ async def test_accounts_take_turns():
         assert done.index("other") <= 2
 
 
+async def test_large_images_are_read_one_at_a_time():
+    large, small = (png(ihdr(side, side)) for side in (4001, 4000))
+    async with reading(num_processes=4) as reader:
+        for data, most in ((small, 4), (large, 1)):
+            reader._pool = pool = NonsensePool()
+            reads = [reader.read(data, account=str(i)) for i in range(6)]
+            results = await asyncio.gather(*reads, return_exceptions=True)
+            assert {type(result) for result in results} == {InvalidRequestError}
+            assert pool.most_at_a_time == most
+
+
 async def test_an_answer_that_is_no_image_is_refused():
     async with reading() as reader:
         reader._pool = NonsensePool()
@@ -198,8 +210,14 @@ class NonsensePool:
     """Helper processes that a file has taken over."""
 
     answer = b""
+    num_asked = 0
+    most_at_a_time = 0
 
     async def ask(self, question, **limits):
+        self.num_asked += 1
+        self.most_at_a_time = max(self.most_at_a_time, self.num_asked)
+        await asyncio.sleep(0)
+        self.num_asked -= 1
         return self.answer
 
     async def close(self):
