@@ -1,6 +1,8 @@
 """Valid files become what Pillow and transformers make of them."""
 
 import io
+import random
+import struct
 import zlib
 
 import numpy as np
@@ -8,16 +10,17 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
+from services.frontend.errors import InvalidRequestError
 from services.frontend.images.files.decoding import decode
 from services.frontend.images.files.header import Format, read_header
 from services.frontend.images.limits import ImageLimits
-from tests.support.image_files import chunk, encoded, exif, ihdr, picture, png
+from tests.support.image_files import PNG, chunk, encoded, exif, ihdr, picture, png
 
 KINDS = ["PNG", "JPEG", "WEBP", "GIF"]
 
 
-def read(data: bytes) -> np.ndarray:
-    return np.asarray(decode(data, read_header(data, ImageLimits())))
+def read(data: bytes, max_pixels: int = ImageLimits().max_pixels) -> np.ndarray:
+    return np.asarray(decode(data, read_header(data, ImageLimits(max_pixels=max_pixels))))
 
 
 def expected(data: bytes) -> np.ndarray:
@@ -121,3 +124,31 @@ def test_the_header_has_format_and_size(kind):
     header = read_header(encoded(picture(33, 22).convert("P").convert("RGB"), kind), ImageLimits())
     assert header.format is Format[kind]
     assert (header.width, header.height) == (33, 22)
+
+
+def with_checksums(data: bytes) -> bytes:
+    """Returns a PNG file whose checksums are right, so that damage reaches the decoder."""
+    if not data.startswith(PNG):
+        return data
+    parts, offset = [PNG], len(PNG)
+    while offset + 12 <= len(data):
+        [length] = struct.unpack_from(">I", data, offset)
+        parts.append(chunk(data[offset + 4 : offset + 8], data[offset + 8 : offset + 8 + length]))
+        offset += 12 + length
+    return b"".join(parts)
+
+
+def test_damaged_files_are_refused_or_decoded():
+    generator = random.Random(1)
+    reasons: list[str] = []
+    for _ in range(3000):
+        damaged = bytearray(generator.choice(list(FILES.values())))
+        for _ in range(generator.choice((1, 1, 2, 5, 30))):
+            end = generator.choice((120, len(damaged)))
+            damaged[generator.randrange(min(end, len(damaged)))] = generator.randrange(256)
+        try:
+            read(with_checksums(bytes(damaged)), max_pixels=10**6)
+        except InvalidRequestError as error:
+            reasons.append(str(error))
+    assert 1000 < len(reasons) < 2900
+    assert not any("\n" in reason for reason in reasons)

@@ -35,7 +35,7 @@ def shapes(number: int, longest: int = 9000) -> list[tuple[int, int]]:
 def test_qwen_vl(patch_size, min_pixels, max_pixels):
     changes = {"patch_size": patch_size, "min_pixels": min_pixels, "max_pixels": max_pixels}
     family = QwenVL(**(SETTINGS["qwen_vl"] | changes))
-    for height, width in shapes(2000):
+    for height, width in shapes(800):
         if max(height, width) > 200 * min(height, width):
             continue
         theirs = smart_resize(height, width, 2 * patch_size, min_pixels, max_pixels)
@@ -45,7 +45,7 @@ def test_qwen_vl(patch_size, min_pixels, max_pixels):
 @pytest.mark.parametrize(("height", "width"), [(1540, 1540), (300, 900)])
 def test_pixtral(height, width):
     family = Pixtral(**(SETTINGS["pixtral"] | {"max_height": height, "max_width": width}))
-    for shape in shapes(2000):
+    for shape in shapes(800):
         if min(shape) < max(shape[0] / height, shape[1] / width):
             continue  # there a side of such an image has no pixels
         image = np.broadcast_to(np.uint8(0), (*shape, 3))
