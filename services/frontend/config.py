@@ -93,6 +93,8 @@ class FrontendConfig(BaseSettings):
     max_image_pixels: int = Field(default=64_000_000, ge=1, le=2**30)
     """Most pixels of an image, width times height; each process that reads images may take 24 bytes
     of memory for each."""
+    max_pixels_per_request: int = Field(default=256_000_000, ge=1, le=2**40)
+    """Most pixels of all images of a request."""
     num_image_processes: int | None = Field(default=None, ge=1, le=256)
     """Processes that read images, started when they are needed; absent: one per core, shared by
     --processes."""

@@ -344,6 +344,8 @@ def image_parts(config: FrontendConfig) -> ImageParts:
     return ImageParts(
         limits=PromptImageLimits(
             max_per_request=config.max_images_per_request,
+            max_pixels_per_request=config.max_pixels_per_request,
+            image=limits,
             max_held_bytes=config.max_image_memory_bytes,
             max_cached_bytes=config.image_cache_bytes,
         ),

@@ -146,7 +146,7 @@ async def vision_stack(
 ) -> AsyncIterator[tuple[FakeEngine, FrontendStack, Reader]]:
     """Starts a frontend that reads images with a `Reader`, and fetches them with a fetcher."""
     reader = Reader()
-    limits = {name: value for name, value in config.items() if "image" in name}
+    limits = {name: value for name, value in config.items() if "image" in name or "pixel" in name}
     parts = replace(image_parts(FrontendConfig(**limits)), open_reader=reader.open, fetcher=fetcher)
     async with (
         engine or vision_engine() as engine,

@@ -18,6 +18,9 @@ class PromptImageLimits:
     """Limits of images in prompts."""
 
     max_per_request: int = 64
+    max_pixels_per_request: int = 256_000_000
+    image: ImageLimits = field(default_factory=ImageLimits)
+    """Limits of one image."""
     max_held_bytes: int = 2**31
     """Files and patches of live requests; an account may have a quarter."""
     max_cached_bytes: int = 2**28

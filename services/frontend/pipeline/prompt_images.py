@@ -3,14 +3,17 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.engine_client.messages import PlacedImage
 from services.frontend.engine_client.model_identity import packed_processor
 from services.frontend.errors import FrontendError, InvalidRequestError
+from services.frontend.images.files.header import read_header
 from services.frontend.images.media.fetcher import MediaFetcher
 from services.frontend.images.processor import ProcessedImage
 from services.frontend.images.reader import ImageReader
@@ -33,12 +36,14 @@ from services.transport.counts import Counts
 
 ROLES = ("user", "tool")
 """Roles whose messages may have images."""
-MAX_READS = 4
-"""Images of one request that are read at a time; other requests' take turns with them."""
+MAX_CALLS = 4
+"""Images of one request that are fetched or read at a time, in turns with other requests'."""
 INLINE_BYTES = 2**16
 """Longer files are hashed in a thread; this length takes 0.1 ms."""
 LOW_DETAIL_PATCHES = 1024
 """Most patches of an image of low detail: 512 x 512 pixels where a patch has 16 x 16."""
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,72 +163,79 @@ class PromptImages:
         self, reader: ImageReader, model: ServedModel, files: Sequence[ImageFile], lease: Lease
     ) -> list[ProcessedImage]:
         lease.hold(self._held, sum(len(file.data) for file in files))
+        contents = await _all_of(self._load(file, lease) for file in files)
+        with self._counting(UNREAD):
+            self._check_pixels(contents)
         settings = packed_processor(model.info)
-        turns = asyncio.Semaphore(MAX_READS)
+        kinds = [(settings, lease.account, each.is_low_detail, len(files) == 1) for each in files]
+        return await _all_of(
+            self._read(reader, data, lease, kind)
+            for data, kind in zip(contents, kinds, strict=True)
+        )
 
-        async def read(file: ImageFile) -> ProcessedImage:
-            async with turns:
-                key = settings, lease.account, file.is_low_detail, len(files) == 1
-                image = await self._read(reader, file, lease, key)
-            lease.hold(self._held, len(image.patches))
-            return image
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                reads = [group.create_task(read(file)) for file in files]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [each.result() for each in reads]
-
-    async def _read(
-        self,
-        reader: ImageReader,
-        file: ImageFile,
-        lease: Lease,
-        kind: tuple[bytes, str, bool, bool],
-    ) -> ProcessedImage:
-        """Reads an image, or finds it among those of its kind that were read lately."""
-        start_s = time.monotonic()
-        *_, is_low_detail, is_only_image = kind
-        data = file.data or await self._fetch(file.url, lease)
-        key = (*kind, await _digest_of(data))
-        image = self._cache.get(key)
-        if image is not None:
-            self._figures.num_cached += 1
-            return image
-        try:
-            image = await reader.read(
-                data,
-                account=lease.account,
-                is_only_image=is_only_image,
-                max_patches=LOW_DETAIL_PATCHES if is_low_detail else None,
-            )
-        except FrontendError as error:
-            self._figures.refused[UNREAD] += 1
-            if isinstance(error, InvalidRequestError) and error.field is None:
-                raise InvalidRequestError(str(error), field="prompt", code=error.code) from None
-            raise
-        self._cache.put(key, image)
-        self._figures.num_read += 1
-        self._figures.read.observe(time.monotonic() - start_s)
-        return image
-
-    async def _fetch(self, url: str, lease: Lease) -> bytes:
+    async def _load(self, file: ImageFile, lease: Lease) -> bytes:
+        """Returns a file's bytes, fetched if they are elsewhere."""
+        if file.data:
+            return file.data
         if self._fetcher is None:
             raise self._refusal(
                 UNFETCHED,
                 "images are not fetched from URLs here, as --media-hosts names no hosts; send data:"
                 " URLs",
             )
-        try:
-            data = await self._fetcher.fetch(url)
-        except FrontendError as error:
-            self._figures.refused[UNFETCHED] += 1
-            if isinstance(error, InvalidRequestError) and error.field is None:
-                raise InvalidRequestError(str(error), field="prompt", code=error.code) from None
-            raise
+        with self._counting(UNFETCHED):
+            data = await self._fetcher.fetch(file.url)
         lease.hold(self._held, len(data))
         return data
+
+    def _check_pixels(self, contents: Sequence[bytes]) -> None:
+        """Refuses images by their size, before the first one is decoded."""
+        headers = [read_header(data, self._limits.image) for data in contents]
+        num_pixels = sum(header.width * header.height for header in headers)
+        if num_pixels > self._limits.max_pixels_per_request:
+            raise InvalidRequestError(
+                f"the images have {num_pixels} pixels; the limit is"
+                f" {self._limits.max_pixels_per_request}"
+            )
+
+    async def _read(
+        self,
+        reader: ImageReader,
+        data: bytes,
+        lease: Lease,
+        kind: tuple[bytes, str, bool, bool],
+    ) -> ProcessedImage:
+        """Reads an image, or finds it among those of its kind that were read lately."""
+        start_s = time.monotonic()
+        *_, is_low_detail, is_only_image = kind
+        key = (*kind, await _digest_of(data))
+        image = self._cache.get(key)
+        if image is not None:
+            self._figures.num_cached += 1
+        else:
+            with self._counting(UNREAD):
+                image = await reader.read(
+                    data,
+                    account=lease.account,
+                    is_only_image=is_only_image,
+                    max_patches=LOW_DETAIL_PATCHES if is_low_detail else None,
+                )
+            self._cache.put(key, image)
+            self._figures.num_read += 1
+            self._figures.read.observe(time.monotonic() - start_s)
+        lease.hold(self._held, len(image.patches))
+        return image
+
+    @contextmanager
+    def _counting(self, reason: str) -> Iterator[None]:
+        """Counts a refusal, and says that the prompt has what is refused."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            raise self._refusal(reason, str(error)) from None
+        except FrontendError:
+            self._figures.refused[reason] += 1
+            raise
 
     def _refusal(self, reason: str, message: str) -> InvalidRequestError:
         self._figures.refused[reason] += 1
@@ -252,6 +264,26 @@ def _with_images(
         longer += image.tokens
         start = end + 1
     return EncodedPrompt([*longer, *token_ids[start:]], placed)
+
+
+async def _all_of(calls: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Returns the results of calls of one request, of which a few run at a time."""
+    turns = asyncio.Semaphore(MAX_CALLS)
+
+    async def run(call: Coroutine[Any, Any, _Result]) -> _Result:
+        async with turns:
+            return await call
+
+    waiting = list(calls)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(call)) for call in waiting]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        for call in waiting:
+            call.close()  # one that has not begun
+    return [task.result() for task in tasks]
 
 
 async def _digest_of(data: bytes) -> bytes:

@@ -209,7 +209,8 @@ async def test_images_that_leave_no_room_are_refused():
         (user("hi", CAT, role="system"), "a message of 'system' has an image"),
         (user("hi", CAT, role="assistant"), "a message of 'assistant' has an image"),
         (user(*[CAT] * 3), "there are 3 images; the limit is 2"),
-        (user(b"GIF"), "the image is no PNG"),
+        (user(b"GIF"), "a file that is no known image is not supported"),
+        (user(png(2000, 1000), png(1000, 1001)), "the images have 3001000 pixels"),
         (pb.ChatMessage(role="user", content="a", parts=[part("b")]), "content and parts"),
         (pb.ChatMessage(role="user", parts=[pb.ContentPart()]), "a part of a message is empty"),
         (
@@ -219,7 +220,8 @@ async def test_images_that_leave_no_room_are_refused():
     ],
 )
 async def test_wrong_images_are_refused(message, told):
-    async with vision_stack(max_images_per_request=2) as (engine, stack, _):
+    limits = {"max_images_per_request": 2, "max_pixels_per_request": 3_000_000}
+    async with vision_stack(**limits) as (engine, stack, _):
         error = await refusal(stack.stub.Chat(chat(message)))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert told in error.details()

@@ -42,6 +42,13 @@ def test_a_folder_without_tokenizer_is_one_line(monkeypatch, capsys, tmp_path):
     assert "no tokenizer.json" in line
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "a b", "pictures.test:0", "https://pictures.test"])
+def test_a_host_that_images_cannot_come_from_is_one_line(monkeypatch, capsys, host):
+    assert run(monkeypatch, "--media-hosts", f"pictures.test,{host}") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo frontend: --media-hosts")
+
+
 def test_the_environment_sets_flags(monkeypatch):
     monkeypatch.setenv("OCTAVO_FRONTEND_ENGINE_ADDRESS", "engine:1")
     assert FrontendConfig().engine_address == "engine:1"

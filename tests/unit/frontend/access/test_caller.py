@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.access.caller import Caller
+from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.access.key_file import Limits
 from services.frontend.errors import OverloadedError, UnauthenticatedError
 from services.transport.counts import LocalCounts
@@ -147,3 +148,17 @@ def test_no_pattern_of_requests_gets_more_prompt_tokens_than_bucket_and_rate_giv
             used += num_tokens
     # One request may overdraw by what it is larger than the bucket.
     assert used <= 60 + clock.now_s + 200
+
+
+def test_bytes_are_held_until_the_slot_is_released(clock):
+    alice, counts = caller(clock), LocalCounts()
+    held = HeldBytes(counts, "bytes", "things", limit=10, limit_per_account=10)
+    lease = alice.begin()
+    lease.hold(held, 4)
+    lease.hold(held, 5)
+    with pytest.raises(OverloadedError, match="your things have 9 bytes; the limit is 10"):
+        lease.hold(held, 2)
+    assert counts.held("bytes") == 9
+    lease.close()
+    lease.close()
+    assert counts.held("bytes") == 0

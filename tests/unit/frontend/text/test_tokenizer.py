@@ -13,7 +13,7 @@ from services.frontend.text.tokenizer import (
     Tokenizer,
     TokenizerFilesError,
 )
-from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
+from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files, tokenizer_json
 
 
 def sentencepiece_files() -> dict[str, bytes]:
@@ -152,3 +152,15 @@ async def test_a_text_that_the_library_cannot_encode_is_refused(parse_special_to
 def test_pieces_that_only_look_like_bytes_are_text():
     pieces = ["<0xZZ>", "<0x 1>", "<0xe9>"]
     assert token_bytes(pieces, {"type": "ByteFallback"}) == [b"<0xZZ>", b"<0x 1>", b"\xe9"]
+
+
+def test_the_token_of_an_image_is_special_whatever_the_files_say():
+    library = LibraryTokenizer.from_str(tokenizer_json())
+    library.add_tokens([AddedToken("<picture>", special=False)])
+    files = {"tokenizer.json": library.to_str().encode()}
+    token_id = library.token_to_id("<picture>")
+    assert not Tokenizer(files).is_special(token_id)
+    tokenizer = Tokenizer(files, image_token_id=token_id)
+    assert tokenizer.is_special(token_id)
+    assert "<picture>" in tokenizer.special_tokens
+    assert not Tokenizer(files, image_token_id=5).is_special(5)
