@@ -1,98 +1,105 @@
-"""Images a second and core that helper processes read: `python -m tests.bench.images`.
+"""Prompts with images, against text of the same length.
 
-The base is the processor time of decoding one image and resizing it with Pillow, which is the least
-that any frontend spends. `share` is the measured rate over the rate of that time on all cores.
+python -m tests.bench.images --shape qwen3-vl-8b --requests 64
+
+An image is noise of --side patches squared; with patches of 16 pixels, 64 are a megapixel.
 """
 
 import argparse
-import asyncio
-import io
-import os
-import time
+import hashlib
+import random
 
-import psutil
-import uvloop
-from PIL import Image
+from models.config_sections.vision import VisionConfig
+from services.engine.prompt_image import EncoderImage, PromptImage
+from tests.bench.offline_engine import OfflineEngine, offline_engine
+from tests.bench.program import run_program
+from tests.bench.report import Report
+from tests.bench.settings import PEER_SETTINGS, Settings, make_parser
+from tests.bench.workload import Job
 
-from services.frontend.images.reader import ImageReader
-from tests.support.image_files import encoded, picture
-from tests.support.image_settings import settings_text
-
-WIDTH, HEIGHT = 1152, 896
-BEAT_S = 0.005
-
-
-def base_cpu_s(data: bytes, rounds: int) -> float:
-    """Returns the least processor time of decoding an image and resizing it."""
-    times = []
-    for _ in range(rounds):
-        started = time.process_time()
-        image = Image.open(io.BytesIO(data)).convert("RGB")
-        image.resize((WIDTH - 4, HEIGHT), Image.Resampling.BICUBIC)
-        times.append(time.process_time() - started)
-    return min(times)
+NUM_TEXT_TOKENS = 32
+"""Tokens of text around an image."""
+WORDS = range(1000, 9000)
+"""Token ids that are text in every shape."""
 
 
-async def longest_gap_s(stop: asyncio.Event) -> float:
-    """Returns the longest time that the event loop did not run other work."""
-    longest = 0.0
-    while not stop.is_set():
-        started = time.perf_counter()
-        await asyncio.sleep(BEAT_S)
-        longest = max(longest, time.perf_counter() - started - BEAT_S)
-    return longest
+class Jobs:
+    """Makes requests, no two of which show the same image or begin alike."""
 
+    def __init__(self, vision: VisionConfig, side: int) -> None:
+        self._vision = vision
+        self._grid = (side, side)
+        self._draw = random.Random(1)
+        self.num_tokens = NUM_TEXT_TOKENS + vision.num_vectors(self._grid)
 
-def cpu_s() -> tuple[float, float]:
-    """Returns the processor time of this process and of its helpers until now."""
-    spent = [child.cpu_times() for child in psutil.Process().children()]
-    return time.process_time(), sum(each.user + each.system for each in spent)
+    def text(self, num_output: int) -> Job:
+        """Returns a request of text, as long as those with an image."""
+        return Job(self._words(self.num_tokens), num_output)
 
+    def with_image(self, num_output: int) -> Job:
+        """Returns a request with an image between two texts."""
+        vision = self._vision
+        patches = self._draw.randbytes(vision.num_patches(self._grid) * vision.patch_bytes)
+        image = EncoderImage(
+            digest=hashlib.sha256(patches).digest(), patches=patches, grid=self._grid
+        )
+        count = vision.num_vectors(self._grid)
+        half = NUM_TEXT_TOKENS // 2
+        placed = PromptImage(image=image, offset=half, num_tokens=count, num_vectors=count)
+        tokens = [vision.image_token_id] * count
+        return Job([*self._words(half), *tokens, *self._words(half)], num_output, (placed,))
 
-async def measure(kind: str, data: bytes, args: argparse.Namespace) -> list[str]:
-    """Returns a row: format, base, rate, share, processor time and longest gap."""
-    num_cores = len(os.sched_getaffinity(0))
-    base_s = base_cpu_s(data, args.rounds)
-    reader = ImageReader(
-        "qwen_vl",
-        settings_text("qwen_vl", max_pixels=16384 * 28 * 28),
-        image_token_id=0,
-        max_patches=65536,
-        num_processes=num_cores,
-    )
-    await asyncio.gather(*(reader.read(data) for _ in range(2 * num_cores)))
-    before, started = cpu_s(), time.perf_counter()
-    stop = asyncio.Event()
-    gap = asyncio.create_task(longest_gap_s(stop))
-    await asyncio.gather(*(reader.read(data) for _ in range(args.images)))
-    rate = args.images / (time.perf_counter() - started)
-    own_ms, helpers_ms = (
-        1e3 * (now - then) / args.images for now, then in zip(cpu_s(), before, strict=True)
-    )
-    stop.set()
-    gap_ms = 1e3 * await gap
-    await reader.close()
-    share = rate / (num_cores / base_s)
-    figures = (1e3 * base_s, rate, share, own_ms, helpers_ms, gap_ms)
-    return [kind, *(f"{figure:.3g}" for figure in figures)]
-
-
-async def run(args: argparse.Namespace) -> None:
-    """Prints a table in Markdown."""
-    print("| format | decode and resize, CPU ms | images/s | share | CPU ms | helpers | gap, ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    image = picture(WIDTH, HEIGHT)
-    for kind in args.formats:
-        print(f"| {' | '.join(await measure(kind, encoded(image, kind), args))} |", flush=True)
+    def _words(self, count: int) -> list[int]:
+        return self._draw.choices(WORDS, k=count)
 
 
 def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--images", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--formats", nargs="*", default=["JPEG", "PNG", "WEBP"])
-    uvloop.run(run(parser.parse_args()))
+    """Measures and prints a table."""
+    parser = make_parser(__doc__ or "", budget_s=120)
+    parser.add_argument("--side", type=int, default=64, help="patches on each side of an image")
+    parser.add_argument("--requests", type=int, default=64, help="at once, each with an image")
+    parser.add_argument("--outputs", type=int, default=64, help="tokens of each of these")
+    parser.add_argument("--repeats", type=int, default=5, help="of single requests")
+    run_program("images", parser, _measure, defaults=PEER_SETTINGS)
+
+
+async def _measure(settings: Settings, report: Report) -> None:
+    arguments = settings.arguments
+    async with offline_engine(settings.config) as engine:
+        await engine.wait_until_captured()
+        vision = engine.vision
+        if vision is None:
+            report.problem("the model sees no images")
+            return
+        jobs = Jobs(vision, arguments.side)
+        report.content["facts"]["tokens"] = jobs.num_tokens
+        await _first_tokens(engine, jobs, report, arguments)
+        await _together(engine, jobs, report, arguments)
+
+
+async def _first_tokens(
+    engine: OfflineEngine, jobs: Jobs, report: Report, arguments: argparse.Namespace
+) -> None:
+    """Measures the first token of a request alone, the first time not counted."""
+    for name, make in (("text", jobs.text), ("image", jobs.with_image)):
+        times_ms = [
+            1000 * (await engine.generate([make(1)])).ttft_s[0]
+            for _ in range(arguments.repeats + 1)
+        ]
+        report.add(f"first token, {name}", times_ms[1:], "ms")
+
+
+async def _together(
+    engine: OfflineEngine, jobs: Jobs, report: Report, arguments: argparse.Namespace
+) -> None:
+    """Measures requests that come at once."""
+    count = arguments.requests
+    for name, make in (("text", jobs.text), ("image", jobs.with_image)):
+        before = engine.graph_use()
+        done = await engine.generate([make(arguments.outputs) for _ in range(count)])
+        report.add(f"{count} requests, {name}", [done.elapsed_s], "s")
+        report.add(f"{count} requests, {name}, rate", [count / done.elapsed_s], "/s", "higher")
+        report.content["facts"][f"steps, {name}"] = engine.graph_use().since(before)
 
 
 if __name__ == "__main__":

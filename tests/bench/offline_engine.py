@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from models.config_sections.vision import VisionConfig
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
@@ -138,8 +139,15 @@ class GraphUse:
 class OfflineEngine:
     """Takes token ids and returns token ids."""
 
-    def __init__(self, core: EngineCore, config: EngineConfig, times: StartTimes) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        config: EngineConfig,
+        times: StartTimes,
+        vision: VisionConfig | None,
+    ) -> None:
         self.core = core
+        self.vision = vision
         self.config = config
         self.times = times
         self.executor: TimedExecutor | None = None
@@ -237,6 +245,7 @@ class OfflineEngine:
             request_id=f"bench-{self._num_requests}",
             handle=self._num_requests,
             prompt_token_ids=job.prompt,
+            images=job.images,
             sampling=sampling,
             sink=sink,
             arrival_s=0.0,
@@ -252,7 +261,10 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
         ModelFolderError: the model cannot be served.
     """
     model = ModelFolder.open(
-        config.checkpoint.model, name="bench", max_model_len=config.checkpoint.max_model_len
+        config.checkpoint.model,
+        name="bench",
+        max_model_len=config.checkpoint.max_model_len,
+        max_image_tokens=config.images.max_image_tokens,
     )
     times = StartTimes()
     is_ready = asyncio.Event()
@@ -270,11 +282,12 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
             cache_windows=model.config.entry_windows(
                 with_draft_layers=config.speculation.num_layer_drafts > 0
             ),
+            sees_images=model.config.vision is not None,
         ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),
     )
-    engine = OfflineEngine(core, config, times)
+    engine = OfflineEngine(core, config, times, model.config.vision)
     collect_garbage_rarely()
     running = asyncio.create_task(core.run())
     waiting = asyncio.create_task(is_ready.wait())

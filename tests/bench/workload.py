@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log1p
 
+from services.engine.prompt_image import PromptImage
+
 SERVING_SEED = 20261120
 MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: its prompt and how many tokens it asks for."""
+    """One request: its prompt, how many tokens it asks for, and the images in the prompt."""
 
     prompt: list[int]
     num_output: int
+    images: tuple[PromptImage, ...] = ()
 
 
 def splitmix64(seed: int) -> Iterator[int]:

@@ -2,15 +2,18 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.bench.flood_attacks import ATTACKS
 from tests.bench.soak_load import Load
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.forked_program import run_forked
+from tests.support.vision_variants import write_vision_checkpoint
 
 SMALL = (
     *("--shape", "tiny", "--device", "cpu", "--budget-s", "90", "--commit", "none"),
@@ -38,6 +41,19 @@ def offline(tmp_path_factory) -> Path:
         "--capture-while-serving",
     )
     return out
+
+
+def test_prompts_with_images_are_measured(tmp_path):
+    folder, out = tmp_path / "seeing", tmp_path / "images.json"
+    folder.mkdir()
+    write_vision_checkpoint(folder, "qwen3_vl", vocab_size=9000)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_CHECKPOINT / name, folder)
+    few = ("--side", "4", "--requests", "3", "--outputs", "3", "--repeats", "2", "--out", out)
+    run("tests.bench.images", "--model", folder, *SMALL[2:], "--enforce-eager", *few)
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["first token, image"]["median"] > 0
+    assert figures["3 requests, image, rate"]["median"] > 0
 
 
 def test_gaps_between_tokens_are_measured_from_the_start_on(tmp_path):

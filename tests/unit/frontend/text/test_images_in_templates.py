@@ -1,4 +1,4 @@
-"""Chat templates get images as parts of contents, in the places that they take them."""
+"""Images at the positions of a chat template, in results of tools too."""
 
 import pytest
 
