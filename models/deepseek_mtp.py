@@ -97,6 +97,7 @@ class DraftStep(nn.Module):
     def __init__(self, decoder: Decoder, layer: DraftLayer) -> None:
         super().__init__()
         self.embed_tokens = layer.embed_tokens or decoder.embed_tokens
+        self.image_rows = decoder.image_rows
         self.rotary = decoder.rotary
         self.layer = layer
 
@@ -104,7 +105,10 @@ class DraftStep(nn.Module):
         self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Maps T token ids, their positions and hidden states [T, hidden] to [T, hidden]."""
-        joined = self.layer.join(self.embed_tokens(token_ids), hidden)
+        embedded = self.embed_tokens(token_ids)
+        if self.image_rows is not None:
+            self.image_rows(embedded)
+        joined = self.layer.join(embedded, hidden)
         normed: torch.Tensor = self.layer.shared_head.norm(
             self.layer(joined, self.rotary(positions))
         )

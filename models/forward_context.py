@@ -178,8 +178,8 @@ class ImageMetadata:
 
     rows: [n, features] vectors of the encoder, of the model's dtype; features = hidden * (1 +
         number of deepstack levels).
-    index: [T'] int32, the row of each query token; -1 for tokens without. None: no token of the
-        pass has one.
+    index: [T'] int32, the row of each token that the pass embeds, which in draft passes are the
+        successors of query tokens; -1 for tokens without. None: no token of the pass has one.
     rope_positions: [3, T'] int64, position of each query token in time, height and width; None
         for a model without M-RoPE.
     """
