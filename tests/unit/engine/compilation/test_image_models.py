@@ -18,6 +18,9 @@ EXAMPLES = [torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
 OPERATORS = ("image_rows", "rotation_rows")
 
 
+OTHERS = ("qwen3_vl_moe", "qwen3_5_moe_odd", "qwen2_5_vl", "ministral3")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     torch.set_num_threads(1)
@@ -31,9 +34,9 @@ def load(folder, *, sees_images):
     return load_model(folder, device=device, dtype=torch.float32, sees_images=sees_images)
 
 
-def logits(folder, prepare=lambda model: None):
+def logits(folder, prepare=lambda model: None, variant="qwen3_vl"):
     model = load(folder, sees_images=True)
-    pictures = [random_picture(model, grid) for grid in VARIANTS["qwen3_vl"].grids]
+    pictures = [random_picture(model, grid) for grid in VARIANTS[variant].grids]
     prompts = [Prompt.of(model, pictures), Prompt.of(model, pictures[1:], seed=1)]
     prepare(model)
     runner = ImageRunner(model, prompts)
@@ -46,6 +49,14 @@ def logits(folder, prepare=lambda model: None):
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_every_level_gives_the_bits_of_eager(folder, level):
     compiled, eager = logits(folder, compile_at(level)), logits(folder)
+    assert all(map(torch.equal, compiled, eager))
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("variant", OTHERS)
+def test_pieces_of_every_family_give_the_bits_of_eager(tmp_path, variant):
+    write_vision_checkpoint(tmp_path, variant)
+    compiled, eager = (logits(tmp_path, *each, variant=variant) for each in ((compile_at(3),), ()))
     assert all(map(torch.equal, compiled, eager))
 
 

@@ -1,6 +1,7 @@
 """Which parts of a model with an encoder of images are loaded, and from which names."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from models.config import ConfigError, ModelConfig
 from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
 from tests.support.image_prompts import random_picture
+from tests.support.quantized_checkpoints import quantize_checkpoint
 from tests.support.vision_variants import write_vision_checkpoint
 
 GRID = (4, 6)
@@ -68,6 +70,22 @@ def test_towers_stay_as_stored_where_the_text_is_rounded_to_fp8(folder):
     expected = vectors(load(folder))
     model = load(folder, rounds_to_fp8=True)
     assert torch.equal(vectors(model), expected)
+
+
+@pytest.mark.parametrize("keep_quantized", [True, False])
+def test_towers_are_dequantised_where_they_are_stored_in_fp8(tmp_path, keep_quantized):
+    stored, folder, plain = (tmp_path / name for name in ("stored", "fp8", "plain"))
+    write_vision_checkpoint(stored, "mistral3")
+    folder.mkdir()
+    tensors = quantize_checkpoint(stored, folder, "deepseek")
+    shutil.copytree(stored, plain)
+    save_file(tensors, plain / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "fp8"
+    found, expected = load(folder, keep_quantized=keep_quantized), load(plain)
+    assert found.visual.vision_tower.layers[0].attention.q_proj.weight.dtype == torch.float32
+    assert torch.equal(vectors(found), vectors(expected))
+    assert not torch.equal(vectors(found), vectors(load(stored)))
 
 
 def test_dummy_weights_give_finite_vectors(folder):

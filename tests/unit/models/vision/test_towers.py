@@ -74,3 +74,21 @@ def test_tokens_after_images_are_those_of_transformers(seeing, grids):
         seen.append(logits)
     whole = Prompt(sequence.token_ids, prompt.pictures, prompt.offsets)
     assert_close(torch.cat(seen), reference_logits(reference, model, whole))
+
+
+@pytest.mark.families
+def test_images_among_several_have_an_overview_alone(vision_pair):
+    model, reference = vision_pair("llava_onevision_odd")
+    side = model.config.vision.side
+    pictures = [random_picture(model, (1, side, side, 40, 30), seed) for seed in range(2)]
+    inputs = reference_inputs(model, pictures) | {"batch_num_images": torch.tensor([2])}
+    vectors = encoded(model, pictures)
+    assert len(vectors) == 2 * model.visual.num_vectors(pictures[0].grid) == 2 * (side**2 + 1)
+    assert_close(vectors, reference_features(reference, inputs))
+
+
+@pytest.mark.families
+def test_tiles_of_another_size_are_refused(vision_pair):
+    model, _ = vision_pair("internvl")
+    with pytest.raises(ValueError, match="tiles have 2 x 4 patches; they must have 4 x 4"):
+        encoded(model, [random_picture(model, (1, 2, 4))])
