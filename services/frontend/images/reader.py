@@ -19,7 +19,8 @@ from services.processes.errors import (
 from services.processes.helper_pool import HelperPool
 from services.transport.fair_turns import FairTurns
 
-MAX_WAITING = 256
+MAX_WAITING = 512
+MAX_WAITING_OF_ACCOUNT = 128
 """Images that wait for a process; they are read at some 25 megapixels a second and core."""
 LARGE_PIXELS = 16_000_000
 """Larger images are read one at a time: they take up to 1 GiB each, and senders a few kilobytes."""
@@ -93,7 +94,7 @@ class ImageReader:
         self._turns = FairTurns(num_processes)
         self._large_turns = FairTurns(1)
         self._num_unfinished = 0
-        self._max_unfinished = MAX_WAITING + num_processes
+        self._num_processes = num_processes
 
     async def read(
         self,
@@ -117,12 +118,7 @@ class ImageReader:
             EngineUnavailableError: no process can be started now.
         """
         header = read_header(data, self._limits)  # what no process needs to see is refused here
-        if self._num_unfinished >= self._max_unfinished:
-            raise OverloadedError(
-                f"{self._num_unfinished} images are being read; the limit is"
-                f" {self._max_unfinished}",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+        self._check_queue(account)
         if max_patches is None:
             max_patches = self._processor.max_patches
         question = Question(data=data, is_only_image=is_only_image, max_patches=max_patches)
@@ -142,6 +138,18 @@ class ImageReader:
     async def close(self) -> None:
         """Ends the processes after the current images."""
         await self._pool.close()
+
+    def _check_queue(self, account: str) -> None:
+        own = self._turns.num_waiting(account) + self._large_turns.num_waiting(account)
+        for num_waiting, whose, limit in (
+            (self._num_unfinished - self._num_processes, "", MAX_WAITING),
+            (own, "of your ", MAX_WAITING_OF_ACCOUNT),
+        ):
+            if num_waiting >= limit:
+                raise OverloadedError(
+                    f"{num_waiting} {whose}images wait to be read; the limit is {limit}",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
 
     async def _ask(self, question: Question) -> ProcessedImage:
         try:

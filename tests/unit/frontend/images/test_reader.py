@@ -150,21 +150,27 @@ async def test_a_crash_refuses_the_image_that_caused_it():
         assert other.tokens
 
 
-async def test_images_over_the_queue_are_refused(monkeypatch):
-    monkeypatch.setattr(reader_module, "MAX_WAITING", 2)
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [("MAX_WAITING", "2 images wait"), ("MAX_WAITING_OF_ACCOUNT", "2 of your images wait")],
+)
+async def test_images_over_the_queue_are_refused(monkeypatch, limit, reason):
+    monkeypatch.setattr(reader_module, limit, 2)
     async with reading() as reader:
-        reads = await asyncio.gather(
-            *[reader.read(IMAGE) for _ in range(5)], return_exceptions=True
-        )
-        assert [type(read) for read in reads[3:]] == [OverloadedError] * 2
-        assert all(read.tokens for read in reads[:3])
+        tasks = [asyncio.create_task(reader.read(IMAGE)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=reason):
+            await reader.read(IMAGE)
+        if limit == "MAX_WAITING_OF_ACCOUNT":
+            assert (await reader.read(IMAGE, account="other")).tokens
+        assert all(read.tokens for read in await asyncio.gather(*tasks))
         assert (await reader.read(IMAGE)).tokens
 
 
 async def test_a_caller_that_leaves_frees_its_turn():
     async with reading() as reader:
         await reader.read(IMAGE)
-        tasks = [asyncio.create_task(reader.read(IMAGE)) for _ in range(200)]
+        tasks = [asyncio.create_task(reader.read(IMAGE)) for _ in range(100)]
         await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
