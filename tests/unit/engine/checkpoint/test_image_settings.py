@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
@@ -15,6 +16,7 @@ from models.config import ConfigError
 from services.engine.checkpoint.image_settings import ImageSettings, image_settings
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.frontend.images.processor import ImageProcessor
+from tests.support.image_files import picture
 
 HALF = [0.5, 0.5, 0.5]
 ADDED = ["[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<begin>"]
@@ -178,6 +180,21 @@ def test_defaults_are_the_ones_of_transformers(
     assert written.settings["image_mean"] == list(image_processor.image_mean)
     assert written.settings["image_std"] == list(image_processor.image_std)
     assert written.settings["rescale_factor"] == image_processor.rescale_factor
+
+
+@pytest.mark.parametrize("changes", [{}, {"image_mean": HALF, "image_std": HALF}])
+def test_normalized_patches_are_the_ones_of_transformers(tmp_path, changes):
+    theirs = Qwen2VLImageProcessorPil(patch_size=16, **changes)
+    theirs.save_pretrained(tmp_path)
+    found = read(tmp_path, "qwen3_vl")
+    image = picture(333, 222)
+    text = json.dumps(found.settings)
+    processed = ImageProcessor("qwen_vl", text, image_token_id=0, max_patches=2**17).process(image)
+    patches = np.frombuffer(processed.patches, np.uint8).reshape(-1, 3, 16 * 16).astype(np.float32)
+    mean, std = (np.array(found.settings[name])[:, None] for name in ("image_mean", "image_std"))
+    normalized = (patches * found.settings["rescale_factor"] - mean) / std
+    expected = np.asarray(theirs(image)["pixel_values"]).reshape(-1, 3, 2, 16 * 16)
+    np.testing.assert_allclose(normalized, expected[:, :, 0], atol=1.01 / 255 / std.min())
 
 
 def test_steps_that_are_left_out_change_nothing(tmp_path):
