@@ -1,7 +1,8 @@
 """The usage and limits of one API key."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -207,9 +208,21 @@ class Lease:
         held.take(self.account, num_bytes)
         self._holds.append(partial(held.give_back, self.account, num_bytes))
 
+    @contextmanager
+    def holding_meanwhile(self) -> Iterator[None]:
+        """Uncounts at its end what `hold` counts meanwhile."""
+        num_holds = len(self._holds)
+        try:
+            yield
+        finally:
+            self._give_back_to(num_holds)
+
     def give_back(self) -> None:
         """Uncounts the bytes of `hold`."""
-        while self._holds:
+        self._give_back_to(0)
+
+    def _give_back_to(self, num_holds: int) -> None:
+        while len(self._holds) > num_holds:
             self._holds.pop()()
 
     def attach(self, stop: Callable[[], None]) -> None:

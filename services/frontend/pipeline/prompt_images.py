@@ -93,13 +93,19 @@ class PromptImages:
         )
 
     def check(
-        self, model: ServedModel, conversation: Conversation, *, parses_special_tokens: bool
+        self,
+        model: ServedModel,
+        conversation: Conversation,
+        lease: Lease,
+        *,
+        parses_special_tokens: bool,
     ) -> list[ImageFile]:
-        """Returns a conversation's images, before it is rendered.
+        """Returns a conversation's images before it is rendered, and counts their bytes.
 
         Raises:
             InvalidRequestError: there are too many, they are in others' messages than those of
                 users and tools, or the model sees none.
+            OverloadedError: images take too much memory.
         """
         files = conversation.images
         if not files:
@@ -125,6 +131,7 @@ class PromptImages:
                     f"a message of {message['role'][:64]!r} has an image; messages of"
                     f" {' and '.join(ROLES)} may have them",
                 )
+        lease.hold(self._held, sum(len(file.data) for file in files))
         return files
 
     async def placed(
@@ -162,7 +169,6 @@ class PromptImages:
     async def _read_all(
         self, reader: ImageReader, model: ServedModel, files: Sequence[ImageFile], lease: Lease
     ) -> list[ProcessedImage]:
-        lease.hold(self._held, sum(len(file.data) for file in files))
         contents = await _all_of(self._load(file, lease) for file in files)
         with self._counting(UNREAD):
             self._check_pixels(contents)

@@ -103,21 +103,22 @@ class Prompts:
         The tokenizer adds special tokens to text alone, unless `add_special_tokens` says otherwise.
         """
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
-        files = self._images_of(model, prompt, parse_special_tokens)
-        with self._held.holding(lease.account, held_bytes(prompt)):
-            text = await self._text_of(model, prompt, parse_special_tokens, lease.account)
-            if add_special_tokens is None:
-                add_special_tokens = not isinstance(prompt, Conversation)
-            token_ids = await self._encode(
-                model,
-                text,
-                lease,
-                add_special_tokens=add_special_tokens,
-                parse_special_tokens=parse_special_tokens,
-            )
-        if not isinstance(prompt, Conversation):
-            return token_ids
-        placed = await self._images.placed(model, token_ids, files, lease, max_tokens=None)
+        with lease.holding_meanwhile():
+            files = self._images_of(model, prompt, lease, parse_special_tokens)
+            with self._held.holding(lease.account, held_bytes(prompt)):
+                text = await self._text_of(model, prompt, parse_special_tokens, lease.account)
+                if add_special_tokens is None:
+                    add_special_tokens = not isinstance(prompt, Conversation)
+                token_ids = await self._encode(
+                    model,
+                    text,
+                    lease,
+                    add_special_tokens=add_special_tokens,
+                    parse_special_tokens=parse_special_tokens,
+                )
+            if not isinstance(prompt, Conversation):
+                return token_ids
+            placed = await self._images.placed(model, token_ids, files, lease, max_tokens=None)
         return placed.token_ids
 
     async def decode(
@@ -165,7 +166,7 @@ class Prompts:
         if isinstance(prompt, list):
             encoded = EncodedPrompt(prompt)
         else:
-            files = self._images_of(model, prompt, options.parse_special_tokens)
+            files = self._images_of(model, prompt, lease, options.parse_special_tokens)
             max_tokens = limit if most is None else None
             text = await self._text_of(model, prompt, options.parse_special_tokens, lease.account)
             _check_text(model, text, lease, most)
@@ -192,16 +193,22 @@ class Prompts:
         return encoded
 
     def _images_of(
-        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+        self,
+        model: ServedModel,
+        prompt: str | Conversation,
+        lease: Lease,
+        parse_special_tokens: bool | None,
     ) -> list[ImageFile]:
-        """Returns a conversation's images.
+        """Returns a conversation's images, whose bytes count from now on.
 
         Raises:
             InvalidRequestError: there are too many, or the model sees none.
         """
         if not isinstance(prompt, Conversation):
             return []
-        return self._images.check(model, prompt, parses_special_tokens=bool(parse_special_tokens))
+        return self._images.check(
+            model, prompt, lease, parses_special_tokens=bool(parse_special_tokens)
+        )
 
     async def _encode(
         self,

@@ -305,3 +305,12 @@ async def test_images_are_counted_in_metrics():
         assert sum(counts.read.counts) == 1
         num_bytes = stack.server.engine.counts.num_image_bytes
         assert num_bytes in (6 * PATCH_BYTES, 12 * PATCH_BYTES)
+
+
+async def test_memory_of_images_that_are_counted_is_free_again():
+    held = len(CAT) + len(seen(CAT).patches)
+    conversation = pb.Conversation(messages=[user(CAT)])
+    async with vision_stack(max_image_memory_bytes=4 * held) as (_, stack, _):
+        for _ in range(3):
+            await stack.stub.Tokenize(pb.TokenizeRequest(conversation=conversation))
+        assert await answer(stack.stub.Chat(chat(user(CAT)))) == "a cat"

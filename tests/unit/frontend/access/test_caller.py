@@ -162,3 +162,15 @@ def test_bytes_are_held_until_the_slot_is_released(clock):
     lease.close()
     lease.close()
     assert counts.held("bytes") == 0
+
+
+def test_bytes_that_are_held_meanwhile_are_given_back_at_once(clock):
+    alice, counts = caller(clock), LocalCounts()
+    held = HeldBytes(counts, "bytes", "things", limit=10, limit_per_account=10)
+    lease = alice.begin()
+    lease.hold(held, 4)
+    with lease.holding_meanwhile():
+        lease.hold(held, 5)
+    assert counts.held("bytes") == 4
+    lease.close()
+    assert counts.held("bytes") == 0
