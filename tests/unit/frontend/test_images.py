@@ -1,9 +1,12 @@
 """Images over gRPC: what the engine gets, once a session, and what is refused."""
 
+from unittest import mock
+
 import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.engine_client import session
 from services.frontend.pipeline.image_reading import ImageParts
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
@@ -113,6 +116,20 @@ async def test_another_engine_gets_the_images_again():
         assert ("part", seen(CAT).digest) in second.heard
 
 
+async def test_an_engine_that_is_lost_amid_an_image_is_replaced():
+    first, second = vision_engine(engine_id="one", part_s=60), vision_engine(engine_id="two")
+    second.load = {"num_used_blocks": 5000}
+    async with second, vision_stack(first, second) as (_, stack, _):
+        view = stack.server.engine.engines[1].view
+        await until(lambda: view.heartbeat.num_used_blocks == 5000)
+        call = stack.stub.Chat(chat(user(BIG)))
+        await until(lambda: first.heard)
+        await first.die()
+        assert await answer(call) == "a cat"
+    assert not first.submits
+    assert second.submits[0].images[0].digest == seen(BIG).digest
+
+
 async def test_requests_wait_for_the_engines_memory():
     size = len(seen(BIG).patches)
     async with vision_stack(vision_engine(max_image_bytes=size)) as (engine, stack, _):
@@ -125,6 +142,20 @@ async def test_requests_wait_for_the_engines_memory():
         assert len(engine.submits) == 1
         engine.resume()
         assert await answer(first) == await answer(second) == "a cat"
+
+
+async def test_a_request_does_not_wait_for_the_engines_memory_forever():
+    size = len(seen(BIG).patches)
+    async with vision_stack(vision_engine(max_image_bytes=size)) as (engine, stack, _):
+        engine.pause()
+        first = stack.stub.Chat(chat(user(BIG)))
+        await until(lambda: engine.submits)
+        with mock.patch.object(session, "IMAGE_WAIT_S", 0.05):
+            error = await refusal(stack.stub.Chat(chat(user(CAT))))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the engine's memory for images is full" in error.details()
+        engine.resume()
+        assert await answer(first) == "a cat"
 
 
 async def test_images_over_the_engines_memory_are_refused():
