@@ -168,7 +168,12 @@ class ForwardPass:
             kv_cache_data=self.kv_cache_data,
             dp_metadata=self.draft_dp_metadata if has_single_tokens else self.dp_metadata,
             spec_decode_metadata=spec_decode_metadata,
-            image_metadata=self._image_metadata(inputs, key, has_single_tokens=has_single_tokens),
+            image_metadata=self._image_metadata(
+                inputs,
+                key,
+                has_single_tokens=has_single_tokens,
+                is_draft=spec_decode_metadata is not None,
+            ),
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,
         )
@@ -176,7 +181,7 @@ class ForwardPass:
             yield
 
     def _image_metadata(
-        self, inputs: Inputs, key: GraphKey | None, *, has_single_tokens: bool
+        self, inputs: Inputs, key: GraphKey | None, *, has_single_tokens: bool, is_draft: bool
     ) -> ImageMetadata | None:
         if self.images is None:
             return None
@@ -186,6 +191,7 @@ class ForwardPass:
             inputs.row_ids.index_select(0, inputs.token_request),
             are_decodes=is_decode or has_single_tokens,
             is_recorded=key is not None,
+            is_draft=is_draft,
         )
 
     def _by_layer(

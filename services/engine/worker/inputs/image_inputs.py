@@ -68,7 +68,8 @@ class ImageInputs:
         num_rows = self._num_pages * PAGE_VECTORS if num_features else 0
         self.rows = torch.empty(num_rows, num_features, dtype=dtype, device=device)
         num_tokens = limits.max_num_batched_tokens
-        self._index = torch.full((num_tokens,), _NONE, dtype=torch.int32, device=device)
+        # Of query tokens, and of their successors, which draft layers embed.
+        self._index = torch.full((2, num_tokens), _NONE, dtype=torch.int32, device=device)
         self._own_positions = torch.full((3, num_tokens), _NONE, device=device)
         self._rope_positions = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
         # One more than requests, for the dummy row.
@@ -118,8 +119,9 @@ class ImageInputs:
             ValueError: the step names an image that its row does not have, or wrong pages.
         """
         num_tokens = batch.num_tokens
-        index = np.full(max(num_tokens, self._num_written), _NONE, np.int32)
-        positions = np.full((3, len(index)), _NONE, np.int64)
+        size = max(num_tokens, self._num_written)
+        index = np.full((2, size), _NONE, np.int32)
+        positions = np.full((3, size), _NONE, np.int64)
         rows = batch.row_ids.tolist() if self._row_images else []
         pages: dict[int, list[tuple[int, bytes]]] = {}
         for each in batch.images:
@@ -139,17 +141,24 @@ class ImageInputs:
             for number, page_ids in pages.pop(request, ()):
                 require(number < len(images.tokens), "an image that its row does not have")
                 tokens = images.tokens[number]
-                is_here = (tokens >= start) & (tokens < start + last - first)
                 slots = self._slots_of(page_ids, len(tokens))
-                index[first + tokens[is_here] - start] = slots[is_here]
+                for part, before in enumerate((tokens, tokens - 1)):
+                    is_here = (before >= start) & (before < start + last - first)
+                    index[part, first + before[is_here] - start] = slots[is_here]
         require(not pages, "an image of a request whose tokens have passed it")
         if has_any or self._num_written:
-            self._index[: len(index)] = to_device(index, self._device)
-            self._own_positions[:, : len(index)] = to_device(positions, self._device)
+            self._index[:, :size] = to_device(index, self._device)
+            self._own_positions[:, :size] = to_device(positions, self._device)
             self._num_written = num_tokens if has_any else 0
 
     def metadata(
-        self, positions: Tensor, token_rows: Tensor, *, are_decodes: bool, is_recorded: bool
+        self,
+        positions: Tensor,
+        token_rows: Tensor,
+        *,
+        are_decodes: bool,
+        is_recorded: bool,
+        is_draft: bool,
     ) -> ImageMetadata:
         """Returns what a forward pass reads.
 
@@ -158,6 +167,7 @@ class ImageInputs:
             token_rows: [T] int32, the row of each token.
             are_decodes: whether all tokens come after their prompts' images.
             is_recorded: whether a graph is recorded, which other steps replay.
+            is_draft: whether a draft layer embeds the successors of the tokens.
         """
         num_padded, num_tokens = len(positions), len(token_rows)
         rope_positions = None
@@ -172,7 +182,7 @@ class ImageInputs:
         has_index = not are_decodes and (is_recorded or self._num_written) and len(self.rows)
         return ImageMetadata(
             rows=self.rows,
-            index=self._index[:num_padded] if has_index else None,
+            index=self._index[int(is_draft), :num_padded] if has_index else None,
             rope_positions=rope_positions,
         )
 

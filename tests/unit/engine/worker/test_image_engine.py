@@ -122,6 +122,15 @@ def test_few_blocks_and_pages_change_nothing(seeing, variant):
         assert run(engine, model, prompts) == expected
 
 
+@pytest.mark.parametrize("variant", ["qwen3_vl", "qwen3_5"])
+def test_drafts_change_nothing(seeing, variant):
+    folder, model, prompts, expected = seeing(variant)
+    drafts = {"num_speculative_tokens": 2, "lookup_sizes": (1, 2)}
+    engine = engine_for(folder, num_blocks=200, num_states=8, max_num_batched_tokens=9, **drafts)
+    for _ in range(2):
+        assert run(engine, model, prompts) == expected
+
+
 @pytest.mark.parametrize(
     "layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["ranks", "stages"]
 )
