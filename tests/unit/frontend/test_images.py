@@ -3,10 +3,14 @@
 from unittest import mock
 
 import grpc
+import numpy as np
 import pytest
 
+from protos.engine.v1.engine_pb2 import PrefixChanges
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.engine_client import session
+from services.frontend.engine_client.messages import PlacedImage, pack_uint32
+from services.frontend.engine_client.prefix_keys import compact_keys
 from services.frontend.pipeline.image_reading import ImageParts
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
@@ -96,6 +100,30 @@ async def test_requests_share_an_image_until_the_last_of_them_ends():
         assert kinds.count("part") == kinds.count("drop") == 1
         assert await answer(stack.stub.Chat(chat(user(CAT)))) == "a cat"
     assert len(reader.asked) == 1, "an image that was read lately is not read again"
+
+
+async def test_a_request_goes_where_its_picture_is_cached():
+    cat, dog = png(480, 320), png(480, 320, colour=9)
+    cold, warm = vision_engine(engine_id="one"), vision_engine(engine_id="two")
+    async with warm, vision_stack(cold, warm) as (_, stack, _):
+        conversation = pb.Conversation(messages=[user(cat)])
+        told = await stack.stub.Tokenize(pb.TokenizeRequest(conversation=conversation))
+        ids, image = list(told.token_ids), seen(cat)
+        placed = PlacedImage(
+            digest=image.digest,
+            grid=image.grid,
+            patches=image.patches,
+            offset=ids.index(image.tokens[0]),
+            num_tokens=len(image.tokens),
+        )
+        keys = compact_keys("", pack_uint32(ids), 4, max_blocks=1000, images=[placed])
+        warm.prefixes = PrefixChanges(reset=True, added=np.array(keys, "<u8").tobytes())
+        view = stack.server.engine.engines[1].view
+        await until(lambda: view.num_known_prefixes == len(keys))
+        await answer(stack.stub.Chat(chat(user(cat))))
+        assert (len(cold.submits), len(warm.submits)) == (0, 1)
+        await answer(stack.stub.Chat(chat(user(dog))))
+        assert (len(cold.submits), len(warm.submits)) == (1, 1)
 
 
 async def test_another_engine_gets_the_images_again():
