@@ -1,4 +1,4 @@
-"""Images at the positions of a chat template, in results of tools too."""
+"""Chat templates get images as parts of contents, in the messages that take them."""
 
 import pytest
 
