@@ -132,12 +132,13 @@ class LlavaOnevisionVisionConfig(TileVisionConfig):
         """
         check_sides(grid, 5)
         self.check_tiles(grid)
+        if grid[0] == 1:
+            return
         layout = self.layout(grid)
+        if grid[0] != 1 + layout.num_tiles:
+            raise ValueError(f"an image of its size has {layout.num_tiles} tiles and an overview")
         if not (layout.height > 0 < layout.width):
             raise ValueError("an image of its size has no vectors")
-        num_tiles = layout.num_tiles
-        if grid[0] not in (1, 1 + num_tiles):
-            raise ValueError(f"an image of its size has {num_tiles} tiles and an overview")
 
     def num_patches(self, grid: tuple[int, ...]) -> int:
         """Returns the patches of an image whose grid was checked."""
