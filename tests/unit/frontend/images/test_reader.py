@@ -43,7 +43,8 @@ async def reading(**options):
 
 def helpers() -> list[psutil.Process]:
     children = psutil.Process().children()
-    return [child for child in children if any("worker" in word for word in child.cmdline())]
+    name = "services.frontend.images.worker"
+    return [child for child in children if name in child.cmdline()]
 
 
 async def test_an_image_is_processed_as_in_this_process():
