@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
-from models.kernels.products.linear_configurations import MatrixTiles, VectorTiles
 from models.kernels.products.matrix_linear import matrix_linear
 from models.kernels.products.vector_linear import vector_linear
+from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from tests.bench.kernels import BYTES_PER_US, copies, microseconds

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.kernels.products.fp8.fp8_configurations import NarrowFP8Tiles, WideFP8Tiles
+from models.kernels.tuning.tiles import NarrowFP8Tiles, WideFP8Tiles
 from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging

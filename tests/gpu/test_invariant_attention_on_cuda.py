@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.kernels.attention.configurations import Tiles
-from models.kernels.attention.invariant.invariant_configurations import (
-    MANY_INVARIANT_PAIRS,
-    MOST_INVARIANT_PAIRS,
+from models.kernels.attention.configurations import (
     PART,
+    hopper_tiles,
 )
-from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.tuning.hopper import TABLES
+from models.kernels.tuning.tiles import AttentionTiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close
@@ -148,7 +147,7 @@ def test_the_keys_of_a_tile_do_not_decide_the_bits(keys, options):
     expected = whole.run()
     spans = STEPS["many single tokens"]
     step = step_of(whole, spans)
-    tiles = Tiles(rows=16, keys=keys, num_warps=1, num_stages=2, is_exact=True)
+    tiles = AttentionTiles(rows=16, keys=keys, num_warps=1, num_stages=2, is_exact=True)
     output = torch.empty_like(step.q)
     attend_parts(
         step.q, output, step.cache, step.metadata, tiles, skips_longer=False,
@@ -179,7 +178,7 @@ def test_values_after_the_end_of_a_sequence_are_not_read():
 
 @pytest.mark.parametrize("heads", ["qwen3-8b", "gpt-oss", "no-grouping"])
 @pytest.mark.parametrize("options", ["plain", "window", "wide-window"])
-@pytest.mark.parametrize("most_pairs", [MANY_INVARIANT_PAIRS, MOST_INVARIANT_PAIRS, 1000])
+@pytest.mark.parametrize("most_pairs", [TABLES.many_pairs, TABLES.most_pairs, 1000])
 def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_pairs):
     whole = make_sequence(HEADS[heads], **OPTIONS[options])
     num_kv_heads = whole.cache.k.shape[2]
@@ -190,7 +189,7 @@ def test_the_kernel_for_hopper_has_the_bits_of_the_others(heads, options, most_p
 
     spans = [(n, n + 1) for n in range(0, LENGTH, 1 + LENGTH * num_kv_heads // most_pairs)]
     step = step_of(whole, spans)
-    for pairs in (MANY_INVARIANT_PAIRS, MOST_INVARIANT_PAIRS):
+    for pairs in (TABLES.many_pairs, TABLES.most_pairs):
         assert (len(spans) * num_kv_heads > pairs) == (most_pairs > pairs)
     output = step.run()
     other = torch.empty_like(output)

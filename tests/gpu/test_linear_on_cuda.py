@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from models.kernels.products.linear_configurations import MatrixTiles, VectorTiles
-from models.kernels.products.wide_configurations import WideTiles
+from models.kernels.tuning.tiles import MatrixTiles, VectorTiles, WideTiles
 from models.layers.quantization import can_run_fp8
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.products.linear import linear

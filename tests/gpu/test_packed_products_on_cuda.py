@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from models.kernels.products.packed.packed_configurations import PackedTiles
+from models.kernels.tuning.tiles import PackedTiles
 from models.layers.quantization import can_run_packed
 from models.operands.packed_weights import packed_values, quantize_packed
 from models.ops.products.packed_linear import packed_linear

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
+from models.kernels.attention.configurations import hopper_tiles
 from tests.support.attention_case import AttentionCase, Heads, make_case
 from tests.support.tolerances import assert_rows_close
 

@@ -14,9 +14,12 @@ from models.forward_context import (
     PromptChunk,
     forward_context,
 )
-from models.kernels.attention.configurations import MAX_PARTIALS
-from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
-from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.kernels.attention.configurations import (
+    MAX_PARTIALS,
+    MAX_TILE_PARTS,
+    ROWS_OF_TILE,
+    most_few_rows,
+)
 from models.kv_cache import KVCacheData
 from models.operands.head_transform import HeadTransform
 from models.ops.attention.attention_metadata import build_attention_metadata
@@ -285,7 +288,8 @@ def scattered_blocks(seq_lens, block_size, generator, device):
 def make_workspace(heads, device):
     """Returns a workspace on any device; its partial results are poisoned."""
     num_partials = MAX_PARTIALS * (heads.num_heads // heads.num_kv_heads)
-    num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, MAX_FEW_ROWS)
+    few = most_few_rows(torch.device(device))
+    num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, few)
     return AttentionWorkspace(
         partials=torch.full((num_partials * heads.head_dim,), torch.nan, device=device),
         lse=torch.full((num_partials,), torch.nan, device=device),

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from models.kernels.attention.invariant.invariant_configurations import LANES
+from models.kernels.attention.configurations import LANES
 from models.operands.base_two import LOG2_E
 
 _LOG2_E = tl.constexpr(LOG2_E)

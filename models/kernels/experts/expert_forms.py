@@ -3,11 +3,11 @@
 Each form is a set of kernels to build; warm-up asks which steps need them.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from models.kernels.gpu import is_hopper
+from models.kernels.tuning.hopper import FORMS_OF_4_BITS, FORMS_OF_8_BITS
+from models.kernels.tuning.tiles import Forms
 
 MOST_PAIRS = 64
 """Most pairs of a token and an expert that are computed alone; with more, tokens share experts."""
@@ -15,37 +15,11 @@ TILE_ROWS = (16, 32, 64, 128)
 """Heights of the tiles that experts' rows are cut into, for most formats."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forms:
-    """Choices of one family of kernels.
-
-    experts_per_pair: of a layer, at least, for pairs to be computed alone.
-    heights: of tiles, each with the most rows that an expert may have on average; rising. The last
-        height takes more rows, too.
-    """
-
-    experts_per_pair: int
-    heights: tuple[tuple[int, int], ...]
-
-
 COMMON = Forms(experts_per_pair=2, heights=tuple((rows, rows // 2) for rows in TILE_ROWS))
-ON_CORES = Forms(
-    experts_per_pair=4, heights=((8, 4), (16, 8), (32, 16), (64, 64), (128, 192), (256, 256))
-)
-"""Of models.kernels.experts.packed.packed_experts.
-
-Measured with gpt-oss-20b and shorter last tiles (H100, 2026-11): 64 rows of an expert took 379 us
-in tiles of 64 and 389 in tiles of 128, 256 rows took 964 in tiles of 128 and 947 in tiles of 256.
-"""
-
-OF_8_BITS = Forms(experts_per_pair=6, heights=((8, 4), (16, 8), (32, 16), (64, 48), (128, 128)))
-"""Of models.kernels.experts.fp8.fp8_experts.
-
-Measured with the shapes of Qwen3-30B-A3B, DeepSeek-V3 and GLM-4.5-Air (H200, 2026-11). 2 tokens of
-the first took 25 us with pairs computed alone and 31 sorted, 8 tokens of the last 253 and 228. Of
-DeepSeek-V3, 64 rows of an expert took 3,735 us in tiles of 64 and 3,429 in tiles of 128, 32 rows
-2,766 and 3,046.
-"""
+ON_CORES = FORMS_OF_4_BITS
+"""Of models.kernels.experts.packed.packed_experts."""
+OF_8_BITS = FORMS_OF_8_BITS
+"""Of models.kernels.experts.fp8.fp8_experts."""
 
 
 def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:

@@ -5,7 +5,6 @@ the worst case, so that it depends on shapes alone; programs without rows return
 left factor: tensor cores need 64 rows there, and an expert may have few.
 """
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -23,50 +22,14 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.tiles import GroupedTiles, constants_of
 from models.operands.experts import ExpertWeights
 
 _SUM_COLUMNS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
-    """Shape of one program: features of a matrix, depth of a tile, warps, pipeline stages."""
-
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
-
-
-_GATE_UP_TILES = {
-    16: _Tiles(columns=64, depth=128, num_warps=4, num_stages=5),
-    32: _Tiles(columns=64, depth=64, num_warps=4, num_stages=3),
-    64: _Tiles(columns=64, depth=64, num_warps=4, num_stages=3),
-    128: _Tiles(columns=128, depth=64, num_warps=8, num_stages=4),
-}
-_DOWN_TILES = {
-    16: _Tiles(columns=64, depth=128, num_warps=4, num_stages=3),
-    32: _Tiles(columns=128, depth=64, num_warps=4, num_stages=3),
-    64: _Tiles(columns=128, depth=64, num_warps=4, num_stages=4),
-    128: _Tiles(columns=128, depth=64, num_warps=8, num_stages=3),
-}
-"""By rows of a tile, for 2-byte elements; measured with Qwen3-30B-A3B and GLM-4.5-Air (H200,
-2026-11).
-
-With 8192 tokens the copy engine took 722 and 416 us, loads by pointers 795 and 450.
-"""
-_ALONE_TILES = (
-    _Tiles(columns=64, depth=64, num_warps=4, num_stages=4),
-    _Tiles(columns=64, depth=256, num_warps=4, num_stages=2),
-)
-"""Of gate and up and of down, for pairs that have a tile each; with the bits of other depths.
-
-The experts of one token of Qwen3-30B-A3B took 25.5 us with the first and 23.4 with the second, 26.4
-with the tiles of 16 rows above (H200, 2026-11).
-"""
-
 _FLOAT_ROWS = 16
-_FLOAT_TILES = _Tiles(columns=32, depth=32, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -277,13 +240,15 @@ def apply_grouped(
     """
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
-    rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
-    if hidden.dtype.itemsize == 2 and is_alone:
-        rows, (gate_up_tiles, down_tiles) = TILE_ROWS[0], _ALONE_TILES
-    elif hidden.dtype.itemsize == 2:
-        rows = tile_rows(num_pairs, experts.num_choices)
-        gate_up_tiles, down_tiles = _GATE_UP_TILES[rows], _DOWN_TILES[rows]
     itemsize, device = hidden.itemsize, hidden.device
+    tables = tables_on(device)
+    rows, gate_up_tiles = _FLOAT_ROWS, tables.grouped_experts_float
+    down_tiles = gate_up_tiles
+    if itemsize == 2 and is_alone:
+        rows, (gate_up_tiles, down_tiles) = TILE_ROWS[0], tables.grouped_experts_alone
+    elif itemsize == 2:
+        rows = tile_rows(num_pairs, experts.num_choices)
+        gate_up_tiles, down_tiles = tables.grouped_experts[rows]
     gate_up_tiles = _fitting(gate_up_tiles, rows, itemsize, device, num_matrices=2)
     down_tiles = _fitting(down_tiles, rows, itemsize, device, num_matrices=1)
     pairs, starts, num_tiles = ids, ids, num_pairs
@@ -303,7 +268,7 @@ def apply_grouped(
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
 
-    def described(matrix: torch.Tensor, num_rows: int, tiles: _Tiles) -> object:
+    def described(matrix: torch.Tensor, num_rows: int, tiles: GroupedTiles) -> object:
         """Returns a matrix as the kernels take it, with tiles of `num_rows` rows."""
         if not is_described:
             return matrix
@@ -315,12 +280,12 @@ def apply_grouped(
     _gate_up_kernel[(triton.cdiv(inner, tiles.columns), num_tiles)](
         hidden, described(experts.gate_up, tiles.columns, tiles), gate_up_bias, pairs, starts,
         between, experts.alpha, experts.limit or 0.0,
-        TOP_K=ids.shape[1], IS_CLAMPED=experts.limit is not None, **_constants(tiles), **shape,
+        TOP_K=ids.shape[1], IS_CLAMPED=experts.limit is not None, **constants_of(tiles), **shape,
     )  # fmt: skip
     tiles = down_tiles
     _down_kernel[(triton.cdiv(hidden_size, tiles.columns), num_tiles)](
         described(between, rows, tiles), described(experts.down, tiles.columns, tiles), down_bias,
-        pairs, starts, results, **_constants(tiles), **shape,
+        pairs, starts, results, **constants_of(tiles), **shape,
     )  # fmt: skip
     sum_by_token(results, weights, output, is_partial=experts.is_partial)
 
@@ -344,17 +309,8 @@ def sum_by_token(
 
 @lru_cache
 def _fitting(
-    tiles: _Tiles, rows: int, itemsize: int, device: torch.device, *, num_matrices: int
-) -> _Tiles:
+    tiles: GroupedTiles, rows: int, itemsize: int, device: torch.device, *, num_matrices: int
+) -> GroupedTiles:
     """Returns tiles with as many stages of inputs and weights as fit into shared memory."""
     stage_bytes = (rows + num_matrices * tiles.columns) * tiles.depth * itemsize
-    return replace(tiles, num_stages=gpu_of(device).stages(tiles.num_stages, stage_bytes))
-
-
-def _constants(tiles: _Tiles) -> dict[str, int]:
-    return {
-        "COLUMNS": tiles.columns,
-        "DEPTH": tiles.depth,
-        "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
-    }
+    return tiles.fitting(gpu_of(device), stage_bytes)

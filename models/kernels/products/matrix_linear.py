@@ -25,7 +25,6 @@ from models.kernels.launching.dependent_launch import (
 from models.kernels.launching.gluon_names import load_box
 from models.kernels.launching.launch import Launch
 from models.kernels.products.gate import gated
-from models.kernels.products.linear_configurations import MatrixTiles
 from models.kernels.products.packed.matrix_weights import (
     finished,
     multiply,
@@ -33,6 +32,7 @@ from models.kernels.products.packed.matrix_weights import (
 )
 from models.kernels.products.packed.packed_scales import scale_operand
 from models.kernels.products.tile_order import first_token_of
+from models.kernels.tuning.tiles import MatrixTiles
 
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""

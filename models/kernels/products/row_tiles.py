@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.products.gate import gated
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.tiles import GROUP_ROWS
 
 
 def described_rows(weight: torch.Tensor, num_columns: int, *, is_gated: bool) -> TensorDescriptor:

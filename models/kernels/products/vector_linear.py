@@ -16,7 +16,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
-from models.kernels.products.linear_configurations import VectorTiles
+from models.kernels.tuning.tiles import VectorTiles
 from models.operands.weight_scales import is_by_block
 
 

@@ -1,69 +1,17 @@
-"""Chooses the products of more than 64 tokens that are ours, from a table.
-
-Measured against torch's on an H200 with the shapes of Qwen3-8B and Qwen3-0.6B, alone and in whole
-steps (2026-11).
-"""
+"""Chooses the products of more than 64 tokens that are ours, from Hopper's tables."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
+from models.kernels.tuning import hopper
+from models.kernels.tuning.hopper import MOST_TOKENS, ONE_GROUP, THREE_GROUPS, TWO_GROUPS
+from models.kernels.tuning.tiles import GROUP_ROWS, WideTiles
 
-GROUP_ROWS = 64
-"""Rows of the weight that a warp group multiplies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideTiles:
-    """Warp groups of a program, tokens of a tile, slots for loading inputs.
-
-    splits: parts of the inputs, each summed by programs of its own.
-    parts: parts of a program's inputs, each summed apart and added in order.
-    """
-
-    groups: int
-    tokens: int
-    slots: int
-    splits: int = 1
-    parts: int = 1
-
-    def count(self, num_tokens: int, num_rows: int) -> int:
-        """Returns the number of tiles of a weight of `num_rows` rows."""
-        return -(-num_rows // (self.groups * GROUP_ROWS)) * -(-num_tokens // self.tokens)
-
-
-_ONE_GROUP = WideTiles(groups=1, tokens=128, slots=7)
-_TWO_GROUPS = WideTiles(groups=2, tokens=128, slots=6)
-_THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
-_MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
-_WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
-"""Relative time of a tile on every multiprocessor."""
-
-_ONE_GROUP_OF_MANY = WideTiles(groups=1, tokens=256, slots=5)
-_TWO_GROUPS_OF_MANY = WideTiles(groups=2, tokens=256, slots=4)
-_MANY_TOKENS_COST = {_TWO_GROUPS_OF_MANY: 1.27, _MOST_TOKENS: 1.85}
-_HALF_TILE_COST = {_THREE_GROUPS: 1.0}
-_FEW_TOKENS_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.78, **_HALF_TILE_COST, **_MANY_TOKENS_COST}
-"""The same in batch-invariant mode, of products in one part.
-
-This mode's costs are fitted to 53 products of 256 to 8192 tokens on an H200: one takes 4 % longer
-than in the fastest tiles, the others at most 2 % (2026-11).
-"""
-_SPLIT_WAVE_COST = {_ONE_GROUP: 0.55, _ONE_GROUP_OF_MANY: 0.7}
-"""The same where programs of their own sum the parts."""
-_PART_WAVE_COST = {
-    2: {_TWO_GROUPS: 0.75, _TWO_GROUPS_OF_MANY: 1.4},
-    4: {_TWO_GROUPS: 0.75},
-}
-"""The same by the parts of a program.
-
-256 tokens' sums of earlier parts are in memory. With four parts that costs 1.65, more than two
-waves of tiles of 128.
-"""
 _WASTE = {1152: 1.35, 4096: 1.15}
 """Time over that of gapless tiles above which torch's product is faster, up to as many inputs.
 
@@ -115,10 +63,10 @@ def _gated_tiles(
     num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
 ) -> WideTiles | None:
     def cost(tiles: WideTiles) -> float:
-        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // multiprocessors)
+        return hopper.WIDE[tiles] * -(-tiles.count(num_tokens, num_rows) // multiprocessors)
 
     best = min(_candidates(num_tokens), key=cost)
-    area = num_rows * num_tokens / (_THREE_GROUPS.groups * GROUP_ROWS * _THREE_GROUPS.tokens)
+    area = num_rows * num_tokens / (THREE_GROUPS.groups * GROUP_ROWS * THREE_GROUPS.tokens)
     waste = next((_WASTE[most] for most in _WASTE if num_inputs <= most), _LONG_WASTE)
     return best if cost(best) <= waste * max(1.0, area / multiprocessors) else None
 
@@ -126,8 +74,8 @@ def _gated_tiles(
 def _candidates(num_tokens: int) -> Iterable[WideTiles]:
     """Returns the tiles to choose from: few, so that their kernels are built before serving."""
     if num_tokens <= _FEW_TOKENS:
-        return _WAVE_COST
-    return (_THREE_GROUPS if _leaves_half_a_tile(num_tokens) else _MOST_TOKENS,)
+        return hopper.WIDE
+    return (THREE_GROUPS if _leaves_half_a_tile(num_tokens) else MOST_TOKENS,)
 
 
 def _leaves_half_a_tile(num_tokens: int) -> bool:
@@ -144,11 +92,11 @@ def _split_tiles(
     8960 inputs took 28.7 us in two of one group, in four of two groups 21.5 (H100, 2026-11-26).
     """
     if num_outputs <= 2048 and num_tokens <= 256:
-        fitting = multiprocessors // _ONE_GROUP.count(num_tokens, num_outputs)
+        fitting = multiprocessors // ONE_GROUP.count(num_tokens, num_outputs)
         is_coarse = fitting < 4 and num_inputs >= _LONG_INPUTS
-        tiles = _TWO_GROUPS if is_coarse else _ONE_GROUP
+        tiles = TWO_GROUPS if is_coarse else ONE_GROUP
     elif num_outputs <= 5120 and num_inputs >= 8192 and num_tokens <= 128:
-        tiles = replace(_TWO_GROUPS, slots=7)
+        tiles = replace(TWO_GROUPS, slots=7)
     else:
         return None
     splits = min(
@@ -179,9 +127,9 @@ def invariant_wide_tiles(
 def _invariant_costs(num_tokens: int, splits: int, parts: int) -> dict[WideTiles, float]:
     """Returns the tiles to choose from, few as in _candidates, and their relative times."""
     if splits > 1:
-        return _SPLIT_WAVE_COST
+        return hopper.WIDE_SPLIT
     if parts > 1:
-        return _PART_WAVE_COST[parts]
+        return hopper.WIDE_PARTS[parts]
     if num_tokens <= _FEW_TOKENS:
-        return _FEW_TOKENS_COST
-    return _HALF_TILE_COST if _leaves_half_a_tile(num_tokens) else _MANY_TOKENS_COST
+        return hopper.WIDE_FEW_TOKENS
+    return hopper.WIDE_HALF_TILE if _leaves_half_a_tile(num_tokens) else hopper.WIDE_MANY_TOKENS

@@ -33,7 +33,7 @@ from models.kernels.products.row_tiles import (
     store_rows,
 )
 from models.kernels.products.tile_order import first_token_of, place_of
-from models.kernels.products.wide_configurations import GROUP_ROWS, WideTiles
+from models.kernels.tuning.tiles import GROUP_ROWS, WideTiles
 
 _DEPTH = gl.constexpr(64)
 """Inputs of a tile: 128 bytes, the widest pattern that tensor cores read without conflicts."""

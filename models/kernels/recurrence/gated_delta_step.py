@@ -4,6 +4,7 @@ Source: arXiv 2412.06464; with a decay of each channel of k, arXiv 2510.26692.
 """
 
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -28,15 +29,10 @@ from models.kernels.recurrence.state_rows import (
     row_offset,
     slot_ptr,
 )
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.table import look_up
+from models.kernels.tuning.tiles import StateTiles
 from models.state_cache import StateCacheData
-
-_NARROW, _WIDE = (16, 1), (64, 2)
-"""Columns of the state that a program has, and its warps; sums of the two may differ in order.
-
-1, 8, 32, 128 and 256 requests took 4.5, 13.3, 48.8, 186 and 375 us with narrow programs, 6.1, 12.9,
-46.4, 159 and 307 with wide ones (H200, 32 heads of 128, 2026-11).
-"""
-_LEAST_WIDE_REQUESTS = 8
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_blocks",
@@ -193,28 +189,29 @@ def gated_delta_step(
     """Runs gated_delta_rule for requests of at most most_tokens query tokens."""
     tables = metadata.block_tables
     num_requests = len(metadata.seq_lens)
-    columns, launch = _launcher(
-        recurrent_form(cache, rounds=is_batch_invariant()),
-        heads,
-        num_requests >= _LEAST_WIDE_REQUESTS or is_batch_invariant(),
-        qkv.device,
-    )
-    launch(
-        (-(-heads.v_dim // columns), heads.num_heads, num_requests),
+    most_requests = inf if is_batch_invariant() else num_requests
+    tiles = _tiles(most_requests, qkv.device)
+    form = recurrent_form(cache, rounds=is_batch_invariant())
+    _launcher(form, heads, tiles, qkv.device)(
+        (-(-heads.v_dim // tiles.columns), heads.num_heads, num_requests),
         qkv, a, b, a_log, dt_bias, output, cache.memory.view(cache.spec.dtype), tables,
         metadata.seq_lens, metadata.query_start_loc, qkv.stride(0), a.stride(0), b.stride(0),
         tables.stride(0), cache.num_blocks, most_tokens, heads.k_dim**-0.5,
     )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
+def _tiles(num_requests: float, device: torch.device) -> StateTiles:
+    tiles = look_up(tables_on(device).delta_steps, num_requests)
+    assert tiles is not None, "the last row takes any number of requests"
+    return tiles
+
+
 @lru_cache
 def _launcher(
-    form: StateForm, heads: DeltaHeads, is_wide: bool, device: torch.device
-) -> tuple[int, Launch]:
-    """Returns the columns of a program, and the kernel."""
-    columns, num_warps = _WIDE if is_wide else _NARROW
-    launch = Launch(
-        _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=columns, num_warps=num_warps,
-        num_stages=1, **launch_options(device),
+    form: StateForm, heads: DeltaHeads, tiles: StateTiles, device: torch.device
+) -> Launch:
+    return Launch(
+        _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=tiles.columns,
+        num_warps=tiles.num_warps, num_stages=1, **launch_options(device),
     )  # fmt: skip
-    return columns, launch

@@ -12,9 +12,13 @@ from models.forward_context import (
     AttentionWorkspace,
     PromptChunk,
 )
-from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
-from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS
-from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.kernels.attention.configurations import (
+    MAX_LATENT_PARTIALS,
+    MAX_PARTIALS,
+    MAX_TILE_PARTS,
+    ROWS_OF_TILE,
+    most_few_rows,
+)
 from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheSpec, LatentCacheSpec, TokenSpec
 
@@ -135,7 +139,7 @@ def make_attention_workspace(
         heads = [each for each in specs if isinstance(each, KVCacheSpec)]
         num_partials = MAX_PARTIALS * max(each.num_heads // each.num_kv_heads for each in heads)
         if not is_batch_invariant():
-            num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, MAX_FEW_ROWS)
+            num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, most_few_rows(device))
         size = max(each.head_dim for each in heads)
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),

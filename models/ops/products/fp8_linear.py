@@ -8,12 +8,8 @@ import torch
 from torch.nn import functional
 
 from models.kernels.gpu import has_kernels
-from models.kernels.products.fp8.fp8_configurations import (
-    NarrowFP8Tiles,
-    WideFP8Tiles,
-    fp8_tiles,
-    gated_fp8_tiles,
-)
+from models.kernels.products.fp8.fp8_configurations import fp8_tiles, gated_fp8_tiles
+from models.kernels.tuning.tiles import NarrowFP8Tiles, WideFP8Tiles
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.operands.rounded_activations import rounded_parts
 from models.operands.weight_scales import is_by_block

@@ -6,7 +6,7 @@ A weight is in the dtype of x, or in FP8 with a scale for each row or block of 1
 import torch
 
 from models.batch_invariance import is_batch_invariant
-from models.kernels.products.linear_configurations import VectorTiles
+from models.kernels.tuning.tiles import VectorTiles
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.products.activation_rounding import leaves_rounded
 from models.ops.products.fp8_linear import plain_product, product_of_stored

@@ -8,7 +8,7 @@ import torch
 
 from models.batch_invariance import is_batch_invariant
 from models.kernels.gpu import has_kernels
-from models.kernels.products.linear_configurations import VectorTiles
+from models.kernels.tuning.tiles import VectorTiles
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.products.activation_rounding import leaves_rounded

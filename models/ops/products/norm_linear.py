@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from models.batch_invariance import is_batch_invariant
 from models.kernels.gpu import has_kernels
-from models.kernels.products.linear_configurations import VectorTiles
+from models.kernels.tuning.tiles import VectorTiles
 from models.operands.weight_scales import is_by_block
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm

@@ -7,10 +7,10 @@ from models.batch_invariance import is_batch_invariant, row_wise
 from models.kernels.gpu import has_kernels
 from models.kernels.products.packed.packed_configurations import (
     MOST_PACKED_TOKENS,
-    PackedTiles,
     invariant_packed_tiles,
     packed_tiles,
 )
+from models.kernels.tuning.tiles import PackedTiles
 from models.operands.packed_weights import bits_of, columns_per_scale, packed_values
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.silu_and_mul import silu_and_mul

@@ -15,7 +15,8 @@ from models.kernels.products.linear_configurations import (
     fp8_vector_tiles,
     skinny_tiles,
 )
-from models.kernels.products.wide_configurations import WideTiles, wide_tiles
+from models.kernels.products.wide_configurations import wide_tiles
+from models.kernels.tuning.tiles import WideTiles
 from models.number_formats import BLOCK
 from models.operands.weight_scales import is_by_block
 

@@ -10,7 +10,6 @@ from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
 from models.kernels.attention.configurations import (
     EARLY_REQUESTS,
-    Tiles,
     decode_tiles,
     least_part,
     num_dealt,
@@ -24,6 +23,7 @@ from models.kernels.attention.decode.decode_kernel import (
 from models.kernels.attention.key_parts import Parts
 from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 from models.operands.head_transform import HeadTransform
@@ -93,6 +93,7 @@ def decode_attention(
     tiles = decode_tiles(
         q.dtype, cache.k.dtype, block_d, num_requests=None if new is None else num_requests,
         num_heads=num_heads, num_kv_heads=num_kv_heads, window=sliding_window or 0,
+        device=q.device,
     )  # fmt: skip
     is_early = num_requests <= EARLY_REQUESTS or not tiles.starts_next_late
     starts_next_late = new is None or not is_early
@@ -143,7 +144,7 @@ def _launcher(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     only_single_tokens: bool,
     has_new: bool,
     has_norm: bool,

@@ -42,7 +42,8 @@ class DecodeForm(NamedTuple):
 
     rows, head_rows: rows of the products, and of what is computed head by head.
     padded_group, block_d: powers of two that hold a group and a head.
-    keys, held_keys, stages, least_part, num_programs, starts_next_late, even_parts: of Tiles.
+    keys, held_keys, stages, least_part, num_programs, starts_next_late, even_parts: of
+        AttentionTiles.
     dealt: programs of a kv head that second and later parts are dealt to; 0 for equal parts.
     is_split: a sequence may have several parts.
     at_once: partial results that are read together.

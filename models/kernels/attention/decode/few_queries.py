@@ -17,8 +17,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
 from models.kernels.attention.cache.cache_tensors import cache_tensors
-from models.kernels.attention.configurations import Tiles
-from models.kernels.attention.decode.few_configurations import few_query_tiles
+from models.kernels.attention.configurations import few_query_tiles
 from models.kernels.attention.decode.position_loops import (
     attend_with_keys_as_rows,
     attend_with_queries_as_rows,
@@ -38,6 +37,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 
@@ -65,7 +65,7 @@ class FewForm(NamedTuple):
 
     num_kv_heads to has_sinks: as in DecodeForm.
     rows, queries: rows of a tile, and the tokens that have a row for each head of the group.
-    keys, stages, keys_as_rows: of Tiles.
+    keys, stages, keys_as_rows: of AttentionTiles.
     block_d: power of two that holds a head.
     least_tiles: fewest tiles of keys of a program that has any.
     has_assembly: a GPU runs the kernel, not Triton's interpreter.
@@ -313,7 +313,7 @@ def attend_few_queries(
         return 0
     num_requests = metadata.seq_lens.shape[0]
     num_rows = min(metadata.max_seqlen_q, most) * group
-    tiles = few_query_tiles(num_rows, group=group, num_requests=num_requests)
+    tiles = few_query_tiles(num_rows, group=group, num_requests=num_requests, device=q.device)
     launch = _launcher(
         num_kv_heads, group, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
         sinks is not None, soft_cap, q.device,
@@ -350,7 +350,7 @@ def _launcher(
     group: int,
     head_dim: int,
     block_size: int,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     window: int,
     has_sinks: bool,
     soft_cap: float,

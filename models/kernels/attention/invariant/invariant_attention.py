@@ -9,12 +9,11 @@ import torch
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.rotate_and_cache import rotate_and_cache
-from models.kernels.attention.configurations import Tiles
-from models.kernels.attention.invariant.invariant_configurations import PART, invariant_tiles
+from models.kernels.attention.configurations import PART, hopper_tiles, invariant_tiles
 from models.kernels.attention.invariant.invariant_parts import attend_parts, tile_queries
 from models.kernels.attention.prefill.hopper_attention import hopper_attention
-from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
 from models.kernels.launching.copy_engine import aligned_heads
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.head_transform import HeadTransform
 
@@ -72,9 +71,11 @@ def attend(
         )  # fmt: skip
 
 
-def _tiles(q: torch.Tensor, cache: KVCacheData, num_pairs: int) -> Tiles:
+def _tiles(q: torch.Tensor, cache: KVCacheData, num_pairs: int) -> AttentionTiles:
     padded_head_dim = max(16, 1 << (q.shape[2] - 1).bit_length())
-    return invariant_tiles(q.dtype, cache.k.dtype, padded_head_dim, num_pairs=num_pairs)
+    return invariant_tiles(
+        q.dtype, cache.k.dtype, padded_head_dim, num_pairs=num_pairs, device=q.device
+    )
 
 
 def _stored(

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata
-from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
-from models.kernels.attention.invariant.invariant_configurations import PART
+from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, PART
 from models.kernels.attention.invariant.invariant_parts import merge
 from models.kernels.attention.latent.latent_attention import (
     LatentCache,
@@ -23,6 +22,7 @@ from models.kernels.attention.latent.latent_cache import cache_latents
 from models.kernels.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.kernels.attention.request_search import request_of
 from models.kernels.products.head_linear import head_linear
+from models.kernels.tuning.tiles import MAX_SPLITS
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
 from models.operands.latent_entries import LatentEntries

@@ -15,8 +15,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
-from models.kernels.attention.configurations import Tiles
-from models.kernels.attention.invariant.invariant_configurations import LANES, PART
+from models.kernels.attention.configurations import LANES, PART
 from models.kernels.attention.key_parts import Parts
 from models.kernels.attention.online_softmax import add_lanes, attend_keys, whole_power
 from models.kernels.attention.request_search import request_of_tile
@@ -26,6 +25,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 
@@ -48,7 +48,7 @@ class InvariantForm(NamedTuple):
     num_kv_heads to has_scales: as in DecodeForm.
     queries: tokens of a tile.
     padded_group, block_d: powers of two that hold a group and a head.
-    keys, stages, is_exact: of Tiles.
+    keys, stages, is_exact: of AttentionTiles.
     is_single: every request has one token.
     is_short: the tiles are those of requests of up to `queries` tokens; others are skipped.
     """
@@ -249,7 +249,7 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
         _store(at_output, acc, total, in_tile)
 
 
-def tile_queries(tiles: Tiles, group: int) -> int:
+def tile_queries(tiles: AttentionTiles, group: int) -> int:
     """Returns the tokens of a tile of queries, each with the heads of one kv head."""
     return max(1, tiles.rows // int(triton.next_power_of_2(group)))
 
@@ -259,7 +259,7 @@ def attend_parts(
     output: torch.Tensor,
     cache: KVCacheData,
     metadata: AttentionMetadata,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     *,
     skips_longer: bool,
     sliding_window: int | None,
@@ -317,7 +317,7 @@ def _launcher(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     window: int,
     has_sinks: bool,
     has_scales: bool,

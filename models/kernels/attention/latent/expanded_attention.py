@@ -4,7 +4,7 @@ Keys are expanded in pieces of bounded size. A piece continues the softmax of th
 output and the logarithms of its sums are all that a piece leaves to the next.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -12,10 +12,12 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, PromptChunk
-from models.kernels.attention.fitting_keys import fitting_keys
+from models.kernels.attention.configurations import fitting_keys
 from models.kernels.attention.latent.latent_forms import keys_at_once
 from models.kernels.attention.latent.latent_reading import read_latents
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.tiles import ExpandedTiles
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
 from models.operands.latent_queries import LatentQueries, LatentSizes
@@ -27,23 +29,6 @@ _VARYING = [
 _MOST_PLAIN = 128
 _MOST_ROTATED = 64
 """Largest parts of a head that fit the tiles."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
-    """Shape of one program: queries and keys of a tile, warps, pipeline stages."""
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-_TILES = {
-    2: _Tiles(queries=128, keys=64, num_warps=8, num_stages=3),
-    4: _Tiles(queries=32, keys=32, num_warps=4, num_stages=1),
-}
-"""By bytes of an element."""
 
 
 @triton.jit
@@ -212,9 +197,9 @@ def expanded_attention(
 
 
 @lru_cache
-def _tiles(itemsize: int, device: torch.device) -> _Tiles:
+def _tiles(itemsize: int, device: torch.device) -> ExpandedTiles:
     """Returns the tiles, which fit into shared memory with the largest heads."""
-    tiles = _TILES[itemsize]
+    tiles = tables_on(device).expanded[itemsize]
     keys, stages = fitting_keys(
         tiles.keys, tiles.num_stages, key_bytes=(2 * _MOST_PLAIN + _MOST_ROTATED) * itemsize,
         rows=tiles.queries, row_bytes=(_MOST_PLAIN + _MOST_ROTATED) * itemsize, itemsize=itemsize,

@@ -12,12 +12,12 @@ from models.kernels.attention.configurations import (
     LEAST_DEALT_REQUESTS,
     MANY_LATENT_TOKENS,
     MAX_LATENT_PARTIALS,
-    MAX_SPLITS,
 )
 from models.kernels.attention.key_parts import Parts, add_part, deal_keys
 from models.kernels.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
 from models.kernels.attention.request_search import request_of
 from models.kernels.gpu import gpu_of
+from models.kernels.tuning.tiles import MAX_SPLITS
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
 

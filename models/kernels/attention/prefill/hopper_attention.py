@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
-from models.kernels.attention.configurations import Tiles
 from models.kernels.attention.prefill.hopper_copies import (
     CHUNK_DIMS,
     arrivals_of_queries,
@@ -31,6 +30,7 @@ from models.kernels.attention.prefill.tile_parts import add_parts, parts_of, sha
 from models.kernels.gpu import num_multiprocessors
 from models.kernels.launching.dependent_launch import launch_options, let_next_start
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 
@@ -48,7 +48,7 @@ class HopperForm(NamedTuple):
 
     num_kv_heads, group: kv heads, and query heads of each.
     block_size: slots of a block. window: 0 for none.
-    stages: of Tiles.
+    stages: of AttentionTiles.
     has_sinks: heads have a score without a key.
     part: as of hopper_attention.
     has_ready: requests may be skipped.
@@ -158,7 +158,7 @@ def hopper_attention(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     tickets: torch.Tensor,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     *,
     output_scale: torch.Tensor | None,
     min_queries: int,
@@ -227,7 +227,7 @@ def _launcher(
     num_kv_heads: int,
     group: int,
     block_size: int,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     window: int,
     has_sinks: bool,
     part: int,

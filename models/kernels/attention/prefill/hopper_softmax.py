@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from models.kernels.attention.invariant.invariant_configurations import LANES
+from models.kernels.attention.configurations import LANES
 from models.kernels.attention.online_softmax import MARGIN
 from models.kernels.attention.prefill.hopper_copies import is_packed, num_notes, rows_of_token
 from models.kernels.attention.prefill.hopper_results import ROWS, write_part, write_rows

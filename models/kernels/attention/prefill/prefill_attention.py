@@ -10,11 +10,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
-from models.kernels.attention.configurations import Tiles
+from models.kernels.attention.configurations import hopper_tiles, prefill_tiles
 from models.kernels.attention.online_softmax import attend_keys, attend_new_keys
 from models.kernels.attention.prefill.hopper_attention import hopper_attention
-from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
-from models.kernels.attention.prefill.prefill_configurations import prefill_tiles
 from models.kernels.attention.prefill.tile_parts import (
     add_parts,
     keys_of_part,
@@ -33,6 +31,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
 
@@ -54,7 +53,7 @@ class PrefillForm(NamedTuple):
     has_prefix: takes chunks after cached tokens; others without it.
     queries: tokens of a tile.
     padded_group, block_d: powers of two that hold a group and a head.
-    keys, stages: of Tiles.
+    keys, stages: of AttentionTiles.
     """
 
     num_kv_heads: int
@@ -349,7 +348,7 @@ def _launcher(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     window: int,
     has_sinks: bool,
     has_scales: bool,

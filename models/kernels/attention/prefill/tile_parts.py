@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
-from models.kernels.attention.configurations import MAX_SPLITS
+from models.kernels.attention.configurations import ROWS_OF_TILE
 from models.kernels.attention.key_parts import combine_parts
-from models.kernels.attention.prefill.hopper_configurations import ROWS_OF_TILE
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
+from models.kernels.tuning.tiles import MAX_SPLITS
 
 LEAST_PART = tl.constexpr(512)
 """Fewest keys of a part, at least two tiles of them: each query sees some key of the first part."""

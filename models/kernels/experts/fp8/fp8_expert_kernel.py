@@ -26,7 +26,7 @@ from models.kernels.launching.dependent_launch import let_next_start, wait_for_p
 from models.kernels.launching.gluon_names import reinterpret
 from models.kernels.products.fp8.fp8_operands import DEPTH, SCALE_LAYOUT
 from models.kernels.products.gate import rounded_to
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.tiles import GROUP_ROWS
 
 _GROUP_ROWS = gl.constexpr(GROUP_ROWS)
 """Of the tensor cores' left factor, for each group."""

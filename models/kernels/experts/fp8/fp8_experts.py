@@ -19,7 +19,7 @@ from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
 from models.kernels.products.fp8.fp8_configurations import LEAST_SCALES
 from models.kernels.products.fp8.fp8_operands import DTYPES, described_scales, described_tokens
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.tiles import GROUP_ROWS
 from models.number_formats import BLOCK, FP8
 from models.operands.experts import ExpertWeights
 

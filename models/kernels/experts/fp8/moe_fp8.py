@@ -9,8 +9,8 @@ In batch-invariant mode all tiles have 64 rows or more. Hopper multiplies these 
 instruction, which adds 32 products at a time whatever the tile; fewer rows take another kind.
 """
 
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import inf
 
 import torch
 import triton
@@ -30,6 +30,9 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.products.fp8.fp8_linear import quantize
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.table import look_up
+from models.kernels.tuning.tiles import FP8ExpertTiles, constants_of
 from models.number_formats import BLOCK, FP8
 from models.operands.experts import ExpertWeights
 
@@ -37,42 +40,6 @@ _FP8_BLOCK = tl.constexpr(BLOCK)
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
-    """Shape of one program: rows, features of a matrix, warps, pipeline stages.
-
-    Features divide 128, so that those of one program share a scale.
-    """
-
-    rows: int
-    columns: int
-    num_warps: int
-    num_stages: int
-
-
-_DOWN_TILES = _Tiles(rows=64, columns=128, num_warps=4, num_stages=4)
-_MIDDLE = _Tiles(rows=64, columns=64, num_warps=4, num_stages=4), _DOWN_TILES
-_TILES = {
-    16: (
-        _Tiles(rows=16, columns=64, num_warps=4, num_stages=4),
-        _Tiles(rows=16, columns=128, num_warps=4, num_stages=4),
-    ),
-    32: _MIDDLE,
-    64: _MIDDLE,
-    128: (_Tiles(rows=128, columns=128, num_warps=8, num_stages=3), _DOWN_TILES),
-}
-"""Of gate and up, and of down, by expert_forms.tile_rows; measured with DeepSeek-V3 and the shapes
-of Qwen3-30B-A3B (H200, 2026-11).
-"""
-_ALONE_TILES = _MIDDLE
-_ALONE_SMALL_TILES = (
-    _Tiles(rows=16, columns=32, num_warps=4, num_stages=5),
-    _Tiles(rows=16, columns=64, num_warps=4, num_stages=5),
-)
-"""For pairs computed alone, the second where experts have few features: one token took 22.5 us
-instead of 25.6 with the shapes of Qwen3-30B-A3B, but 109 instead of 102 with DeepSeek-V3's.
-"""
-_FEW_FEATURES = 1024
 _INVARIANT_ROWS = 64
 """Least rows of a tile in batch-invariant mode."""
 
@@ -216,7 +183,9 @@ def _results(
     top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
     is_alone = are_few(num_pairs, num_choices, top_k)
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
-    gate_up_tiles, down_tiles = _tiles(num_pairs, num_choices, inner, is_alone=is_alone)
+    gate_up_tiles, down_tiles = _tiles(
+        num_pairs, num_choices, inner, is_alone=is_alone, device=hidden.device
+    )
     is_rounded = gate_up_tiles.columns == BLOCK
     gate_up_tiles = _fitting(gate_up_tiles, 1, hidden.device, num_matrices=2)
     between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
@@ -235,7 +204,7 @@ def _results(
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
 
-    def grid(num_columns: int, tiles: _Tiles) -> tuple[int, int]:
+    def grid(num_columns: int, tiles: FP8ExpertTiles) -> tuple[int, int]:
         """Returns the programs of features, and of rows in the worst case."""
         num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
         return triton.cdiv(num_columns, tiles.columns), num_tiles
@@ -244,11 +213,11 @@ def _results(
         *quantize(hidden, BLOCK), experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs,
         starts, between, between_scale, experts.alpha, experts.limit or 0.0,
         TOP_K=top_k, IS_CLAMPED=experts.limit is not None, DTYPE=_DTYPES[hidden.dtype],
-        **_constants(gate_up_tiles), **shape,
+        **constants_of(gate_up_tiles), **shape,
     )  # fmt: skip
     _down_kernel[grid(hidden_size, down_tiles)](
         between, between_scale, experts.down, experts.down_scale, down_bias, pairs, starts,
-        results, **_constants(down_tiles), **shape,
+        results, **constants_of(down_tiles), **shape,
     )  # fmt: skip
     return results
 
@@ -261,7 +230,9 @@ def _squared_results(
     top_k, num_pairs = ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_choices, top_k)
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
-    _, tiles = _tiles(num_pairs, num_choices, experts.inner_size, is_alone=is_alone)
+    _, tiles = _tiles(
+        num_pairs, num_choices, experts.inner_size, is_alone=is_alone, device=hidden.device
+    )
     num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
 
     def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -272,7 +243,7 @@ def _squared_results(
             HIDDEN=num_outputs, INNER=num_inputs, NUM_EXPERTS=num_experts,
             BLOCK_E=triton.next_power_of_2(num_experts), BY_ROW=experts.is_scaled_by_row,
             HAS_BIAS=False, IS_ALONE=is_alone, IS_ROUNDED=False,
-            **launch_options(x.device), **_constants(tiles),
+            **launch_options(x.device), **constants_of(tiles),
         )  # fmt: skip
         return output
 
@@ -286,27 +257,22 @@ def _squared_results(
 
 
 def _tiles(
-    num_pairs: int, num_choices: int, inner: int, *, is_alone: bool
-) -> tuple[_Tiles, _Tiles]:
+    num_pairs: int, num_choices: int, inner: int, *, is_alone: bool, device: torch.device
+) -> tuple[FP8ExpertTiles, FP8ExpertTiles]:
     """Returns the tiles of gate and up, and of down."""
+    tables = tables_on(device)
     if is_alone:
-        is_small = inner <= _FEW_FEATURES and not is_batch_invariant()
-        return _ALONE_SMALL_TILES if is_small else _ALONE_TILES
+        tiles = look_up(tables.fp8_experts_alone, inf if is_batch_invariant() else inner)
+        assert tiles is not None, "the last row takes any number of features"
+        return tiles
     rows = tile_rows(num_pairs, num_choices)
-    return _TILES[max(rows, _INVARIANT_ROWS) if is_batch_invariant() else rows]
+    return tables.fp8_experts[max(rows, _INVARIANT_ROWS) if is_batch_invariant() else rows]
 
 
 @lru_cache
-def _fitting(tiles: _Tiles, itemsize: int, device: torch.device, *, num_matrices: int) -> _Tiles:
+def _fitting(
+    tiles: FP8ExpertTiles, itemsize: int, device: torch.device, *, num_matrices: int
+) -> FP8ExpertTiles:
     """Returns tiles with as many stages of inputs, of `itemsize` bytes, and weights as fit."""
     stage_bytes = (tiles.rows * itemsize + num_matrices * tiles.columns) * BLOCK
-    return replace(tiles, num_stages=gpu_of(device).stages(tiles.num_stages, stage_bytes))
-
-
-def _constants(tiles: _Tiles) -> dict[str, int]:
-    return {
-        "ROWS": tiles.rows,
-        "COLUMNS": tiles.columns,
-        "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
-    }
+    return tiles.fitting(gpu_of(device), stage_bytes)

@@ -5,8 +5,6 @@ dequantised weights, memory traffic is that of the stored ones. In bfloat16 on H
 packed_experts has other kernels.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -21,33 +19,9 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.tiles import constants_of
 from models.operands.experts import ExpertWeights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
-    """Shape of one program: rows of x and of the weight, warps, pipeline stages.
-
-    depth: elements of a row that are multiplied at a time, a multiple of 32.
-    """
-
-    rows: int
-    weight_rows: int
-    depth: int
-    num_warps: int
-    num_stages: int
-
-
-_HALF_TILES = {
-    16: _Tiles(rows=16, weight_rows=64, depth=128, num_warps=4, num_stages=4),
-    32: _Tiles(rows=32, weight_rows=128, depth=128, num_warps=4, num_stages=3),
-    64: _Tiles(rows=64, weight_rows=128, depth=128, num_warps=4, num_stages=3),
-    128: _Tiles(rows=128, weight_rows=128, depth=64, num_warps=8, num_stages=3),
-}
-"""By rows of a tile, for 2-byte activations."""
-_ALONE_TILES = _Tiles(rows=16, weight_rows=64, depth=256, num_warps=4, num_stages=3)
-"""For pairs computed alone."""
-_FLOAT_TILES = _Tiles(rows=16, weight_rows=32, depth=128, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -137,9 +111,12 @@ def _results(
     num_experts, num_choices = len(experts.down), experts.num_choices
     top_k, num_pairs = ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_choices, top_k)
-    tiles = _FLOAT_TILES
-    if hidden.dtype.itemsize == 2:
-        tiles = _ALONE_TILES if is_alone else _HALF_TILES[tile_rows(num_pairs, num_choices)]
+    tables = tables_on(hidden.device)
+    tiles = tables.mxfp4_experts_float
+    if hidden.dtype.itemsize == 2 and is_alone:
+        tiles = tables.mxfp4_experts_alone
+    elif hidden.dtype.itemsize == 2:
+        tiles = tables.mxfp4_experts[tile_rows(num_pairs, num_choices)]
     pairs, starts = (ids, ids)
     if not is_alone:
         pairs, starts = sort_by_expert(ids, num_experts, num_choices)
@@ -147,12 +124,10 @@ def _results(
     results = hidden.new_empty(num_pairs, hidden_size)
     num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
     shape = {
-        "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts, "ROWS": tiles.rows,
-        "WEIGHT_ROWS": tiles.weight_rows, "DEPTH": tiles.depth,
+        "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts,
         "BLOCK_E": triton.next_power_of_2(num_experts), "IS_ALONE": is_alone,
         "HAS_BIAS": experts.gate_up_bias is not None,
-        "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
-        **launch_options(hidden.device),
+        **constants_of(tiles), **launch_options(hidden.device),
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
     _gate_up_kernel[(triton.cdiv(2 * inner, tiles.weight_rows), num_tiles)](

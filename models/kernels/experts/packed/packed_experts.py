@@ -18,9 +18,10 @@ from models.kernels.experts.packed.expert_product import (
     ungated_product,
 )
 from models.kernels.experts.packed.few_token_experts import few_token_product, few_token_tiles
-from models.kernels.experts.packed.matrix_experts import ALONE_TILES, expert_product, sorted_tiles
+from models.kernels.experts.packed.matrix_experts import expert_product, sorted_tiles
 from models.kernels.experts.packed.pair_experts import pair_product
 from models.kernels.experts.torch_experts import squared_results
+from models.kernels.tuning.hopper import EXPERTS_ALONE
 from models.operands.experts import ExpertWeights
 
 
@@ -81,7 +82,7 @@ def _multiplier(
     if not is_batch_invariant() and are_few(num_pairs, num_choices, ids.shape[1]):
         return pair_product, None
     if are_few(num_pairs, num_choices, ids.shape[1], ON_CORES):
-        return partial(expert_product, order=None, tiles=ALONE_TILES), None
+        return partial(expert_product, order=None, tiles=EXPERTS_ALONE), None
     order = sort_by_expert(ids, len(experts.down), num_choices)
     height = tile_rows(num_pairs, num_choices, ON_CORES)
     return partial(_multiply_sorted, order=order, height=height), order[0]

@@ -1,16 +1,14 @@
-"""Chooses the tiles of products whose factors are both FP8, from a table.
+"""Chooses the tiles of products whose factors are both FP8, from Hopper's tables."""
 
-Measured on an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
-"""
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.hopper import FP8_MOST_ROWS, FP8_TWO_PRODUCTS, FP8_WIDE
+from models.kernels.tuning.tiles import GROUP_ROWS, NarrowFP8Tiles, WideFP8Tiles
 from models.number_formats import BLOCK
 
 FP8_TOKENS = 128
@@ -26,44 +24,6 @@ _SHARED_BYTES = 233472
 """Shared memory of a multiprocessor; each program takes 1 KiB that it cannot use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideFP8Tiles:
-    """Tiles of FP8_TOKENS tokens, of wide_fp8_linear.
-
-    rows: of the weight in one product of the tensor cores, 64 or 128.
-    products: products of a tile, 1 or 2, each with as many rows.
-    slots: for loading inputs.
-    splits: parts of the inputs, each summed by programs of its own.
-    """
-
-    rows: int
-    products: int
-    slots: int
-    splits: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NarrowFP8Tiles:
-    """Tiles of all of few tokens, of narrow_fp8_linear.
-
-    tokens: at most as many, 8 to 64, a power of two.
-    groups: warp groups of a program, 1 or 2, with 64 outputs each.
-    programs: of a multiprocessor, 1 or 2.
-    slots: for loading inputs.
-    splits: parts of the inputs, each summed by programs of its own.
-    """
-
-    tokens: int
-    groups: int
-    programs: int
-    slots: int
-    splits: int = 1
-
-
-_TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
-_MOST_ROWS = WideFP8Tiles(rows=128, products=1, slots=6)
-_WAVE_COST = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, _MOST_ROWS: 0.53}
-"""Relative time of a tile on every multiprocessor; of two products it is 1."""
 _MOST_SPLITS = 4
 _ADDING_COST = 1.1e-3
 """Relative time of another part's sums: times tokens and outputs, over inputs.
@@ -126,10 +86,10 @@ def _whole(num_tokens: int, num_outputs: int, multiprocessors: int) -> WideFP8Ti
         return -(-_count(tiles, num_tokens, num_outputs) // multiprocessors)
 
     best, cost = min(
-        ((tiles, cost * num_waves(tiles)) for tiles, cost in _WAVE_COST.items()),
+        ((tiles, cost * num_waves(tiles)) for tiles, cost in FP8_WIDE.items()),
         key=lambda pair: pair[1],
     )
-    return _TWO_PRODUCTS if num_waves(_TWO_PRODUCTS) < cost else best
+    return FP8_TWO_PRODUCTS if num_waves(FP8_TWO_PRODUCTS) < cost else best
 
 
 def _split(
@@ -140,7 +100,7 @@ def _split(
     One tile of tokens waits for the weight, which halves load as fast: with 96 tokens and 5120
     outputs thirds took 4 to 9 % longer (H100, 2026-11-26).
     """
-    if whole is _TWO_PRODUCTS:
+    if whole is FP8_TWO_PRODUCTS:
         return whole
     most = min(_MOST_SPLITS, num_inputs // _PART_INPUTS)
     fitting = min(most, multiprocessors // _count(whole, num_tokens, num_outputs))
@@ -148,19 +108,19 @@ def _split(
         return replace(whole, splits=fitting)
     if _num_token_tiles(num_tokens) == 1:
         most = min(most, 2)
-    count = _count(_MOST_ROWS, num_tokens, num_outputs)
+    count = _count(FP8_MOST_ROWS, num_tokens, num_outputs)
     adding = _ADDING_COST * num_tokens * num_outputs / num_inputs
     start = _START_COST / num_inputs
 
     def cost(splits: int) -> float:
         num_waves = -(-count // (multiprocessors // splits))
-        return num_waves * (_WAVE_COST[_MOST_ROWS] / splits + start) + adding * (splits - 1)
+        return num_waves * (FP8_WIDE[FP8_MOST_ROWS] / splits + start) + adding * (splits - 1)
 
     whole_waves = -(-_count(whole, num_tokens, num_outputs) // multiprocessors)
-    whole_cost = whole_waves * (_WAVE_COST[whole] + start)
+    whole_cost = whole_waves * (FP8_WIDE[whole] + start)
     splits = min(range(2, most + 1), key=cost, default=1)
     is_faster = splits > 1 and cost(splits) < whole_cost
-    return replace(_MOST_ROWS, splits=splits) if is_faster else whole
+    return replace(FP8_MOST_ROWS, splits=splits) if is_faster else whole
 
 
 def _count(tiles: WideFP8Tiles, num_tokens: int, num_outputs: int) -> int:
@@ -178,7 +138,7 @@ def gated_fp8_tiles(
     if not _takes(num_inputs, device):
         return None
     if num_tokens > _MOST_NARROW_TOKENS:
-        return _TWO_PRODUCTS
+        return FP8_TWO_PRODUCTS
     tokens = _padded(num_tokens)
     if not is_rounded:
         return _with_slots(tokens, num_inputs, groups=1, programs=2, halves=2)

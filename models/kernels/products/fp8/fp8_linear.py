@@ -1,5 +1,7 @@
 """FP8 products with a scale per block of weights, and the rounding of activations before them."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -9,6 +11,9 @@ from models.kernels.launching.dependent_launch import (
     let_next_start,
     wait_for_previous,
 )
+from models.kernels.tuning.registry import tables_on
+from models.kernels.tuning.table import look_up
+from models.kernels.tuning.tiles import BlockTiles
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.operands.token_scales import empty_token_scales
 
@@ -115,27 +120,24 @@ def fp8_block_linear(
     """Returns the product of activations that are rounded by blocks, [T, N] of `dtype`."""
     (num_rows, size), num_columns = rounded.shape, weight.shape[0]
     output = torch.empty((num_rows, num_columns), dtype=dtype, device=rounded.device)
-    block_m, block_n, num_warps, num_stages = _tile(num_rows)
-    grid = (triton.cdiv(num_rows, block_m), triton.cdiv(num_columns, block_n))
+    tiles = _tile(num_rows, rounded.device)
+    grid = (triton.cdiv(num_rows, tiles.rows), triton.cdiv(num_columns, tiles.columns))
     _block_linear_kernel[grid](
         rounded, scale, weight, weight_scale, weight if bias is None else bias, output, num_rows,
         *scale.stride(), NUM_COLUMNS=num_columns, SIZE=size, HAS_BIAS=bias is not None,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK,
-        num_warps=num_warps, num_stages=num_stages,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=BLOCK,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return output
 
 
-def _tile(num_rows: int) -> tuple[int, int, int, int]:
-    """Returns rows and columns of a tile, warps and pipeline stages.
+@lru_cache(maxsize=1024)
+def _tile(num_rows: int, device: torch.device) -> BlockTiles:
+    """Returns the tiles of fp8_block_linear.
 
     With few rows the product is bound by reading weights: narrow tiles make enough programs to keep
     every multiprocessor reading.
     """
-    if num_rows <= 16:
-        return 16, 32, 4, 5
-    if num_rows <= 32:
-        return 32, 32, 4, 5
-    if num_rows <= 64:
-        return 64, 64, 4, 4
-    return 128, 128, 8, 3
+    tiles = look_up(tables_on(device).fp8_blocks, num_rows)
+    assert tiles is not None, "the last row takes any number of tokens"
+    return tiles

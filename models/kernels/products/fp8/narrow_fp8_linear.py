@@ -29,7 +29,7 @@ from models.kernels.launching.dependent_launch import (
 )
 from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.launching.launch import Launch
-from models.kernels.products.fp8.fp8_configurations import LEAST_SCALES, NarrowFP8Tiles
+from models.kernels.products.fp8.fp8_configurations import LEAST_SCALES
 from models.kernels.products.fp8.fp8_operands import (
     DEPTH,
     DTYPES,
@@ -40,7 +40,7 @@ from models.kernels.products.fp8.fp8_operands import (
 )
 from models.kernels.products.fp8.fp8_results import store_gated, store_sums
 from models.kernels.products.fp8.row_block_scales import keep_row_scales
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.tiles import GROUP_ROWS, NarrowFP8Tiles
 from models.number_formats import BLOCK
 from models.operands.weight_scales import is_by_block
 

@@ -6,9 +6,9 @@ are the products.
 
 import torch
 
-from models.kernels.products.fp8.fp8_configurations import NarrowFP8Tiles, WideFP8Tiles
 from models.kernels.products.fp8.narrow_fp8_linear import launch_narrow
 from models.kernels.products.fp8.wide_fp8_linear import launch_wide
+from models.kernels.tuning.tiles import NarrowFP8Tiles, WideFP8Tiles
 from models.number_formats import BLOCK, FP8
 from models.operands.token_scales import empty_token_scales
 

@@ -29,7 +29,7 @@ from models.kernels.launching.dependent_launch import (
 )
 from models.kernels.launching.gluon_names import load_box, reinterpret
 from models.kernels.launching.launch import Launch
-from models.kernels.products.fp8.fp8_configurations import FP8_TOKENS, WideFP8Tiles
+from models.kernels.products.fp8.fp8_configurations import FP8_TOKENS
 from models.kernels.products.fp8.fp8_operands import (
     DEPTH,
     DTYPES,
@@ -41,6 +41,7 @@ from models.kernels.products.fp8.fp8_operands import (
 from models.kernels.products.fp8.fp8_results import store_gated, store_sums
 from models.kernels.products.fp8.row_block_scales import keep_row_scales
 from models.kernels.products.tile_order import first_token_of, place_of
+from models.kernels.tuning.tiles import WideFP8Tiles
 from models.number_formats import BLOCK
 from models.operands.token_scales import TOKEN_ALIGNMENT
 from models.operands.weight_scales import is_by_block

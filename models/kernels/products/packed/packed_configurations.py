@@ -1,22 +1,15 @@
-"""Chooses the kernel and tiles of products with weights of 4 and 8 bits, from a table.
+"""Chooses the kernel and tiles of products with weights of 4 and 8 bits, from Hopper's tables."""
 
-Measured with the shapes of Llama-3.1-8B in groups of 128 (2026-11), 4 bits on an H200 and 8 bits on
-an H100.
-"""
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from models.kernels.gpu import gpu_of
-from models.kernels.products.linear_configurations import (
-    MOST_TOKENS,
-    MatrixTiles,
-    invariant_splits,
-)
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.products.linear_configurations import MOST_TOKENS, invariant_splits
+from models.kernels.tuning import hopper
+from models.kernels.tuning.hopper import PACKED_MOST_SPLITS, PackedCosts
+from models.kernels.tuning.tiles import GROUP_ROWS, MatrixTiles, PackedTiles
 
 PACKED_COLUMNS = 128
 """Inputs of a tile of packed_wide_linear."""
@@ -25,82 +18,12 @@ BUILT_TOKENS = (128, 192, 256, 384, 512, 520, 768, 1024, 2048)
 """
 MOST_PACKED_TOKENS = 640
 """In batch-invariant mode, with more, unpacking a weight first is faster."""
-_COLUMNS = 256
+_COLUMNS = hopper.PACKED_PAIR.columns
 """Inputs of a tile of matrix_linear, but for some gated ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedTiles:
-    """Tiles of packed_wide_linear.
-
-    tokens: 32 to 256, a power of two.
-    groups: warp groups of a program, 1 to 3, with 64 rows each.
-    slots: for loading inputs.
-    programs: of a multiprocessor, 1 or 2.
-    """
-
-    tokens: int
-    groups: int
-    slots: int
-    programs: int = 1
-
-    @property
-    def rows(self) -> int:
-        """Rows of the weight of a tile, gate and up together."""
-        return self.groups * GROUP_ROWS
-
-
-Costs = dict[MatrixTiles | PackedTiles, float]
-
-_WIDE_COST: Mapping[int, Costs] = {
-    4: {
-        PackedTiles(tokens=128, groups=1, slots=6): 0.58,
-        PackedTiles(tokens=128, groups=2, slots=5): 0.8,
-        PackedTiles(tokens=128, groups=3, slots=5): 1.07,
-        PackedTiles(tokens=256, groups=2, slots=3): 1.4,
-    },
-    8: {
-        PackedTiles(tokens=128, groups=1, slots=5): 0.64,
-        PackedTiles(tokens=128, groups=2, slots=4): 0.88,
-        PackedTiles(tokens=128, groups=3, slots=3): 1.17,
-        PackedTiles(tokens=256, groups=2, slots=2): 1.5,
-    },
-}
-"""Microseconds of 128 inputs of a tile on every multiprocessor, by bits of the weight.
-
-Products of 80 to 8192 tokens take within 10 % of that, of 8 bits within 15 %, but for long ones in
-few programs, which are up to 15 % faster.
-"""
-_ROWS = 64
-"""Of a weight in a tile of matrix_linear."""
-_PAIR = MatrixTiles(tokens=MOST_TOKENS, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=2)
-_WAVE_COST: Mapping[int, Costs] = {
-    4: _WIDE_COST[4] | {PackedTiles(tokens=128, groups=2, slots=5): 0.78, _PAIR: 0.28},
-    8: _WIDE_COST[8] | {_PAIR: 0.35},
-}
-"""The same of products without a gate; the groups of one tile share out its inputs."""
 _PAIR_START_US = 1.5
-"""Of a wave of such tiles: they add up their sums in the end, and begin with short rings."""
-_MOST_SPLITS = 4
-_SPLIT_COST: Mapping[int, Costs] = {
-    bits: _WAVE_COST[bits]
-    | {replace(_PAIR, groups=1, splits=count): cost for count in range(1, _MOST_SPLITS + 1)}
-    for bits, cost in {4: 0.57, 8: 0.68}.items()
-}
-"""The same of products that may be split; of one warp group, two programs run at once.
-
-Products of int4 in groups of 128 with their norms (H100, 2026-11-26, us of 128 tokens): 25600
-inputs and 5120 outputs 113.6, in splits 82.1; 8192 and 5120 38.3 and 30.2; 9728 and 2560 23.0 and
-18.1; 4096 and 2048 11.7 and 9.7. Unsplit they suit short inputs, too: 3072 and 3072 took 15.4 us
-with 200 tokens, in tiles of 128 tokens 17.8.
-"""
+"""Of a wave of PACKED_PAIR: they add up their sums in the end, and begin with short rings."""
 _PART_BYTES_PER_US = 2.5e6
 """Of parts that a product leaves and a norm reads."""
-_GATED_TILES = {
-    bits: PackedTiles(tokens=MOST_TOKENS, groups=2, slots=slots, programs=2)
-    for bits, slots in {4: 4, 8: 3}.items()
-}
-"""Of gated products of 33 to 64 tokens with enough rows for every multiprocessor."""
 _FEW_TOKENS = 16
 """Up to 16 tokens, three warp groups share out a tile's inputs, which may be split besides."""
 _LONG_INPUTS = 16384
@@ -151,7 +74,7 @@ def packed_tiles(
     if is_gated:
         return _gated_tiles(num_tokens, num_rows, num_inputs, num_bits, count)
     if num_tokens > MOST_TOKENS:
-        costs = (_SPLIT_COST if may_split else _WAVE_COST)[num_bits]
+        costs = (hopper.PACKED_SPLIT if may_split else hopper.PACKED)[num_bits]
         return _fastest_built(costs, num_tokens, num_rows, num_inputs, count)
     tokens = _padded(num_tokens)
     split = _split_tiles(tokens, num_rows, num_inputs, num_bits, count)
@@ -177,7 +100,7 @@ def invariant_packed_tiles(
     """
     if not _takes(group, num_inputs, dtype, device):
         return None
-    tiles = _lone_tiles(_padded(num_tokens))
+    tiles = hopper.PACKED_ALONE[_padded(num_tokens)]
     return replace(tiles, splits=invariant_splits(num_rows, num_inputs))
 
 
@@ -200,12 +123,16 @@ def _padded(num_tokens: int) -> int:
 
 def _whole_tiles(tokens: int, num_rows: int, num_bits: int, multiprocessors: int) -> MatrixTiles:
     """Returns the tiles of up to 64 tokens: warp groups that share out their inputs."""
-    num_waves = -(-num_rows // _ROWS) / multiprocessors
+    num_waves = -(-num_rows // GROUP_ROWS) / multiprocessors
     if _FEW_TOKENS < tokens < MOST_TOKENS and 1 < num_waves < _SHORT_SECOND_WAVE:
-        return replace(_lone_tiles(tokens), num_stages=_most_stages(tokens, num_bits, 2))
+        return replace(hopper.PACKED_ALONE[tokens], num_stages=_most_stages(tokens, num_bits, 2))
     if tokens < MOST_TOKENS:
-        return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
-    return _PAIR if num_rows <= _ROWS * multiprocessors else _lone_tiles(tokens)
+        return MatrixTiles(tokens=tokens, rows=GROUP_ROWS, columns=_COLUMNS, num_stages=2, groups=3)
+    return (
+        hopper.PACKED_PAIR
+        if num_rows <= GROUP_ROWS * multiprocessors
+        else hopper.PACKED_ALONE[tokens]
+    )
 
 
 def _split_tiles(
@@ -215,14 +142,14 @@ def _split_tiles(
 
     Three warp groups fill a multiprocessor, of one group two programs do, or four of few tokens.
     """
-    row_tiles = -(-num_rows // _ROWS)
+    row_tiles = -(-num_rows // GROUP_ROWS)
     tiles = _whole_tiles(tokens, num_rows, num_bits, multiprocessors)
     if tokens > _FEW_TOKENS:
-        at_once, most = 2, _MOST_SPLITS
+        at_once, most = 2, PACKED_MOST_SPLITS
     elif num_inputs >= _LONG_INPUTS and _LEAST_BUSY < row_tiles / multiprocessors <= _MOST_BUSY:
         at_once, most = 4, 6
     else:
-        splits = min(_MOST_SPLITS, multiprocessors // row_tiles)
+        splits = min(PACKED_MOST_SPLITS, multiprocessors // row_tiles)
         return replace(tiles, splits=max(1, splits))
     splits = max(1, min(most, at_once * multiprocessors // row_tiles))
     stages = _most_stages(tokens, num_bits, at_once)
@@ -238,13 +165,13 @@ def _gated_tiles(
     num_tokens: int, num_rows: int, num_inputs: int, num_bits: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     if num_tokens > MOST_TOKENS:
-        costs = _WIDE_COST[num_bits]
+        costs = hopper.PACKED_GATED[num_bits]
         return _fastest_built(costs, num_tokens, num_rows, num_inputs, multiprocessors)
     tokens = _padded(num_tokens)
     if tokens == MOST_TOKENS:
-        tiles = _GATED_TILES[num_bits]
+        tiles = hopper.PACKED_GATED_FEW[num_bits]
         is_full = num_tiles(tiles, num_tokens, num_rows) >= multiprocessors
-        return tiles if is_full else _lone_tiles(tokens)
+        return tiles if is_full else hopper.PACKED_ALONE[tokens]
     return _gated_few_tiles(tokens, num_rows, num_bits, multiprocessors)
 
 
@@ -256,28 +183,22 @@ def _gated_few_tiles(
     28672 rows and 4096 inputs of 8 bits take 51.5 us with 32 tokens in rings of three tiles with
     128 inputs, 58.5 in rings of two with 256, of which three run at once (H100, 2026-11-26).
     """
-    per_multiprocessor = -(-num_rows // (_ROWS * multiprocessors))
+    per_multiprocessor = -(-num_rows // (GROUP_ROWS * multiprocessors))
     for columns, stages in ((_COLUMNS, 4), (_COLUMNS, 3), (_COLUMNS, 2), (_COLUMNS // 2, 3)):
         ring_bytes = stages * _stage_bytes(tokens, num_bits, columns)
         if per_multiprocessor <= min(_MOST_PROGRAMS, _SHARED_BYTES // ring_bytes):
-            return replace(_lone_tiles(tokens), columns=columns, num_stages=stages)
+            return replace(hopper.PACKED_ALONE[tokens], columns=columns, num_stages=stages)
     # Tiles that come after others: few tokens leave memory for long rings.
-    return replace(_lone_tiles(tokens), num_stages=4 if tokens == 8 else 2)
+    return replace(hopper.PACKED_ALONE[tokens], num_stages=4 if tokens == 8 else 2)
 
 
 def _stage_bytes(tokens: int, num_bits: int, columns: int = _COLUMNS) -> int:
     """Returns the shared memory of a tile's weights and inputs."""
-    return columns * (_ROWS * num_bits // 8 + 2 * tokens)
-
-
-def _lone_tiles(tokens: int) -> MatrixTiles:
-    """Returns the tiles of programs of matrix_linear with one warp group."""
-    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
-    return MatrixTiles(tokens=tokens, rows=_ROWS, columns=_COLUMNS, num_stages=stages)
+    return columns * (GROUP_ROWS * num_bits // 8 + 2 * tokens)
 
 
 def _fastest_built(
-    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
+    costs: PackedCosts, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     """Returns the fastest of the tiles of those BUILT_TOKENS that have no more tiles of tokens."""
     built = {
@@ -294,7 +215,7 @@ def _num_token_tiles(num_tokens: int) -> int:
 
 
 def _fastest(
-    costs: Costs, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
+    costs: PackedCosts, num_tokens: int, num_rows: int, num_inputs: int, multiprocessors: int
 ) -> MatrixTiles | PackedTiles:
     def microseconds(tiles: MatrixTiles | PackedTiles) -> float:
         splits = tiles.splits if isinstance(tiles, MatrixTiles) else 1
@@ -302,7 +223,7 @@ def _fastest(
         at_once = multiprocessors * (2 if is_small else 1)
         waves = -(-num_tiles(tiles, num_tokens, num_rows) * splits // at_once)
         product = costs[tiles] * waves * num_inputs / (128 * splits)
-        if tiles == _PAIR:
+        if tiles == hopper.PACKED_PAIR:
             product += waves * _PAIR_START_US
         part_bytes = 0 if splits == 1 else 8 * splits * num_tokens * num_rows
         return product + part_bytes / _PART_BYTES_PER_US

@@ -27,11 +27,7 @@ from models.kernels.launching.dependent_launch import (
 from models.kernels.launching.gluon_names import barrier, load_box
 from models.kernels.launching.launch import Launch
 from models.kernels.products.packed.matrix_weights import finished, tile_scales, unpacked
-from models.kernels.products.packed.packed_configurations import (
-    PACKED_COLUMNS,
-    PackedTiles,
-    num_tiles,
-)
+from models.kernels.products.packed.packed_configurations import PACKED_COLUMNS, num_tiles
 from models.kernels.products.packed.packed_scales import scale_operand
 from models.kernels.products.row_tiles import (
     described_rows,
@@ -40,7 +36,7 @@ from models.kernels.products.row_tiles import (
     store_rows,
 )
 from models.kernels.products.tile_order import first_token_of, place_of
-from models.kernels.products.wide_configurations import GROUP_ROWS
+from models.kernels.tuning.tiles import GROUP_ROWS, PackedTiles
 from models.operands.packed_weights import bits_of
 
 _ROWS = gl.constexpr(GROUP_ROWS)

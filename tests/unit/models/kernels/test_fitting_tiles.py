@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.kernels.attention.prefill import prefill_configurations
-from models.kernels.attention.prefill.prefill_configurations import prefill_tiles
+from models.kernels.attention.configurations import prefill_tiles
 from models.kernels.gpu import LEAST_SHARED_BYTES, gpu_of, is_hopper
+from models.kernels.tuning.hopper import TABLES
 from tests.support.gpu_facts import CARDS, forget_choices, generic_tables, properties_of
 
 DEVICE = torch.device("cuda")
@@ -31,22 +31,17 @@ def all_tiles():
     from models.kernels.experts import moe_grouped
     from models.kernels.experts.fp8 import moe_fp8
 
-    tables = {
-        False: prefill_configurations._FIRST_CHUNK,
-        True: prefill_configurations._LATER_CHUNK,
-    }
-    for has_prefix, table in tables.items():
+    for has_prefix, table in {False: TABLES.first_chunk, True: TABLES.later_chunk}.items():
         for dtype, dim in HEADS:
             tiles = prefill_tiles(dtype, dim, has_prefix=has_prefix, device=DEVICE)
             yield tiles, table[dtype.itemsize, dim]
-    for itemsize, tiles in expanded_attention._TILES.items():
+    for itemsize, tiles in TABLES.expanded.items():
         yield expanded_attention._tiles(itemsize, DEVICE), tiles
-    tables = {2: moe_grouped._GATE_UP_TILES, 1: moe_grouped._DOWN_TILES}
-    for num_matrices, table in tables.items():
-        for rows, tiles in table.items():
+    for rows, both in TABLES.grouped_experts.items():
+        for num_matrices, tiles in zip((2, 1), both, strict=True):
             fitting = moe_grouped._fitting(tiles, rows, 2, DEVICE, num_matrices=num_matrices)
             yield fitting, tiles
-    for gate_up, down in (*moe_fp8._TILES.values(), moe_fp8._ALONE_SMALL_TILES):
+    for gate_up, down in (*TABLES.fp8_experts.values(), TABLES.fp8_experts_alone[0][1]):
         yield moe_fp8._fitting(gate_up, 1, DEVICE, num_matrices=2), gate_up
         yield moe_fp8._fitting(down, 2, DEVICE, num_matrices=1), down
 

@@ -23,7 +23,7 @@ from models.kernels.elementwise import gated_rms_norm as gated_norms
 from models.kernels.elementwise import sigmoid_gate as factors
 from models.ops.elementwise.gated_rms_norm import gated_rms_norm
 from models.ops.elementwise.sigmoid_gate import sigmoid_gate
-from models.kernels.products.linear_configurations import VectorTiles
+from models.kernels.tuning.tiles import VectorTiles
 from models.kernels.attention.cache.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
 from tests.support.linear_case import OPTIONS, make_linear_case

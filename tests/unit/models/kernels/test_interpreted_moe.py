@@ -89,6 +89,7 @@ import torch
 torch.set_num_threads(1)
 from models.ops.experts import moe as reference
 from models.kernels.experts.fp8 import moe_fp8
+from models.kernels.tuning.tiles import FP8ExpertTiles
 from tests.support.interpreter_rounding import round_exactly
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
@@ -116,14 +117,12 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         # Rounded to a half before it is rounded to 8 bits, a number may become its neighbour there.
         assert_rows_close(actual, exact, 2**-5 if dtype == torch.float16 else None)
         # Tiles with whole runs of features round them in the first kernel, to the same bits.
-        wide = moe_fp8._Tiles(rows=16, columns=128, num_warps=4, num_stages=1)
-        tables = moe_fp8._TILES, moe_fp8._ALONE_TILES, moe_fp8._ALONE_SMALL_TILES
-        moe_fp8._TILES = dict.fromkeys(moe_fp8._TILES, (wide, wide))
-        moe_fp8._ALONE_TILES = moe_fp8._ALONE_SMALL_TILES = wide, wide
+        wide = FP8ExpertTiles(rows=16, columns=128, num_warps=4, num_stages=1)
+        tiles_of, moe_fp8._tiles = moe_fp8._tiles, lambda *_, **__: (wide, wide)
         again = torch.empty_like(hidden)
         moe_fp8.apply_fp8(hidden, weights, ids.int(), experts, again)
         assert torch.equal(again, actual)
-        moe_fp8._TILES, moe_fp8._ALONE_TILES, moe_fp8._ALONE_SMALL_TILES = tables
+        moe_fp8._tiles = tiles_of
 """
 
 PARTIAL_PROGRAM = """

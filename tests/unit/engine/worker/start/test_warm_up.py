@@ -150,8 +150,9 @@ def test_every_way_through_decode_attention_is_warmed_up(
     def form(num_requests):
         heads = {"num_heads": num_kv_heads * group, "num_kv_heads": num_kv_heads}
         tiles = decode_tiles(
-            torch.bfloat16, cache_dtype, 128, num_requests=num_requests, window=window, **heads
-        )
+            torch.bfloat16, cache_dtype, 128, num_requests=num_requests, window=window,
+            device=CPU, **heads,
+        )  # fmt: skip
         dealt = num_dealt(workspace, num_requests, num_kv_heads, tiles, window=window)
         splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
         return tiles, dealt, dealt > 0 or splits > 1, num_requests <= EARLY_REQUESTS

@@ -1,25 +1,27 @@
+from functools import partial
+
 import pytest
 import torch
 
 from models.forward_context import AttentionWorkspace
+from models.kernels.attention import configurations
 from models.kernels.attention.configurations import (
+    LANES,
     MAX_PARTIALS,
-    MAX_SPLITS,
-    decode_tiles,
+    PART,
+    hopper_tiles,
     least_part,
     num_dealt,
     num_splits,
+    prefill_tiles,
 )
-from models.kernels.attention.invariant.invariant_configurations import (
-    LANES,
-    MANY_INVARIANT_PAIRS,
-    MOST_INVARIANT_PAIRS,
-    PART,
-    invariant_tiles,
-)
-from models.kernels.attention.prefill.hopper_configurations import hopper_tiles
-from models.kernels.attention.prefill.prefill_configurations import prefill_tiles
+from models.kernels.tuning.hopper import TABLES
+from models.kernels.tuning.tiles import MAX_SPLITS
 from tests.support.gpu_facts import use_gpu
+
+CPU = torch.device("cpu")
+decode_tiles = partial(configurations.decode_tiles, device=CPU)
+invariant_tiles = partial(configurations.invariant_tiles, device=CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -55,7 +57,7 @@ def test_batch_invariant_kernels_share_what_decides_bits(monkeypatch, dtype, cac
     cache_dtype = cache_dtype or dtype
     all_tiles = [
         invariant_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs)
-        for num_pairs in (1, MANY_INVARIANT_PAIRS + 1, MOST_INVARIANT_PAIRS + 1)
+        for num_pairs in (1, TABLES.many_pairs + 1, TABLES.most_pairs + 1)
     ]
     if cache_dtype.itemsize == 1:
         assert len(set(all_tiles)) == 1

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from models.forward_context import PromptChunk
-from models.kernels.attention.decode.few_configurations import few_query_tiles
+from models.kernels.attention.configurations import few_query_tiles
 from models.kernels.attention.decode.few_queries import has_few, most_few_queries
 from tests.support.attention_case import Heads, make_case
+
+CPU = torch.device("cpu")
 
 
 def case_of(num_heads=8, num_kv_heads=2, head_dim=64, *, dtype=torch.bfloat16, is_fp8=True):
@@ -49,11 +51,11 @@ def test_few_queries_are_launched_for_where_the_host_knows_of_them():
 def test_warm_up_builds_all_tiles(group):
     most = most_of(case_of(num_heads=group, num_kv_heads=1))
     built = {
-        few_query_tiles(min(tokens, most) * group, group=group, num_requests=requests)
+        few_query_tiles(min(tokens, most) * group, group=group, num_requests=requests, device=CPU)
         for tokens, requests in ((128, 1), (2, 2))
     }
     for tokens in range(2, most + 1):
         for requests in (1, 4, 5, 256):
-            tiles = few_query_tiles(tokens * group, group=group, num_requests=requests)
+            tiles = few_query_tiles(tokens * group, group=group, num_requests=requests, device=CPU)
             assert tiles in built
             assert tiles.rows >= group

@@ -2,9 +2,12 @@ import pytest
 import torch
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
-from models.kernels.attention.configurations import MAX_SPLITS
-from models.kernels.attention.decode.few_configurations import MAX_FEW_ROWS, few_query_tiles
-from models.kernels.attention.prefill.hopper_configurations import MAX_TILE_PARTS, ROWS_OF_TILE
+from models.kernels.attention.configurations import (
+    MAX_TILE_PARTS,
+    ROWS_OF_TILE,
+    few_query_tiles,
+    most_few_rows,
+)
 from models.kernels.attention.prefill.tile_parts import (
     LEAST_PART,
     MOST_TOKENS,
@@ -13,8 +16,10 @@ from models.kernels.attention.prefill.tile_parts import (
     share_tiles,
     split_tiles,
 )
+from models.kernels.tuning.tiles import MAX_SPLITS
 
 HEAD_DIM = 128
+CPU = torch.device("cpu")
 ROOM = MAX_TILE_PARTS * ROWS_OF_TILE
 
 
@@ -84,8 +89,8 @@ def test_parts_fit_into_the_workspace(room):
 @pytest.mark.parametrize("num_kv_heads", [1, 3, 8, 128])
 @pytest.mark.parametrize("num_rows", [1, 17, 300])
 def test_dealt_parts_fit_into_the_workspace_and_heads_have_as_many(num_rows, num_kv_heads):
-    tiles = few_query_tiles(num_rows, group=1, num_requests=1)
-    for room in (MAX_FEW_ROWS, ROOM, 2 * num_kv_heads * tiles.rows):
+    tiles = few_query_tiles(num_rows, group=1, num_requests=1, device=CPU)
+    for room in (most_few_rows(CPU), ROOM, 2 * num_kv_heads * tiles.rows):
         dealt = deal_tiles(
             metadata_of(10**5, room=room), num_programs=tiles.num_programs,
             num_kv_heads=num_kv_heads, rows=tiles.rows, head_dim=HEAD_DIM,

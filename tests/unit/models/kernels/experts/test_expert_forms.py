@@ -11,8 +11,8 @@ from models.kernels.experts.expert_forms import (
     tile_rows,
 )
 from models.kernels.experts.packed.expert_product import ProductShape
-from models.kernels.experts.packed.few_token_experts import FEW_TOKEN_TILES
-from models.kernels.experts.packed.matrix_experts import SORTED_TILES, sorted_tiles
+from models.kernels.experts.packed.matrix_experts import sorted_tiles
+from models.kernels.tuning.hopper import EXPERTS, FEW_TOKEN_EXPERTS
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])
@@ -33,25 +33,25 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k, others):
 
 
 def test_experts_of_4_bits_have_tiles_of_every_height():
-    assert list(SORTED_TILES) == [rows for rows, _ in ON_CORES.heights]
-    for rows, both in SORTED_TILES.items():
+    assert list(EXPERTS) == [rows for rows, _ in ON_CORES.heights]
+    for rows, both in EXPERTS.items():
         assert max(tiles.tokens for tiles in both) == rows
     # Experts that have no room in these have those.
-    assert FEW_TOKEN_TILES.keys() < SORTED_TILES.keys()
-    for rows, each in FEW_TOKEN_TILES.items():
+    assert FEW_TOKEN_EXPERTS.keys() < EXPERTS.keys()
+    for rows, each in FEW_TOKEN_EXPERTS.items():
         assert {tiles.tokens for tiles in each} == {rows}
 
 
 def test_few_inputs_take_short_tiles_of_more_tokens():
     sizes = {"num_experts": 8, "top_k": 2, "has_bias": False, "is_clamped": False}
-    for rows, (gate_up, down) in SORTED_TILES.items():
+    for rows, (gate_up, down) in EXPERTS.items():
         long = [
             ProductShape(num_outputs=4096, num_inputs=2048, is_gated=is_gated, **sizes)
             for is_gated in (True, False)
         ]
         assert [sorted_tiles(rows, each) for each in long] == [gate_up, down]
         short = replace(long[1], num_inputs=768)
-        assert sorted_tiles(rows, short) == (down if rows < 64 else SORTED_TILES[64][1])
+        assert sorted_tiles(rows, short) == (down if rows < 64 else EXPERTS[64][1])
 
 
 def test_tiles_are_as_high_as_an_expert_has_rows_on_average():

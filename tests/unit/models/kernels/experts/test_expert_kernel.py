@@ -12,7 +12,8 @@ pretend()
 from models.kernels.launching.launch import _launches
 from models.kernels.experts.packed.expert_kernel import expert_kernel
 from models.kernels.experts.packed.expert_product import both_products
-from models.kernels.experts.packed.matrix_experts import ALONE_TILES, SORTED_TILES, expert_product
+from models.kernels.experts.packed.matrix_experts import expert_product
+from models.kernels.tuning.hopper import EXPERTS, EXPERTS_ALONE
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import check_unpacked_products, machine_code
 from tests.support.moe_case import make_quantized_experts
@@ -23,9 +24,9 @@ ids = torch.zeros(4, 1, dtype=torch.int32)
 order = (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
 experts = make_quantized_experts(kind, num_experts=2, hidden=size, inner=size, is_clamped=True)
 both = both_products(x, ids, experts)
-tiles_of = [{(tiles, order) for tiles in each} for each in zip(*SORTED_TILES.values())]
+tiles_of = [{(tiles, order) for tiles in each} for each in zip(*EXPERTS.values())]
 if kind == "mxfp4":
-    tiles_of = [each | {(ALONE_TILES, None)} for each in tiles_of]
+    tiles_of = [each | {(EXPERTS_ALONE, None)} for each in tiles_of]
 else:
     # Each way to unpack has all tiles whose registers are scarce, one has the others.
     tiles_of = [

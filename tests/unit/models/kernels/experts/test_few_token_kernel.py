@@ -12,7 +12,7 @@ pretend()
 from models.kernels.launching.launch import _launches
 from models.kernels.experts.packed.expert_product import both_products
 from models.kernels.experts.packed.few_token_experts import (
-    FEW_TOKEN_TILES, few_token_product, few_token_tiles,
+    few_token_product, few_token_tiles,
 )
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
@@ -41,9 +41,9 @@ def most_inputs(kind, tiles):
 
 for kind in EACH:
     gate_up, down = products_of(kind, 384)
-    for height, each_tiles in FEW_TOKEN_TILES.items():
+    for height, each_tiles in FEW_TOKEN_EXPERTS.items():
         assert few_token_tiles(height, gate_up) == each_tiles[0]
-(small,), (middle,), (first, second) = FEW_TOKEN_TILES.values()
+(small,), (middle,), (first, second) = FEW_TOKEN_EXPERTS.values()
 gate_up, down = products_of("mxfp4", 2880)
 assert few_token_tiles(8, down) == small
 assert few_token_tiles(32, down) == second

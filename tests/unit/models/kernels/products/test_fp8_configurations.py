@@ -4,11 +4,10 @@ import torch
 from models.kernels.products.fp8.fp8_configurations import (
     BUILT_TOKENS,
     FP8_TOKENS,
-    NarrowFP8Tiles,
-    WideFP8Tiles,
     fp8_tiles,
     gated_fp8_tiles,
 )
+from models.kernels.tuning.tiles import NarrowFP8Tiles, WideFP8Tiles
 from models.number_formats import BLOCK
 from tests.support.gpu_facts import use_gpu
 

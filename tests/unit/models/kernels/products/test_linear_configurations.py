@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from models.kernels.products.linear_configurations import (
-    MatrixTiles,
-    VectorTiles,
-    skinny_tiles,
-)
+from models.kernels.products.linear_configurations import skinny_tiles
+from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
 from tests.support.gpu_facts import use_gpu
 
 SHARED_BYTES = 227 * 1024

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from models.kernels.products.linear_configurations import MatrixTiles
 from models.kernels.products.packed.packed_configurations import (
     BUILT_TOKENS,
     PACKED_COLUMNS,
-    PackedTiles,
     invariant_packed_tiles,
     packed_tiles,
 )
+from models.kernels.tuning.tiles import MatrixTiles, PackedTiles
 from tests.support.gpu_facts import use_gpu
 
 SHARED_BYTES = 227 * 1024

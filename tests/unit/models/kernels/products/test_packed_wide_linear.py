@@ -10,7 +10,7 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.operands.packed_weights import quantize_packed
 from models.kernels.launching.launch import _launches
-from models.kernels.products.packed.packed_configurations import _GATED_TILES, _WIDE_COST
+from models.kernels.tuning.hopper import PACKED_GATED, PACKED_GATED_FEW
 from models.kernels.products.packed.packed_wide_linear import (
     _packed_wide_kernel,
     packed_wide_linear,
@@ -20,7 +20,7 @@ from tests.support.machine_code import check_unpacked_products, machine_code
 
 FORMATS = ((128, {}), (32, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True}))
 x = torch.zeros(300, 1056).bfloat16()
-tiles_of = {bits: [*costs, _GATED_TILES[bits]] for bits, costs in _WIDE_COST.items()}
+tiles_of = {bits: [*costs, PACKED_GATED_FEW[bits]] for bits, costs in PACKED_GATED.items()}
 # All tiles with one format, all formats with one's tiles.
 ways = [(4, 32, {}, tiles) for tiles in tiles_of[4]]
 ways += [(4, *each, tiles_of[4][1]) for each in FORMATS]

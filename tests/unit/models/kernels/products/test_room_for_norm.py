@@ -13,7 +13,8 @@ from models.number_formats import BLOCK, FP8
 from models.operands.token_scales import empty_token_scales
 from models.kernels.elementwise.rms_norm import add_rms_norm, add_rounded_rms_norm
 from models.kernels.launching.launch import _launches
-from models.kernels.products.fp8.fp8_configurations import NarrowFP8Tiles, fp8_tiles
+from models.kernels.products.fp8.fp8_configurations import fp8_tiles
+from models.kernels.tuning.tiles import NarrowFP8Tiles
 from models.kernels.products.fp8.rounded_linear import rounded_linear
 from models.kernels.products.wide_configurations import wide_tiles
 from models.kernels.products.wide_linear import wide_linear

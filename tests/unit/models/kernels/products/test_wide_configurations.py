@@ -1,11 +1,8 @@
 import pytest
 import torch
 
-from models.kernels.products.wide_configurations import (
-    WideTiles,
-    invariant_wide_tiles,
-    wide_tiles,
-)
+from models.kernels.products.wide_configurations import invariant_wide_tiles, wide_tiles
+from models.kernels.tuning.tiles import WideTiles
 from tests.support.gpu_facts import use_gpu
 
 CUDA = torch.device("cuda", 0)
