@@ -30,7 +30,7 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.linear import linear
 from models.ops.products.norm_linear import gated_linear
 from tests.bench.report import Report
-from tests.support.attention_case import Heads, make_case
+from tests.support.attention_case import AttentionCase, Heads, make_case
 
 BYTES_PER_US = 4482e3
 FLOP_PER_US = 734e6
@@ -92,14 +92,17 @@ def best_sdpa(calls: Callable[[], Sequence[Callable[[], object]]]) -> float | No
     return min(found, default=None)
 
 
-def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Figures:
-    """Times attention of steps of single tokens, their norm, rotation and cache write included.
-
-    torch gets keys and values side by side in memory and queries that are ready; it has nothing
-    like a cache of 8 bits, of which scales are read too.
-    """
+def cache_bytes(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> int:
+    """Returns the bytes of keys and values that attention reads."""
     bytes_per_head = heads.head_dim + 4 if has_fp8_cache else 2 * heads.head_dim
-    num_bytes = 2 * batch * context * heads.num_kv_heads * bytes_per_head
+    return 2 * batch * context * heads.num_kv_heads * bytes_per_head
+
+
+def decode_calls(
+    heads: Heads, batch: int, context: int, *, has_fp8_cache: bool
+) -> tuple[list[Callable[[], object]], list[AttentionCase]]:
+    """Returns launches of decode attention over different caches, and their cases."""
+    num_bytes = cache_bytes(heads, batch, context, has_fp8_cache=has_fp8_cache)
     lens = [context] * batch
     cases = [
         make_case(
@@ -132,7 +135,19 @@ def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Fi
             soft_cap=0.0,
         )
 
-    ours = microseconds([call(case.cache) for case in cases], rounds=2)
+    return [call(case.cache) for case in cases], cases
+
+
+def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Figures:
+    """Times attention of steps of single tokens, their norm, rotation and cache write included.
+
+    torch gets keys and values side by side in memory and queries that are ready; it has nothing
+    like a cache of 8 bits, of which scales are read too.
+    """
+    calls, cases = decode_calls(heads, batch, context, has_fp8_cache=has_fp8_cache)
+    ours = microseconds(calls, rounds=2)
+    num_bytes = cache_bytes(heads, batch, context, has_fp8_cache=has_fp8_cache)
+    first = cases[0]
     shape = (batch, context, heads.num_kv_heads, heads.head_dim)
 
     def torch_calls():
@@ -148,31 +163,26 @@ def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Fi
     return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
 
 
-def prefill(heads: Heads, batch: int, num_tokens: int, num_cached: int) -> Figures:
-    """Times causal attention of chunks with cached tokens before them; torch's, of one fresh
-    prompt."""
+def prefill_calls(
+    heads: Heads, batch: int, num_tokens: int, num_cached: int
+) -> tuple[list[Callable[[], object]], tuple[torch.Tensor, ...]]:
+    """Returns launches of attention of chunks, and their queries, keys and values."""
     lens = [num_cached + num_tokens] * batch
     case = make_case([num_tokens] * batch, lens, heads, dtype=torch.bfloat16, device="cuda")
     q, k, v = (x.contiguous() for x in (case.q, case.k, case.v))
     output = torch.empty_like(q)
-    ours = microseconds(
-        [
-            lambda: prefill_attention(
-                q,
-                k,
-                v,
-                case.cache,
-                case.metadata,
-                output,
-                min_queries=1,
-                sliding_window=None,
-                sinks=None,
-                scale=heads.head_dim**-0.5,
-                soft_cap=0.0,
-            )
-        ]
-        * 3
-    )
+    call = partial(
+        prefill_attention, q, k, v, case.cache, case.metadata, output, min_queries=1,
+        sliding_window=None, sinks=None, scale=heads.head_dim**-0.5, soft_cap=0.0,
+    )  # fmt: skip
+    return [call] * 3, (q, k, v)
+
+
+def prefill(heads: Heads, batch: int, num_tokens: int, num_cached: int) -> Figures:
+    """Times causal attention of chunks with cached tokens before them; torch's, of one fresh
+    prompt."""
+    calls, (q, k, v) = prefill_calls(heads, batch, num_tokens, num_cached)
+    ours = microseconds(calls)
 
     def torch_calls():
         inputs = [x[None].transpose(1, 2) for x in (q, k, v)]
@@ -243,8 +253,10 @@ def rotate(heads: Heads, num_tokens: int) -> Figures:
     }
 
 
-def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -> Figures:
-    """Times a product, with its gate, against torch's; the floor is reading the weights."""
+def linear_calls(
+    num_tokens: int, outputs: int, inputs: int, is_gated: bool
+) -> tuple[list[Callable[[], object]], torch.Tensor, list[torch.Tensor]]:
+    """Returns products with different weights, with their gate, and the inputs and weights."""
     rows = outputs * (2 if is_gated else 1)
     num_bytes = rows * inputs * 2
     weights = [
@@ -253,15 +265,21 @@ def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -
     ]
     x = torch.randn(num_tokens, inputs, device="cuda").bfloat16()
     ours = gated_linear if is_gated else linear
+    return [partial(ours, x, weight, None) for weight in weights], x, weights
+
+
+def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -> Figures:
+    """Times a product, with its gate, against torch's; the floor is reading the weights."""
+    calls, x, weights = linear_calls(num_tokens, outputs, inputs, is_gated)
 
     def theirs(weight):
         output = functional.linear(x, weight)
         return silu_and_mul(output) if is_gated else output
 
     return {
-        "us": microseconds([lambda w=w: ours(x, w, None) for w in weights], 2),
+        "us": microseconds(calls, 2),
         "torch_us": microseconds([lambda w=w: theirs(w) for w in weights], 2),
-        "floor_us": num_bytes / BYTES_PER_US,
+        "floor_us": 2 * weights[0].numel() / BYTES_PER_US,
     }
 
 

@@ -2,7 +2,7 @@
 
 TABLES are of kernels that run on any GPU, the others of kernels for Hopper's tensor cores and copy
 engine. Each says its card and month; docs/history/tiles.md has the times of tiles that won and
-lost.
+lost, docs/tuning.md how to measure again.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ from models.kernels.tuning.tiles import (
 
 CAPABILITY = (9, 0)
 
-# Products of few tokens: Qwen3-8B and Qwen3-0.6B (H200, 2026-11, `python -m
-# tests.bench.skinny_linear`, then in whole steps).
+# Products of few tokens: Qwen3-8B and Qwen3-0.6B (H200, 2026-11), with their norms, then in whole
+# steps: rings that are best alone leave too little room for the neighbours'.
 
 _VECTORS = (
     ((1, False, inf, 2047), VectorTiles(rows=4, columns=1024, num_warps=2)),
@@ -241,21 +241,24 @@ heads run at once.
 # Chunks: 32 heads, 8 kv heads of 128 (H200, 2026-11, `python -m tests.bench.kernels --only
 # prefill`).
 
-_FIRST_CHUNK = {
-    (2, 64): AttentionTiles(rows=128, keys=64, num_warps=8, num_stages=3),
-    (2, 128): AttentionTiles(rows=128, keys=128, num_warps=8, num_stages=3),
-    (2, 256): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3),
+_ANY_CHUNK = {
     (2, 512): AttentionTiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 64): AttentionTiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 128): AttentionTiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 256): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=1),
     (4, 512): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
+_FIRST_CHUNK = {
+    (2, 64): AttentionTiles(rows=128, keys=64, num_warps=8, num_stages=3),
+    (2, 128): AttentionTiles(rows=128, keys=128, num_warps=8, num_stages=3),
+    (2, 256): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3),
+    **_ANY_CHUNK,
+}
 _LATER_CHUNK = {
     (2, 64): AttentionTiles(rows=128, keys=64, num_warps=4, num_stages=3),
     (2, 128): AttentionTiles(rows=128, keys=64, num_warps=4, num_stages=3),
     (2, 256): AttentionTiles(rows=64, keys=32, num_warps=4, num_stages=2),
-    **{head: tiles for head, tiles in _FIRST_CHUNK.items() if head == (2, 512) or head[0] == 4},
+    **_ANY_CHUNK,
 }
 _INVARIANT = {
     (2, 64): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=2, is_exact=True),

@@ -11,9 +11,21 @@ from models.kernels.gpu import Gpu
 from models.kernels.tuning import generic
 from models.kernels.tuning.table import Tables
 
+_tried: list[Tables] = []
+
+
+def use_tables(tables: Tables | None) -> None:
+    """Gives all GPUs of the process these tables, to time them; None: their own again.
+
+    Callers of tables_on remember what they chose.
+    """
+    _tried[:] = [] if tables is None else [tables]
+
 
 def tables_of(facts: Gpu) -> Tables:
     """Returns the tables of a GPU, the generic ones if none were measured on it."""
+    if _tried:
+        return _tried[0]
     return generic.TABLES if facts.is_generic else _measured().get(facts.capability, generic.TABLES)
 
 

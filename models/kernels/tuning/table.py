@@ -27,7 +27,7 @@ ByHead = Mapping[tuple[int, int], AttentionTiles]
 class Tables:
     """Tiles of the kernels that run on any GPU. A GPU's file has these and says its capability.
 
-    Products. Without rows torch's are taken:
+    Products, which are torch's without a row, or with a row of None:
         vectors: of one and two tokens, by tokens, whether gated, outputs and inputs.
         fp8_vectors: of one token with an FP8 weight, by whether gated, outputs and inputs.
         fp8_blocks: of activations rounded by blocks, by tokens.
@@ -73,7 +73,7 @@ class Tables:
         delta_steps: of the gated delta rule, by requests. Sums may differ in order.
     """
 
-    vectors: Rows[VectorTiles]
+    vectors: Rows[VectorTiles | None]
     fp8_vectors: Rows[VectorTiles]
     fp8_blocks: Rows[BlockTiles]
     decode: ByHead
