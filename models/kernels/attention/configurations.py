@@ -228,8 +228,9 @@ def by_head(table: ByHead, dtype: torch.dtype, head_dim: int) -> AttentionTiles:
     return tiles
 
 
+@lru_cache(maxsize=1024)
 def few_query_tiles(
-    num_rows: int, *, group: int, num_requests: int, device: torch.device
+    num_rows: int, group: int, num_requests: int, device: torch.device
 ) -> AttentionTiles:
     """Returns the tiles of few_queries; num_rows: most of a request and kv head."""
     tables = tables_on(device)
@@ -327,6 +328,7 @@ def hopper_tiles(
     return tiles
 
 
+@lru_cache(maxsize=1024)
 def invariant_tiles(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,

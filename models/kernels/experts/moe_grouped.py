@@ -240,17 +240,9 @@ def apply_grouped(
     """
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
-    itemsize, device = hidden.itemsize, hidden.device
-    tables = tables_on(device)
-    rows, gate_up_tiles = _FLOAT_ROWS, tables.grouped_experts_float
-    down_tiles = gate_up_tiles
-    if itemsize == 2 and is_alone:
-        rows, (gate_up_tiles, down_tiles) = TILE_ROWS[0], tables.grouped_experts_alone
-    elif itemsize == 2:
-        rows = tile_rows(num_pairs, experts.num_choices)
-        gate_up_tiles, down_tiles = tables.grouped_experts[rows]
-    gate_up_tiles = _fitting(gate_up_tiles, rows, itemsize, device, num_matrices=2)
-    down_tiles = _fitting(down_tiles, rows, itemsize, device, num_matrices=1)
+    rows, gate_up_tiles, down_tiles = _tiles(
+        num_pairs, experts.num_choices, is_alone, hidden.itemsize, hidden.device
+    )
     pairs, starts, num_tiles = ids, ids, num_pairs
     if not is_alone:
         pairs, starts = sort_by_expert(ids, num_experts, experts.num_choices)
@@ -307,7 +299,27 @@ def sum_by_token(
     )  # fmt: skip
 
 
-@lru_cache
+@lru_cache(maxsize=1024)
+def _tiles(
+    num_pairs: int, num_choices: int, is_alone: bool, itemsize: int, device: torch.device
+) -> tuple[int, GroupedTiles, GroupedTiles]:
+    """Returns the rows of a tile, and the tiles of gate and up and of down that fit."""
+    tables = tables_on(device)
+    if itemsize != 2:
+        rows, both = _FLOAT_ROWS, (tables.grouped_experts_float,) * 2
+    elif is_alone:
+        rows, both = TILE_ROWS[0], tables.grouped_experts_alone
+    else:
+        rows = tile_rows(num_pairs, num_choices)
+        both = tables.grouped_experts[rows]
+    gate_up, down = both
+    return (
+        rows,
+        _fitting(gate_up, rows, itemsize, device, num_matrices=2),
+        _fitting(down, rows, itemsize, device, num_matrices=1),
+    )
+
+
 def _fitting(
     tiles: GroupedTiles, rows: int, itemsize: int, device: torch.device, *, num_matrices: int
 ) -> GroupedTiles:

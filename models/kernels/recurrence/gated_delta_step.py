@@ -189,11 +189,14 @@ def gated_delta_step(
     """Runs gated_delta_rule for requests of at most most_tokens query tokens."""
     tables = metadata.block_tables
     num_requests = len(metadata.seq_lens)
-    most_requests = inf if is_batch_invariant() else num_requests
-    tiles = _tiles(most_requests, qkv.device)
-    form = recurrent_form(cache, rounds=is_batch_invariant())
-    _launcher(form, heads, tiles, qkv.device)(
-        (-(-heads.v_dim // tiles.columns), heads.num_heads, num_requests),
+    columns, launch = _launcher(
+        recurrent_form(cache, rounds=is_batch_invariant()),
+        heads,
+        inf if is_batch_invariant() else num_requests,
+        qkv.device,
+    )
+    launch(
+        (-(-heads.v_dim // columns), heads.num_heads, num_requests),
         qkv, a, b, a_log, dt_bias, output, cache.memory.view(cache.spec.dtype), tables,
         metadata.seq_lens, metadata.query_start_loc, qkv.stride(0), a.stride(0), b.stride(0),
         tables.stride(0), cache.num_blocks, most_tokens, heads.k_dim**-0.5,
@@ -201,16 +204,17 @@ def gated_delta_step(
 
 
 @lru_cache(maxsize=1024)
-def _tiles(num_requests: float, device: torch.device) -> StateTiles:
+def _launcher(
+    form: StateForm, heads: DeltaHeads, num_requests: float, device: torch.device
+) -> tuple[int, Launch]:
+    """Returns the columns of a program, and the kernel."""
     tiles = look_up(tables_on(device).delta_steps, num_requests)
     assert tiles is not None, "the last row takes any number of requests"
-    return tiles
+    return tiles.columns, _kernel(form, heads, tiles, device)
 
 
 @lru_cache
-def _launcher(
-    form: StateForm, heads: DeltaHeads, tiles: StateTiles, device: torch.device
-) -> Launch:
+def _kernel(form: StateForm, heads: DeltaHeads, tiles: StateTiles, device: torch.device) -> Launch:
     return Launch(
         _gated_delta_step_kernel, form=form, heads=heads, COLUMNS=tiles.columns,
         num_warps=tiles.num_warps, num_stages=1, **launch_options(device),

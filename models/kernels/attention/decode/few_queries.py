@@ -313,7 +313,7 @@ def attend_few_queries(
         return 0
     num_requests = metadata.seq_lens.shape[0]
     num_rows = min(metadata.max_seqlen_q, most) * group
-    tiles = few_query_tiles(num_rows, group=group, num_requests=num_requests, device=q.device)
+    tiles = few_query_tiles(num_rows, group, num_requests, q.device)
     launch = _launcher(
         num_kv_heads, group, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
         sinks is not None, soft_cap, q.device,

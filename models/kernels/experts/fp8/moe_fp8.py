@@ -183,13 +183,12 @@ def _results(
     top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
     is_alone = are_few(num_pairs, num_choices, top_k)
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
-    gate_up_tiles, down_tiles = _tiles(
-        num_pairs, num_choices, inner, is_alone=is_alone, device=hidden.device
-    )
+    gate_up_tiles, down_tiles = _fitted(
+        num_pairs, num_choices, inner, is_alone, is_batch_invariant(), hidden.itemsize,
+        hidden.device,
+    )  # fmt: skip
     is_rounded = gate_up_tiles.columns == BLOCK
-    gate_up_tiles = _fitting(gate_up_tiles, 1, hidden.device, num_matrices=2)
     between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
-    down_tiles = _fitting(down_tiles, between.itemsize, hidden.device, num_matrices=1)
     # Without such scales the kernels touch none.
     between_scale = weights
     if is_rounded:
@@ -231,8 +230,9 @@ def _squared_results(
     is_alone = are_few(num_pairs, num_choices, top_k)
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
     _, tiles = _tiles(
-        num_pairs, num_choices, experts.inner_size, is_alone=is_alone, device=hidden.device
+        num_pairs, num_choices, experts.inner_size, is_alone, is_batch_invariant(), hidden.device
     )
+    tiles = _fitting(tiles, hidden.itemsize, hidden.device, num_matrices=1)
     num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
 
     def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -256,20 +256,39 @@ def _squared_results(
     )
 
 
-def _tiles(
-    num_pairs: int, num_choices: int, inner: int, *, is_alone: bool, device: torch.device
+@lru_cache(maxsize=1024)
+def _fitted(
+    num_pairs: int,
+    num_choices: int,
+    inner: int,
+    is_alone: bool,
+    is_invariant: bool,
+    itemsize: int,
+    device: torch.device,
 ) -> tuple[FP8ExpertTiles, FP8ExpertTiles]:
-    """Returns the tiles of gate and up, and of down."""
+    """Returns the tiles of gate and up, and of down, which fit into shared memory."""
+    gate_up, down = _tiles(num_pairs, num_choices, inner, is_alone, is_invariant, device)
+    itemsize = 1 if gate_up.columns == BLOCK else itemsize
+    return (
+        _fitting(gate_up, 1, device, num_matrices=2),
+        _fitting(down, itemsize, device, num_matrices=1),
+    )
+
+
+def _tiles(
+    num_pairs: int, num_choices: int, inner: int, is_alone: bool, is_invariant: bool,
+    device: torch.device,
+) -> tuple[FP8ExpertTiles, FP8ExpertTiles]:  # fmt: skip
+    """Returns the tiles of gate and up, and of down, of any size."""
     tables = tables_on(device)
     if is_alone:
-        tiles = look_up(tables.fp8_experts_alone, inf if is_batch_invariant() else inner)
+        tiles = look_up(tables.fp8_experts_alone, inf if is_invariant else inner)
         assert tiles is not None, "the last row takes any number of features"
         return tiles
     rows = tile_rows(num_pairs, num_choices)
-    return tables.fp8_experts[max(rows, _INVARIANT_ROWS) if is_batch_invariant() else rows]
+    return tables.fp8_experts[max(rows, _INVARIANT_ROWS) if is_invariant else rows]
 
 
-@lru_cache
 def _fitting(
     tiles: FP8ExpertTiles, itemsize: int, device: torch.device, *, num_matrices: int
 ) -> FP8ExpertTiles:

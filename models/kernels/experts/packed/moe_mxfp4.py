@@ -5,6 +5,8 @@ dequantised weights, memory traffic is that of the stored ones. In bfloat16 on H
 packed_experts has other kernels.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +22,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.tuning.registry import tables_on
-from models.kernels.tuning.tiles import constants_of
+from models.kernels.tuning.tiles import MXFP4Tiles, constants_of
 from models.operands.experts import ExpertWeights
 
 
@@ -111,12 +113,7 @@ def _results(
     num_experts, num_choices = len(experts.down), experts.num_choices
     top_k, num_pairs = ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_choices, top_k)
-    tables = tables_on(hidden.device)
-    tiles = tables.mxfp4_experts_float
-    if hidden.dtype.itemsize == 2 and is_alone:
-        tiles = tables.mxfp4_experts_alone
-    elif hidden.dtype.itemsize == 2:
-        tiles = tables.mxfp4_experts[tile_rows(num_pairs, num_choices)]
+    tiles = _tiles(num_pairs, num_choices, is_alone, hidden.itemsize, hidden.device)
     pairs, starts = (ids, ids)
     if not is_alone:
         pairs, starts = sort_by_expert(ids, num_experts, num_choices)
@@ -140,3 +137,15 @@ def _results(
         results, **shape,
     )  # fmt: skip
     return results
+
+
+@lru_cache(maxsize=1024)
+def _tiles(
+    num_pairs: int, num_choices: int, is_alone: bool, itemsize: int, device: torch.device
+) -> MXFP4Tiles:
+    tables = tables_on(device)
+    if itemsize != 2:
+        return tables.mxfp4_experts_float
+    if is_alone:
+        return tables.mxfp4_experts_alone
+    return tables.mxfp4_experts[tile_rows(num_pairs, num_choices)]

@@ -120,8 +120,7 @@ def fp8_block_linear(
     """Returns the product of activations that are rounded by blocks, [T, N] of `dtype`."""
     (num_rows, size), num_columns = rounded.shape, weight.shape[0]
     output = torch.empty((num_rows, num_columns), dtype=dtype, device=rounded.device)
-    tiles = _tile(num_rows, rounded.device)
-    grid = (triton.cdiv(num_rows, tiles.rows), triton.cdiv(num_columns, tiles.columns))
+    grid, tiles = _grid(num_rows, num_columns, rounded.device)
     _block_linear_kernel[grid](
         rounded, scale, weight, weight_scale, weight if bias is None else bias, output, num_rows,
         *scale.stride(), NUM_COLUMNS=num_columns, SIZE=size, HAS_BIAS=bias is not None,
@@ -132,6 +131,13 @@ def fp8_block_linear(
 
 
 @lru_cache(maxsize=1024)
+def _grid(
+    num_rows: int, num_columns: int, device: torch.device
+) -> tuple[tuple[int, int], BlockTiles]:
+    tiles = _tile(num_rows, device)
+    return (-(-num_rows // tiles.rows), -(-num_columns // tiles.columns)), tiles
+
+
 def _tile(num_rows: int, device: torch.device) -> BlockTiles:
     """Returns the tiles of fp8_block_linear.
 

@@ -118,11 +118,11 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         assert_rows_close(actual, exact, 2**-5 if dtype == torch.float16 else None)
         # Tiles with whole runs of features round them in the first kernel, to the same bits.
         wide = FP8ExpertTiles(rows=16, columns=128, num_warps=4, num_stages=1)
-        tiles_of, moe_fp8._tiles = moe_fp8._tiles, lambda *_, **__: (wide, wide)
+        tiles_of, moe_fp8._fitted = moe_fp8._fitted, lambda *_: (wide, wide)
         again = torch.empty_like(hidden)
         moe_fp8.apply_fp8(hidden, weights, ids.int(), experts, again)
         assert torch.equal(again, actual)
-        moe_fp8._tiles = tiles_of
+        moe_fp8._fitted = tiles_of
 """
 
 PARTIAL_PROGRAM = """

@@ -11,9 +11,8 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.kernels.launching.launch import _launches
 from models.kernels.experts.packed.expert_product import both_products
-from models.kernels.experts.packed.few_token_experts import (
-    few_token_product, few_token_tiles,
-)
+from models.kernels.experts.packed.few_token_experts import few_token_product, few_token_tiles
+from models.kernels.tuning.hopper import FEW_TOKEN_EXPERTS
 from tests.support.kernel_launches import absent_gpu
 from tests.support.machine_code import early_writes, machine_code, product_loops
 from tests.support.moe_case import make_quantized_experts
