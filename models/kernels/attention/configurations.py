@@ -10,7 +10,7 @@ from models.forward_context import AttentionWorkspace
 from models.kernels.gpu import gpu_of, is_hopper
 from models.kernels.tuning import hopper
 from models.kernels.tuning.registry import own_tables, tables_on
-from models.kernels.tuning.table import ByHead, Rows, Tables, look_up
+from models.kernels.tuning.table import ByHead, Tables, look_up, row_of
 from models.kernels.tuning.tiles import AttentionTiles
 
 MAX_PARTIALS = 2048
@@ -142,7 +142,7 @@ def decode_tiles(
         return tables.held_window
     if num_requests <= EARLY_REQUESTS:
         return tables.whole if num_heads <= tables.most_whole_heads else tables.held
-    return _row_of(tables.single_tokens, num_pairs)
+    return row_of(tables.single_tokens, num_pairs)
 
 
 def _is_dealt(num_requests: int | None, num_kv_heads: int) -> bool:
@@ -159,13 +159,7 @@ def _flat_tiles(tables: Tables, num_pairs: float, group: int, is_dealt: bool) ->
             return held
     elif group <= 16 and num_pairs <= tables.most_flat_pairs:
         return tables.flat_few
-    return _row_of(tables.flat_dealt if is_dealt else tables.flat, group)
-
-
-def _row_of(rows: Rows[AttentionTiles], size: float) -> AttentionTiles:
-    tiles = look_up(rows, size)
-    assert tiles is not None, "the last row takes any size"
-    return tiles
+    return row_of(tables.flat_dealt if is_dealt else tables.flat, group)
 
 
 def num_splits(

@@ -30,7 +30,7 @@ from models.kernels.recurrence.state_rows import (
     slot_ptr,
 )
 from models.kernels.tuning.registry import tables_on
-from models.kernels.tuning.table import look_up
+from models.kernels.tuning.table import row_of
 from models.kernels.tuning.tiles import StateTiles
 from models.state_cache import StateCacheData
 
@@ -208,8 +208,7 @@ def _launcher(
     form: StateForm, heads: DeltaHeads, num_requests: float, device: torch.device
 ) -> tuple[int, Launch]:
     """Returns the columns of a program, and the kernel."""
-    tiles = look_up(tables_on(device).delta_steps, num_requests)
-    assert tiles is not None, "the last row takes any number of requests"
+    tiles = row_of(tables_on(device).delta_steps, num_requests)
     return tiles.columns, _kernel(form, heads, tiles, device)
 
 

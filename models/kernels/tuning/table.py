@@ -119,3 +119,10 @@ def look_up(rows: Rows[_T], *sizes: float) -> _T | None:
         if all(map(le, sizes, limits)):
             return tiles
     return None
+
+
+def row_of(rows: Rows[_T], *sizes: float) -> _T:
+    """Returns the tiles of the first row that fits, of a table whose last row takes any size."""
+    tiles = look_up(rows, *sizes)
+    assert tiles is not None, "the last row takes any size"
+    return tiles

@@ -31,7 +31,7 @@ from models.kernels.launching.dependent_launch import (
 )
 from models.kernels.products.fp8.fp8_linear import quantize
 from models.kernels.tuning.registry import tables_on
-from models.kernels.tuning.table import look_up
+from models.kernels.tuning.table import row_of
 from models.kernels.tuning.tiles import FP8ExpertTiles, constants_of
 from models.number_formats import BLOCK, FP8
 from models.operands.experts import ExpertWeights
@@ -282,9 +282,7 @@ def _tiles(
     """Returns the tiles of gate and up, and of down, of any size."""
     tables = tables_on(device)
     if is_alone:
-        tiles = look_up(tables.fp8_experts_alone, inf if is_invariant else inner)
-        assert tiles is not None, "the last row takes any number of features"
-        return tiles
+        return row_of(tables.fp8_experts_alone, inf if is_invariant else inner)
     rows = tile_rows(num_pairs, num_choices)
     return tables.fp8_experts[max(rows, _INVARIANT_ROWS) if is_invariant else rows]
 

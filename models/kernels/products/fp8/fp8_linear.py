@@ -12,7 +12,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.tuning.registry import tables_on
-from models.kernels.tuning.table import look_up
+from models.kernels.tuning.table import row_of
 from models.kernels.tuning.tiles import BlockTiles
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.operands.token_scales import empty_token_scales
@@ -144,6 +144,4 @@ def _tile(num_rows: int, device: torch.device) -> BlockTiles:
     With few rows the product is bound by reading weights: narrow tiles make enough programs to keep
     every multiprocessor reading.
     """
-    tiles = look_up(tables_on(device).fp8_blocks, num_rows)
-    assert tiles is not None, "the last row takes any number of tokens"
-    return tiles
+    return row_of(tables_on(device).fp8_blocks, num_rows)
