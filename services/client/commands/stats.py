@@ -107,6 +107,12 @@ def _states(stats: Stats) -> dict[str, str]:
     }
 
 
+def _images(stats: Stats) -> dict[str, str]:
+    """Returns a line on images, once there were some."""
+    encoded, found = stats.num_encoded_images, stats.num_found_images
+    return {"images": f"{encoded} encoded, {found} found encoded"} if encoded else {}
+
+
 def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     table = Table(title=f"engine {address}", show_header=False)
     used = stats.num_blocks - stats.num_free_blocks
@@ -120,6 +126,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "
         f"{stats.num_cached_blocks} free ones cached",
         **_states(stats),
+        **_images(stats),
         "now": _rates(stats, before),
         "so far": f"{stats.output_tokens} output tokens, {stats.prompt_tokens} prompt tokens "
         f"({cached_share:.0%} cached), {stats.num_steps} steps",

@@ -18,7 +18,6 @@ from services.engine.replay.cache_content import CacheContent, Slots, joined
 from services.engine.replay.compare import Deviation, deviation, first_difference, margin
 from services.engine.replay.orders import Order, Orders
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
-from services.engine.replay.rows_alone import chunk_of
 from services.engine.replay.sides import Side, Sides, StatesBefore
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
@@ -140,7 +139,7 @@ class Replayer:
         size = self.limits.max_num_batched_tokens
         for start in range(tokens.start, tokens.stop, size):
             end = min(start + size, tokens.stop)
-            self._sides.reference.runner.execute(chunk_of(row, start, end, self.limits))
+            self._sides.compute(row, range(start, end), self.limits)
             self._copy_cache(joined(self._content.slots(row, start, end)))
             self._sides.copy_blocks(self._content.state_blocks(row))
         self.totals.num_rebuilt_tokens += len(tokens)

@@ -9,6 +9,7 @@ from services.engine.batch import (
     BatchDescriptor,
     FallbackReason,
     SpecDecodeMetadata,
+    StepImage,
     StepResult,
     pack_int32,
     read_int32,
@@ -25,6 +26,7 @@ def rows_alone(step: BatchDescriptor) -> list[BatchDescriptor]:
     sampled = read_int32(step.sampling.sample_indices).tolist()
     steps = [_row(step, index, starts, sampled) for index in range(len(starts) - 1)]
     steps[0].row_assignments.extend(step.row_assignments)
+    steps[0].encoded_images.extend(step.encoded_images)
     if step.attn_metadata.HasField("block_table_updates"):
         updates = step.attn_metadata.block_table_updates
         steps[0].attn_metadata.block_table_updates.CopyFrom(updates)
@@ -80,6 +82,11 @@ def _row(
     attention.seq_lens = pack_int32([seq_len])
     attention.row_ids = pack_int32([read_int32(step.attn_metadata.row_ids)[index]])
     attention.max_seqlen_q, attention.max_seqlen_k = q_len, seq_len
+    alone.images.extend(
+        StepImage(request=0, image=each.image, pages=each.pages)
+        for each in step.images
+        if each.request == index
+    )
     _set_sampling(alone, step, index, sampled)
     if step.HasField("spec_decode_metadata"):
         drafts = step.spec_decode_metadata

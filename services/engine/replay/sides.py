@@ -20,10 +20,11 @@ from services.engine.compilation.graphs.capture_plan import (
     wire_key,
 )
 from services.engine.config.compilation import CompilationConfig
+from services.engine.limits import StepLimits
 from services.engine.replay.orders import INVARIANT
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
-from services.engine.replay.rows_alone import joined
+from services.engine.replay.rows_alone import chunk_of, joined
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -238,6 +239,21 @@ class Sides:
             if outcome.fault
         ]
         """Graphs that failed their test; their steps run without."""
+
+    def compute(self, row: int, tokens: range, limits: StepLimits) -> None:
+        """Computes keys and values of a row's tokens on the reference side.
+
+        Raises:
+            ReplayError: some of them show an image, which the recording does not have.
+        """
+        runner = self.reference.runner
+        images = runner.forward.images
+        if images is not None and images.shows(row, tokens):
+            raise ReplayError(
+                f"row {row} shows an image that was encoded before the recording began; begin "
+                "before its first request"
+            )
+        runner.execute(chunk_of(row, tokens.start, tokens.stop, limits))
 
     def copy_blocks(self, blocks: npt.NDArray[np.int64]) -> None:
         """Copies blocks of states from the reference to the tested side."""

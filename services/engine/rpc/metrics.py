@@ -100,6 +100,9 @@ class EngineFamilies:
         if stats.num_state_blocks:
             yield counter("snapshots_made", done.num_snapshots_made, "Copies of states kept")
             yield counter("snapshots_used", done.num_snapshots_used, "Requests started from one")
+        if done.num_encoded_images:
+            yield counter("images_encoded", done.num_encoded_images, "Images encoded")
+            yield counter("images_found", done.num_found_images, "Images encoded before")
         drafts = stats.counters.drafts
         yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
         yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")

@@ -41,6 +41,8 @@ def stats_to_proto(
         num_snapshots=stats.num_snapshots,
         num_snapshots_made=counters.scheduler.num_snapshots_made,
         num_snapshots_used=counters.scheduler.num_snapshots_used,
+        num_encoded_images=counters.scheduler.num_encoded_images,
+        num_found_images=counters.scheduler.num_found_images,
         num_steps=counters.num_steps,
         prompt_tokens=counters.scheduler.prompt_tokens,
         cached_tokens=counters.scheduler.cached_tokens,

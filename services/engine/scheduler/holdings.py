@@ -52,7 +52,9 @@ class Holdings:
             state_blocks=limits.state_blocks,
             journal=journal,
         )
-        self.images = ImagePlan(EncoderCache(limits.num_encoder_pages), limits.max_encoder_tokens)
+        self.images = ImagePlan(
+            EncoderCache(limits.num_encoder_pages), limits.max_encoder_tokens, counts
+        )
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Request] = []

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from services.engine.prompt_image import EncoderImage, PromptImage
 from services.engine.request import Request
 from services.engine.scheduler.encoder_cache import EncoderCache
+from services.engine.scheduler.stats import SchedulerCounts
 
 
 class ImagePlan:
@@ -15,12 +16,13 @@ class ImagePlan:
     cannot wait for each other in a circle.
     """
 
-    def __init__(self, cache: EncoderCache, max_step_vectors: int) -> None:
+    def __init__(self, cache: EncoderCache, max_step_vectors: int, counts: SchedulerCounts) -> None:
         """Starts without requests.
 
         Args:
             cache: the worker's table; the largest image fits.
             max_step_vectors: most vectors that a step encodes; a larger image is encoded alone.
+            counts: takes the images that were encoded and found.
         """
         self._cache = cache
         self._max_step_vectors = max_step_vectors
@@ -28,8 +30,7 @@ class ImagePlan:
         self._kept: dict[Request, dict[int, list[int]]] = {}
         self._passed: list[tuple[Request, int]] = []
         self._ordered: list[tuple[EncoderImage, list[int]]] = []
-        self.num_encoded = self.num_found = 0
-        """Images that steps encoded, and that were encoded before."""
+        self._counts = counts
 
     def begin_step(self) -> None:
         """Begins to plan a step."""
@@ -68,7 +69,7 @@ class ImagePlan:
         # A request that was preempted while the step was planned leaves its images to others.
         ordered = [each for each in self._ordered if self._cache.holds(each[0].digest, each[1])]
         self._ordered.clear()
-        self.num_encoded += len(ordered)
+        self._counts.num_encoded_images += len(ordered)
         return ordered
 
     def drop(self, request: Request) -> None:
@@ -100,6 +101,6 @@ class ImagePlan:
             self._num_step_vectors = num_vectors
             self._ordered.append((image.image, pages))
         else:
-            self.num_found += 1
+            self._counts.num_found_images += 1
         self._kept.setdefault(request, {})[number] = pages
         return True

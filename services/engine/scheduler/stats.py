@@ -15,6 +15,10 @@ class SchedulerCounts:
     """Copies of states that others can start from."""
     num_snapshots_used: int = 0
     """Requests that started from one."""
+    num_encoded_images: int = 0
+    """Images that steps encoded."""
+    num_found_images: int = 0
+    """Images of requests that were encoded before."""
     output_tokens: int = 0
     """Tokens generated for requests that were still live."""
     num_preemptions: int = 0

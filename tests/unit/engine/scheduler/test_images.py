@@ -55,6 +55,8 @@ def test_requests_that_show_one_image_encode_it_once():
     rig.run()
     for request in (first, second, third):
         check(request)
+    counts = rig.scheduler.counts
+    assert (counts.num_encoded_images, counts.num_found_images) == (1, 2)
 
 
 def test_a_prefix_with_another_image_is_another_prefix():
