@@ -16,7 +16,7 @@ SHAPES = [
     "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
     "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",
     "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
-    "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.8-27b",
+    "qwen3-vl-8b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.8-27b",
 ]  # fmt: skip
 
 
