@@ -32,11 +32,13 @@ def read_shape(name: str) -> dict:
 
 
 def with_depth(config: dict, num_layers: int) -> dict:
-    """Returns a config.json of fewer layers, those at the beginning.
+    """Returns a config.json of fewer layers, those at the beginning; an encoder keeps its own.
 
     Raises:
         ValueError: the shape has fewer layers.
     """
+    if "text_config" in config:
+        return {**config, "text_config": with_depth(config["text_config"], num_layers)}
     depth = config["num_hidden_layers"]
     if not 0 < num_layers <= depth:
         raise ValueError(f"{num_layers} layers were asked for; the shape has {depth}")
