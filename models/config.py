@@ -37,7 +37,7 @@ from models.config_sections.recurrence import (
     read_short_conv,
 )
 from models.config_sections.rope import RopeConfig, read_ropes
-from models.config_sections.text_part import is_wrapper, text_part
+from models.config_sections.text_part import is_wrapper, text_part, with_decoder_class
 from models.config_sections.towers import read_vision
 from models.config_sections.vision import VisionConfig
 from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
@@ -115,6 +115,9 @@ class ModelConfig:
     gemma4: Gemma4Config | None = None
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
+
+    lacks_head: bool = False
+    """Whether no head that chooses tokens is loaded, even if the checkpoint has one."""
 
     vision: VisionConfig | None = None
     """The encoder of images; None if the model sees none, or is read for text alone."""
@@ -203,8 +206,14 @@ class ModelConfig:
             short_conv=read_short_conv(fields),
             gemma4=gemma4,
             is_text_part=is_wrapper(whole),
+            lacks_head=with_decoder_class(whole) is not whole,
             vision=vision,
         )
+
+    def without_head(self) -> "ModelConfig":
+        """Returns the config of the same model without the head that chooses tokens."""
+        # A tied head has no weights of its own.
+        return replace(self, tie_word_embeddings=True, lacks_head=True)
 
     def with_longest(self, num_tokens: int) -> "ModelConfig":
         """Returns the config of a model whose sequences have at most `num_tokens`."""
@@ -268,6 +277,14 @@ class ModelConfig:
         entries = cache_entries(self.mixers, self.num_hidden_layers)
         return tuple(layer for layer, _ in entries)
 
+    def require_head(self) -> None:
+        """Raises ConfigError unless the checkpoint has a head that chooses tokens."""
+        if self.lacks_head:
+            raise ConfigError(
+                "the checkpoint has no head that chooses tokens; serve it with --task embed, or "
+                "with --task score if it has one for scores"
+            )
+
     def require_draft_layers(self) -> None:
         """Raises ConfigError unless the model has draft layers that can be built."""
         if self.architecture not in DRAFTING_ARCHITECTURES:
@@ -295,7 +312,11 @@ def _refuse_unsupported(fields: Fields) -> None:
         return
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):
-        raise fields.error("use_bidirectional_attention", "false, or vision, which no text has")
+        raise fields.error(
+            "use_bidirectional_attention",
+            "false, or vision, which no text has: attention here is causal, so EmbeddingGemma is "
+            "not served",
+        )
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:

@@ -62,20 +62,7 @@ class Fields:
     @classmethod
     def read(cls, file: Path) -> "Fields":
         """Parses a file that must hold one JSON object."""
-        try:
-            # Reading from a pipe would block until it is written.
-            status = file.stat()
-            is_file, is_small = S_ISREG(status.st_mode), status.st_size <= MAX_FILE_BYTES
-            content = file.read_bytes() if is_file and is_small else b"null"
-            values = json.loads(content, object_hook=_float_of)
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} is not JSON: {error}") from error
-        if not is_file:
-            raise ConfigError(f"{file} is not a regular file")
-        if not is_small:
-            raise ConfigError(f"{file} has {status.st_size} bytes; the limit is {MAX_FILE_BYTES}")
+        values = read_json(file)
         if not isinstance(values, dict):
             raise ConfigError(f"{file} holds a JSON {type(values).__name__}, not an object")
         return cls(file, values)
@@ -179,6 +166,29 @@ class Fields:
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
             raise self.error("architectures", "a list with the name of one model class")
         return name
+
+
+def read_json(file: Path) -> Any:
+    """Parses a file.
+
+    Raises:
+        ConfigError: it is missing, too large or not JSON.
+    """
+    try:
+        # Reading from a pipe would block until it is written.
+        status = file.stat()
+        is_file, is_small = S_ISREG(status.st_mode), status.st_size <= MAX_FILE_BYTES
+        content = file.read_bytes() if is_file and is_small else b"null"
+        values = json.loads(content, object_hook=_float_of)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    if not is_file:
+        raise ConfigError(f"{file} is not a regular file")
+    if not is_small:
+        raise ConfigError(f"{file} has {status.st_size} bytes; the limit is {MAX_FILE_BYTES}")
+    return values
 
 
 def shown(value: object) -> str:

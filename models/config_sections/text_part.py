@@ -4,6 +4,7 @@ Text alone has the same position in time, height and width, so rotations with a 
 (M-RoPE) are plain ones.
 """
 
+from models.config_sections.families import OWN_ARCHITECTURES
 from models.config_sections.fields import ConfigError, Fields, shown
 
 WRAPPERS = {
@@ -58,6 +59,21 @@ _FLAT = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 """Classes whose first files have the fields of the text part beside those of the whole."""
 
 
+_HEADLESS = ("ForSequenceClassification", "TextModel", "Model")
+"""Ends of the names of classes that are decoders without a head that chooses tokens."""
+
+
+def with_decoder_class(fields: Fields) -> Fields:
+    """Returns the fields of a decoder without a head as those of its family; others as they are."""
+    architecture = fields.architecture()
+    for end in _HEADLESS:
+        family = f"{architecture.removesuffix(end)}ForCausalLM"
+        if architecture.endswith(end) and family in OWN_ARCHITECTURES:
+            values = {**fields.values, "architectures": [family], "tie_word_embeddings": True}
+            return Fields(fields.file, values)
+    return fields
+
+
 def is_wrapper(fields: Fields) -> bool:
     """Returns whether config.json describes a model whose text part is served."""
     return fields.architecture() in WRAPPERS
@@ -70,7 +86,7 @@ def text_part(fields: Fields) -> Fields:
         ConfigError: a field is missing or ill-typed, or no class runs the text part.
     """
     if not is_wrapper(fields):
-        return fields
+        return with_decoder_class(fields)
     wrapper = fields.architecture()
     section = fields.section("text_config")
     if not section.values and wrapper not in _FLAT:

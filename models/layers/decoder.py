@@ -18,6 +18,7 @@ from models.layers.image_rows import ImageRows
 from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.pipeline import PPMissingLayer, make_layers
+from models.layers.pooling import PoolingHead
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.vision_tower import VisionTower
 from models.layers.weight import ExpertTensor
@@ -280,6 +281,8 @@ class CausalLM(nn.Module):
         )
         self.visual: VisionTower | None = None
         """The encoder of images, if `config` has one; no part of the trace. Set by the loader."""
+        self.pooling: PoolingHead | None = None
+        """Makes vectors of hidden states; None of a model that generates. Set by the loader."""
         self.draft_models: tuple[DraftingModel, ...] = ()
         """Models that guess tokens for this one; no part of its trace and its weights."""
         if config.tie_word_embeddings and self.stage.is_last:

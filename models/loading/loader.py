@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from models.config import ConfigError, ModelConfig, ModelImpl
+from models.config_sections.pooling import PoolingConfig
 from models.deepseek_mtp import DraftLayer, append_draft_layers
 from models.layers.decoder import CausalLM, WeightFormat
 from models.layers.experts import Experts
@@ -21,6 +22,7 @@ from models.loading.fit import check_fit, check_room
 from models.loading.model_config import read_model_config
 from models.loading.packed_weights import find_packed
 from models.loading.plan import Load, plan_loads
+from models.loading.pooling_head import load_pooling_head
 from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
 from models.loading.stored_tensors import by_model_name
 from models.loading.weights import load_weights
@@ -49,6 +51,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
     sees_images: bool = False,
+    pooling: PoolingConfig | None = None,
     max_positions: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
@@ -69,6 +72,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             them; None: as the device can.
         with_draft_layers: whether models.deepseek_mtp will use the draft layers.
         sees_images: whether the encoder of images is loaded, if the model has one.
+        pooling: makes vectors of hidden states; None for a model that generates.
         max_positions: longest sequence, in tokens; by default the model's. Models that allow more
             than MAX_FULL_TABLE get a table of positions of this length.
         on_progress: called at intervals with one line for the operator.
@@ -85,6 +89,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         read_model_config(folder, model_impl, sees_images=sees_images),
         folder,
         rounds_to_fp8=rounds_to_fp8,
+        pooling=pooling,
         max_positions=max_positions,
     )
     if group.enable_expert_parallel and (config.moe is None or config.transformers is not None):
@@ -121,16 +126,26 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             model.weight_formats = weight_formats(loads, model)
             is_shared = group.of_experts.size > 1  # attention is not, on data-parallel ranks
             load_weights(loads, device, on_progress or _ignore_progress, is_shared=is_shared)
+    if pooling is not None:
+        model.pooling = load_pooling_head(pooling, model, tensors, device)
     return model.eval()
 
 
 def config_to_load(
-    config: ModelConfig, folder: Path, *, rounds_to_fp8: bool, max_positions: int | None
+    config: ModelConfig,
+    folder: Path,
+    *,
+    rounds_to_fp8: bool,
+    max_positions: int | None,
+    pooling: PoolingConfig | None = None,
 ) -> ModelConfig:
     """Returns the configuration of the model that `load_model` makes; arguments are those of it.
 
     config: of the folder.
     """
+    is_without_head = pooling is not None and not pooling.needs_language_head
+    if is_without_head and config.transformers is None:
+        config = config.without_head()
     if rounds_to_fp8:
         if config.quantization is not None:
             raise ConfigError(

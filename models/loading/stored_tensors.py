@@ -7,6 +7,9 @@ from models.layers.decoder import CausalLM
 from models.loading.checkpoint_tensor import CheckpointError, CheckpointTensor
 from models.loading.names import is_of_loaded_part, renamed
 
+_DECODER, _BARE_EMBEDDING = "model.", "embed_tokens.weight"
+"""transformers stores decoders without a head without the prefix."""
+_HEADS = ("lm_head.", "score.")
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_scale)?$")
 
 
@@ -22,8 +25,11 @@ def by_model_name(
     """
     named: dict[str, CheckpointTensor] = {}
     single_names = {each.checkpoint_name for each in model.expert_tensors}
+    prefix = _DECODER if any(tensor.name == _BARE_EMBEDDING for tensor in tensors) else ""
     for tensor in tensors:
-        name = renamed(tensor.name, model)
+        if model.config.lacks_head and tensor.name.startswith(_HEADS):
+            continue
+        name = renamed(prefix + tensor.name, model)
         if model.config.is_text_part and not is_of_loaded_part(name, model):
             continue
         for own_name, each in _single_experts(name, tensor, model, single_names):
