@@ -298,6 +298,7 @@ def step_result(
     top_logprobs: npt.ArrayLike | None = None,
     elapsed_us: int = 0,
     fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED,
+    pooled: npt.ArrayLike | None = None,
 ) -> StepResult:
     """Builds the result of a step in which S requests sampled.
 
@@ -309,6 +310,7 @@ def step_result(
         top_logprobs: [S, n], their log-probabilities.
         elapsed_us: microseconds the step took.
         fallback_reason: why the ordered graph did not run, if it did not.
+        pooled: [S, size], the vectors of the requests, instead of tokens.
     """
     result = StepResult(
         step_id=step_id,
@@ -316,6 +318,8 @@ def step_result(
         elapsed_us=elapsed_us,
         fallback_reason=fallback_reason,
     )
+    if pooled is not None:
+        result.pooled = pack_float32(pooled)
     if logprobs is not None:
         result.logprobs = pack_float32(logprobs)
     if top_token_ids is not None and top_logprobs is not None:
@@ -370,6 +374,7 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
     shown.sampling.ClearField("grammar_rows")  # they reveal the caller's grammar
     shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")
+    shown_result.ClearField("pooled")  # texts can be recovered from vectors
     shown_result.ClearField("top_token_ids")
     shown_result.ClearField("prompt_top_token_ids")
     shown_result.ClearField("draft_token_ids")

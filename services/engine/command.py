@@ -150,6 +150,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         num_layer_drafts=config.speculation.num_layer_drafts,
         model_impl=config.checkpoint.model_impl,
         max_image_tokens=config.images.max_image_tokens,
+        task=config.checkpoint.task,
     )
     if config.speculation.draft_model is not None:
         if model.config.transformers is not None:

@@ -47,6 +47,8 @@ class StepLimits:
     """Pages of the table of encoded images; 0 where the model sees none."""
     max_encoder_tokens: int = 0
     """Most vectors of images that a step encodes; a larger image is encoded alone."""
+    pooling: str | None = None
+    """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
     num_stages: int = 1
     """Pipeline stages, which run as many steps at a time."""
     data_parallel_size: int = 1
@@ -61,16 +63,21 @@ class StepLimits:
         vocab_size: int,
         cache_windows: Sequence[Window],
         sees_images: bool = False,
+        pooling: str | None = None,
     ) -> "StepLimits":
         """Returns the limits of an engine that serves a model.
 
         cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
         sees_images: whether an encoder is loaded.
+        pooling: the method of pooling; None to generate.
         """
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            max_num_mixed_tokens=config.scheduler.max_num_mixed_tokens,
+            # Vectors are not streamed, so no token waits for a long step.
+            max_num_mixed_tokens=(
+                config.scheduler.max_num_mixed_tokens if pooling is None else None
+            ),
             max_model_len=max_model_len,
             block_size=config.cache.block_size,
             vocab_size=vocab_size,
@@ -81,6 +88,7 @@ class StepLimits:
             has_draft_model=config.speculation.has_draft_model,
             num_encoder_pages=(pages_of(config.images.encoder_cache_tokens) if sees_images else 0),
             max_encoder_tokens=config.images.max_encoder_tokens,
+            pooling=pooling,
             num_stages=config.parallel.pipeline_parallel_size,
             data_parallel_size=config.parallel.data_parallel_size,
         )
@@ -98,6 +106,11 @@ class StepLimits:
             for group in self.layer_groups
         )
         return replace(self, layer_groups=tuple(groups))
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the cached tokens of a prompt need not be computed again."""
+        return self.pooling in (None, "last")
 
     @property
     def decode_q_len(self) -> int:

@@ -389,6 +389,8 @@ class RequestOutput:
     error: EngineError | None = None
     """Why the request failed; then finish_reason is None and this output is the last."""
     stop_token_id: int | None = None
+    vector: bytes = b""
+    """The prompt's vector, little-endian float32; empty where tokens are generated."""
 
     @property
     def is_last(self) -> bool:

@@ -32,19 +32,25 @@ INDEX_FILE = "model.safetensors.index.json"
 SMALL_FILES = (
     CONFIG_FILE,
     INDEX_FILE,
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
+    "*_Pooling/config.json",
     "added_tokens.json",
     "additional_chat_templates/default.jinja",
     "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "hf_quant_config.json",
+    "modules.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentence_bert_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Everything but the weights that an engine reads of a checkpoint."""
+"""Patterns of everything but the model's own weights that an engine reads of a checkpoint."""
 
 _WEIGHTS_NAME = re.compile(r"[\w.-]+\.safetensors")
 _MAX_INDEX_BYTES = 2**26

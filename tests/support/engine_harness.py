@@ -47,7 +47,11 @@ def engine_config(**changes: Any) -> EngineConfig:
 def step_limits(config: EngineConfig) -> StepLimits:
     """Returns the limits of an engine that serves `model_folder()`."""
     return StepLimits.of(
-        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, cache_windows=(None,)
+        config,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        cache_windows=(None,),
+        pooling=None if config.checkpoint.task == "generate" else "last",
     )
 
 

@@ -91,6 +91,7 @@ class FakeExecutor:
             num_blocks=self._num_blocks,
             block_size=self._config.cache.block_size,
             vocab_size=self._vocab_size,
+            pools=self._config.checkpoint.task != "generate",
         )
         self._sent.clear()
         self._death = None

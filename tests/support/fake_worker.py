@@ -42,6 +42,11 @@ from tests.support.fake_model import expected_output as expected_output
 _UNKNOWN = -1
 
 
+def expected_vector(prompt: Sequence[int]) -> list[float]:
+    """Returns the vector that a worker which pools makes of a prompt."""
+    return [float(sum(prompt)), float(len(prompt))]
+
+
 class FakeWorker:
     """Runs steps as a worker would, one at a time and in order."""
 
@@ -58,8 +63,10 @@ class FakeWorker:
         num_cache_tokens: int | None = None,
         makes_drafts: bool = True,
         has_stages: bool = False,
+        pools: bool = False,
     ) -> None:
         self._has_stages = has_stages
+        self._pools = pools
         self._makes_drafts = makes_drafts
         self._num_cache_tokens = num_cache_tokens or (num_blocks - 1) * block_size
         self._vocab_size = vocab_size
@@ -122,10 +129,21 @@ class FakeWorker:
             self._cache.check_reads(row, start, end, self._row_keys(row, end))
         if self._has_stages:
             self._check_last_tokens(descriptor, rows, ends)
+        if self._pools:
+            return self._pool(descriptor, rows, ends)
         result = self._sample(descriptor, rows, ends)
         if descriptor.sampling.prompt_logprob_requests:
             self._tell_prompts(descriptor, result, rows, starts, ends)
         return result
+
+    def _pool(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
+        """Returns `expected_vector` of each request at the end of its prompt."""
+        indices = read_int32(descriptor.sampling.sample_indices).tolist()
+        due = [i for i, row in enumerate(rows) if ends[i] >= self._num_known[row]]
+        require(indices == due, f"{indices} end, but {due} end at their last known token")
+        vectors = [expected_vector(self._tokens[rows[i], : ends[i]].tolist()) for i in indices]
+        pooled = vectors if indices else None
+        return step_result(descriptor.step_id, [], elapsed_us=1, pooled=pooled)
 
     def _check_last_tokens(
         self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]

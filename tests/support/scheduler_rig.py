@@ -42,6 +42,7 @@ class Rig:
             windows=self.limits.windows,
             state_blocks=self.limits.state_blocks,
             num_cache_tokens=self.limits.num_cache_tokens(num_blocks),
+            pools=self.limits.pooling is not None,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

@@ -272,7 +272,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ..., num_sampling_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs", "pooled")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class StepResult(_message.Message):
     NUM_PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     logprobs: bytes
@@ -309,4 +310,5 @@ class StepResult(_message.Message):
     num_prompt_top_logprobs: int
     prompt_top_token_ids: bytes
     prompt_top_logprobs: bytes
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ...) -> None: ...
+    pooled: bytes
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...

@@ -38,7 +38,7 @@ class RowSnapshot(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_batch_pb2.RowAssignment, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., state_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
-    __slots__ = ("model", "architecture", "config_sha256", "load_format", "quantization", "device_name", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "compilation_level", "use_inductor", "cudagraph_mode", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "batch_invariant")
+    __slots__ = ("model", "architecture", "config_sha256", "load_format", "quantization", "device_name", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "compilation_level", "use_inductor", "cudagraph_mode", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "batch_invariant", "task")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class EngineSettings(_message.Message):
     SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     config_sha256: str
@@ -77,4 +78,5 @@ class EngineSettings(_message.Message):
     speculative_method: str
     kv_cache_dtype: str
     batch_invariant: bool
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., config_sha256: _Optional[str] = ..., load_format: _Optional[str] = ..., quantization: _Optional[str] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., compilation_level: _Optional[int] = ..., use_inductor: _Optional[bool] = ..., cudagraph_mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., batch_invariant: _Optional[bool] = ...) -> None: ...
+    task: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., config_sha256: _Optional[str] = ..., load_format: _Optional[str] = ..., quantization: _Optional[str] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., compilation_level: _Optional[int] = ..., use_inductor: _Optional[bool] = ..., cudagraph_mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., task: _Optional[str] = ...) -> None: ...

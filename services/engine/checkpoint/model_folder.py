@@ -8,6 +8,7 @@ from typing import Any
 
 from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.fields import MAX_FILE_BYTES, Fields, shown
+from models.config_sections.pooling import PoolingConfig, Task, read_pooling
 from services.engine.checkpoint.image_input import ImageInput
 from services.engine.checkpoint.model_config import read_model_config
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
@@ -47,6 +48,13 @@ class ModelFolder:
     config: ModelConfig
     image_input: ImageInput | None = None
     """The images that it takes; None if it sees none, or is served for text alone."""
+    pooling: PoolingConfig | None = None
+    """The way to a prompt's vector, where requests get one and no tokens; None to generate."""
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Most tokens of a prompt: one token of output must fit after it, but no vector."""
+        return self.max_model_len - (self.pooling is None)
 
     @property
     def tokenizer_json(self) -> bytes:
@@ -64,6 +72,7 @@ class ModelFolder:
         num_layer_drafts: int = 0,
         model_impl: ModelImpl = "auto",
         max_image_tokens: int = 0,
+        task: Task = "generate",
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
@@ -74,6 +83,7 @@ class ModelFolder:
             num_layer_drafts: draft tokens of draft layers; above 0 the model needs some.
             model_impl: whose modules run the model.
             max_image_tokens: most tokens of an image; 0 serves the model for text alone.
+            task: what requests get.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for unsupported features or has a
@@ -85,6 +95,9 @@ class ModelFolder:
             )
         try:
             config = read_model_config(folder, model_impl, sees_images=max_image_tokens > 0)
+            pooling = read_pooling(folder, task)
+            if pooling is None:
+                config.require_head()
             if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
@@ -116,6 +129,7 @@ class ModelFolder:
             config_sha256=config_sha256(folder),
             config=config,
             image_input=image_input,
+            pooling=pooling,
         )
 
 

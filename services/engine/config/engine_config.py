@@ -140,6 +140,11 @@ class EngineConfig(BaseModel):
         num_drafts = self.speculation.num_speculative_tokens
         if not num_drafts:
             return self
+        if self.checkpoint.task != "generate":
+            raise ValueError(
+                f"--num-speculative-tokens is {num_drafts}: it must be 0 with --task "
+                f"{self.checkpoint.task}, which generates no tokens"
+            )
         if self.parallel.pipeline_parallel_size > 1:
             raise ValueError(
                 f"--num-speculative-tokens is {num_drafts}: it must be 0 with "

@@ -16,6 +16,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.edge.prompt_images import read_images
 from services.engine.edge.session_images import SessionImages
 from services.engine.edge.structured_output import structured_output_of
+from services.engine.edge.task import check_task
 from services.engine.edge.token_rules import check_token_id, read_token_rules
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
@@ -41,6 +42,8 @@ MAX_PROMPT_LOGPROBS = 100_000
 """Log-probabilities of a prompt, which fit in one message of 1.4 MB."""
 
 _TOKEN_ID = np.dtype("<u4")
+_NO_SAMPLING = SamplingParams(temperature=0, seed=0, max_tokens=1)
+"""Of a request for a vector, which takes the place of its one token."""
 
 
 def check_known(message: Message) -> None:
@@ -104,6 +107,7 @@ class RequestReader:
                 field=PROMPT,
             )
         arrival_s = time.monotonic()
+        check_task(self.model, pools=submit.pool, has_sampling=submit.HasField("sampling"))
         packed = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID)
         self._check_prompt_length(len(packed))
         self._check_token_id(PROMPT, int(packed.max()))
@@ -123,7 +127,7 @@ class RequestReader:
             resumed_token_ids=token_ids[num_prompt:],
             # A request with tokens already got its prompt log-probabilities.
             num_prompt_logprobs=num_prompt - 1 if submit.num_resumed_tokens else 0,
-            sampling=self._sampling(submit.sampling, num_prompt),
+            sampling=_NO_SAMPLING if submit.pool else self._sampling(submit.sampling, num_prompt),
             sink=sink,
             priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
@@ -157,6 +161,7 @@ class RequestReader:
             raise UnknownModelError(
                 f"model {message.model!r} is not served here; {self.model.name!r} is"
             )
+        check_task(self.model, pools=False)
         arrival_s = time.monotonic()
         self._check_prompt_length(len(message.prompt_token_ids))
         prompt = list(message.prompt_token_ids)
@@ -196,12 +201,15 @@ class RequestReader:
             raise InvalidRequestError(
                 "the prompt is empty; it needs at least one token", field=PROMPT
             )
-        limit = self.model.max_model_len
-        if length >= limit:
+        limit = self.model.max_prompt_len
+        if length > limit:
+            room = (
+                ""
+                if self.model.pooling
+                else (f", which leaves one for output in a context of {self.model.max_model_len}")
+            )
             raise InvalidRequestError(
-                f"the prompt has {length} tokens; the limit is {limit - 1}, which leaves one "
-                f"for output in a context of {limit}",
-                field=PROMPT,
+                f"the prompt has {length} tokens; the limit is {limit}{room}", field=PROMPT
             )
 
     def _check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:

@@ -59,6 +59,7 @@ class ReplayConfig(EngineConfig):
             "speculative_method": recorded.speculative_method or "mtp",
             "load_format": recorded.load_format,
             "quantization": recorded.quantization or "none",
+            "task": recorded.task or "generate",
             "batch_invariant": recorded.batch_invariant or self.worker.batch_invariant,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             # One process replays, with the whole model.

@@ -33,6 +33,7 @@ def engine_settings(
         config_sha256=model.config_sha256,
         load_format=config.checkpoint.load_format,
         quantization=config.checkpoint.quantization,
+        task=config.checkpoint.task,
         batch_invariant=config.worker.batch_invariant,
         device_name=worker.device_name,
         dtype=worker.dtype,

@@ -37,6 +37,7 @@ from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
+from services.engine.rpc.pooling import pooling_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
@@ -116,6 +117,8 @@ class EngineServicer(EngineServiceServicer):
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
         )
+        if model.pooling is not None:
+            info.pooling.CopyFrom(pooling_to_proto(model.pooling, model))
         if (images := model.image_input) is not None:
             info.image_processor.CopyFrom(
                 ImageProcessor(

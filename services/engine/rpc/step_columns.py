@@ -90,6 +90,7 @@ class StepColumns:
             finished.failure.CopyFrom(failure_of(output.error))
         elif output.finish_reason is not None:
             finished.finish_reason = FINISH_REASONS[output.finish_reason]
+        finished.vector = output.vector
         if output.stop_token_id is not None:
             finished.stop_token_id = output.stop_token_id
         self._finished[request.handle] = finished

@@ -68,6 +68,7 @@ class Holdings:
         self._priority_ageing_s = priority_ageing_s
         self._clock = clock
         self._max_model_len = limits.max_model_len
+        self._is_pooling = limits.pooling is not None
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
         self._num_state_blocks = limits.num_state_blocks
@@ -83,9 +84,11 @@ class Holdings:
             InvalidRequestError: the prompt alone is too long for the model or for the KV cache.
         """
         num_prompt_tokens = request.num_prompt_tokens
-        if num_prompt_tokens >= self._max_model_len:
+        # A vector takes no place after the prompt.
+        most = self._max_model_len - (not self._is_pooling)
+        if num_prompt_tokens > most:
             raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens; it must have fewer than "
+                f"the prompt has {num_prompt_tokens} tokens; it may have {most} under "
                 f"max_model_len, which is {self._max_model_len}"
             )
         if num_prompt_tokens > self.num_cache_tokens:
@@ -93,6 +96,8 @@ class Holdings:
                 f"the prompt has {num_prompt_tokens} tokens; "
                 f"the KV cache holds {self.num_cache_tokens}"
             )
+        if self._is_pooling:
+            return num_prompt_tokens + 1  # the vector takes the place of a token
         wanted = num_prompt_tokens + request.sampling.max_tokens
         return min(wanted, self._max_model_len, self.num_cache_tokens + 1)
 

@@ -28,6 +28,7 @@ from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.mixed_step import most_tokens
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
+from services.engine.scheduler.pooled_requests import end_pooled
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
@@ -76,6 +77,7 @@ class Scheduler:
             journal: takes the changes of cached prefixes; by default one of its own.
         """
         self._limits = limits
+        enable_prefix_caching = enable_prefix_caching and limits.shares_prefixes
         self._max_num_waiting = max_num_waiting
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
@@ -274,11 +276,13 @@ class Scheduler:
         """Takes the result of the oldest step in flight and ends finished requests.
 
         Returns:
-            One output for each request that sampled and is still live.
+            One output for each request that sampled, or got its vector, and is still live.
         """
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
         holdings, drafts = self._holdings, self._drafts
+        if self._limits.pooling is not None:
+            return end_pooled(step, result, holdings, at_s=self._clock())
         if drafts is not None:
             drafts.complete(step.descriptor, result)
         outputs = append_tokens(

@@ -57,6 +57,7 @@ IRRELEVANT_FLAGS = {
     "language_model_only": "the model takes part, which sees images or not",
     "encoder_cache_tokens": "the table of encoded images is an input of the pieces",
     "max_encoder_tokens": _SERVICE,
+    "task": "hidden states are pooled after the model; a head left out is a fact of the model",
     "model_impl": "the model takes part, with the modules that run it",
     "gguf_file": "the model is the folder that is made of it",
     "load_format": "weights are inputs of the pieces",

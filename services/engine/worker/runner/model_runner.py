@@ -38,6 +38,7 @@ from services.engine.worker.runner.image_encoder import ImageEncoder
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
 from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
+from services.engine.worker.runner.step_pooler import StepPooler
 from services.engine.worker.runner.step_sampler import NoSampling, StepSampler
 
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
@@ -102,8 +103,10 @@ class ModelRunner:
             self.speculator = self._speculation(kv_cache_data[num_own:])
         self._num_blocks = kv_cache_data[0].num_blocks
         self._graphs = GraphSet()
-        self._sampler: StepSampler | NoSampling = NoSampling()
-        if model.stage.is_last:
+        self._sampler: StepSampler | StepPooler | NoSampling = NoSampling()
+        if model.stage.is_last and model.pooling is not None:
+            self._sampler = StepPooler(model, model.pooling, limits=limits, device=device)
+        elif model.stage.is_last:
             self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
         self.experts = ExpertPlacer(model)
@@ -255,7 +258,7 @@ class ModelRunner:
             else:
                 reason = FallbackReason.FALLBACK_REASON_QUARANTINED
         logits = token_ids = None
-        if len(batch.sample_indices) and self.model.stage.is_last:
+        if len(batch.sample_indices) and isinstance(self._sampler, StepSampler):
             index = self._sampled_tokens(batch, header)
             if index is not None:
                 chosen = [each.index_select(0, index) for each in chosen]

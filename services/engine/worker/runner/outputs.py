@@ -29,11 +29,13 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """The tokens that a step sampled.
+    """The tokens that a step sampled, or the vectors that it pooled.
 
     token_ids: [n] int32. logprobs, prompt_logprobs: of these and of prompt tokens, if wanted.
+    pooled: [n, size] float32; then there are no tokens.
     """
 
     token_ids: Tensor
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    pooled: Tensor | None = None

@@ -47,6 +47,7 @@ class PendingResult:
             token_ids=host_token_ids,
             logprobs=_on_host(sampled.logprobs),
             prompt_logprobs=_on_host(sampled.prompt_logprobs),
+            pooled=None if sampled.pooled is None else to_host(sampled.pooled),
         )
         if drafted is not None:
             drafted = Drafted(
@@ -79,6 +80,7 @@ class PendingResult:
             self.done.synchronize()
         elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
         logprobs, prompt = self.sampled.logprobs, self.sampled.prompt_logprobs
+        pooled = self.sampled.pooled
         result = step_result(
             self.step_id,
             self.sampled.token_ids.numpy(),
@@ -87,6 +89,7 @@ class PendingResult:
             top_logprobs=None if logprobs is None else logprobs.top.numpy(),
             elapsed_us=elapsed_us,
             fallback_reason=self.fallback_reason,
+            pooled=None if pooled is None else pooled.numpy(),
         )
         if prompt is not None:
             set_prompt_logprobs(

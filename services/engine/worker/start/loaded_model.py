@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.batch_invariance import use_batch_invariance
 from models.config import ModelConfig
+from models.config_sections.pooling import read_pooling
 from models.kernels.gpu import use_generic_tables
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
@@ -147,6 +148,7 @@ class LoadedModel:
         )
         choose_all_reduce(config, ranks, Rows.of(config, model_config, dtype, device))
         report_progress("loading weights")
+        pooling = read_pooling(config.checkpoint.model, config.checkpoint.task)
         has_draft_layers = config.speculation.num_layer_drafts > 0
         limits = StepLimits.of(
             config,
@@ -154,6 +156,7 @@ class LoadedModel:
             vocab_size=model_config.vocab_size,
             cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
             sees_images=model_config.vision is not None,
+            pooling=None if pooling is None else pooling.method,
         )
         started_s = time.monotonic()
         model = load_model(
@@ -166,6 +169,7 @@ class LoadedModel:
             rounds_to_fp8=config.checkpoint.quantization == "fp8",
             with_draft_layers=has_draft_layers,
             sees_images=sees_images,
+            pooling=pooling,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig
+from models.config_sections.pooling import read_pooling
 from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
 from models.loading.loader import config_to_load
@@ -256,6 +257,7 @@ def traced_config(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         model,
         checkpoint.model,
         rounds_to_fp8=checkpoint.quantization == "fp8",
+        pooling=read_pooling(checkpoint.model, checkpoint.task),
         max_positions=checkpoint.max_model_len or model.max_position_embeddings,
     )
 

@@ -67,6 +67,7 @@ VALUES = {
     "sampling.structured_output.preamble.begin": "a",
     "sampling.structured_output.preamble.end": "a",
     "sampling.structured_output.preamble.max_tokens": 0,
+    "pool": True,
     "images.digest": b"\1" * 32,
     "images.offset": 1,
     "images.num_tokens": 1,

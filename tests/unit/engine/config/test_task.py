@@ -1,0 +1,40 @@
+"""The task of an engine: which models and flags go with it."""
+
+import json
+import shutil
+
+import pytest
+from pydantic import ValidationError
+
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.model_folder import ModelFolder
+from services.engine.config.checkpoint import TINY_CHECKPOINT
+from services.engine.config.engine_config import EngineConfig
+
+
+def test_vectors_and_speculation_exclude_each_other():
+    with pytest.raises(ValidationError, match="it must be 0 with --task embed"):
+        EngineConfig.from_flags(task="embed", num_speculative_tokens=2)
+
+
+def test_a_model_that_is_served_for_vectors_may_fill_its_context():
+    generates, embeds = (
+        ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=64, task=task)
+        for task in ("generate", "embed")
+    )
+    assert (generates.pooling, generates.max_prompt_len) == (None, 63)
+    assert (embeds.pooling.method, embeds.max_prompt_len) == ("last", 64)
+
+
+def test_a_model_without_the_answers_gives_no_scores():
+    with pytest.raises(ModelFolderError, match="has no token 'no'"):
+        ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=None, task="score")
+
+
+def test_a_model_without_a_head_is_not_served_to_generate(tmp_path):
+    shutil.copytree(TINY_CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3Model"]}))
+    with pytest.raises(ModelFolderError, match="serve it with --task embed"):
+        ModelFolder.open(tmp_path, name="tiny", max_model_len=None)
+    assert ModelFolder.open(tmp_path, name="tiny", max_model_len=None, task="embed").pooling
