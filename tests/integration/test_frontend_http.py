@@ -97,7 +97,7 @@ async def test_errors_are_those_that_the_client_knows(client):
         await chat(model=MODEL, messages=MESSAGES, top_p=2)
     with pytest.raises(openai.BadRequestError) as long:
         await chat(model=MODEL, messages=[{"role": "user", "content": "word " * 5000}])
-    with pytest.raises(openai.NotFoundError) as embeddings:
+    with pytest.raises(openai.BadRequestError) as embeddings:
         await client.embeddings.create(model=MODEL, input="x")
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     assert bad.value.param == "top_p"

@@ -70,6 +70,8 @@ class FakeEngine:
     vocab_size: int = 512
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     credit_window: int = 8
+    pooling: engine_pb2.Pooling | None = None
+    """Set to answer requests with vectors: the sum of the tokens, their number, and zeros."""
     rejection: Failure | None = None
     """Answer to every submit, when set."""
     failure: Failure | None = None
@@ -312,6 +314,10 @@ class FakeEngine:
         for (number, handle), live in list(self.live.items()):
             if number != session.number:
                 continue
+            if live.submit.pool:
+                del self.live[number, handle]
+                step.finished.append(self._pooled(live))
+                continue
             end = min(live.num_sent + self.tokens_per_step, self.hold_at or len(live.tokens))
             new = live.tokens[live.num_sent : end]
             if not new:
@@ -329,6 +335,15 @@ class FakeEngine:
         step.num_tokens = np.array(counts, "<u4").tobytes()
         step.token_ids = np.array(tokens, "<u4").tobytes()
         return step
+
+    def _pooled(self, live: _Live) -> engine_pb2.Finished:
+        if self.failure is not None:
+            return engine_pb2.Finished(handle=live.submit.handle, failure=self.failure)
+        finished = _finished(live, FinishReason.FINISH_REASON_STOP)
+        vector = np.zeros(self.pooling.size, "<f4")
+        vector[:2] = [sum(live.prompt), len(live.prompt)][: self.pooling.size]
+        finished.vector = vector.tobytes()
+        return finished
 
     def _ending(self, live: _Live) -> engine_pb2.Finished:
         if self.failure is not None:
@@ -376,6 +391,7 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
             prefix_key_version=self._engine.prefix_key_version,
             config_sha256=self._engine.config_sha256,
             image_processor=self._engine.image_processor,
+            pooling=self._engine.pooling,
         )
 
     async def GetTokenizer(  # noqa: N802

@@ -61,6 +61,16 @@ class FrontendServiceStub:
                 request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.frontend.v1.FrontendService/Embed',
+                request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/octavo.frontend.v1.FrontendService/Score',
+                request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/octavo.frontend.v1.FrontendService/ListModels',
                 request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsRequest.SerializeToString,
@@ -113,6 +123,20 @@ class FrontendServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """The vectors of texts, from a model served with --task embed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well documents answer queries, from a model served with --task score.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that requests may name.
         """
@@ -155,6 +179,16 @@ def add_FrontendServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeRequest.FromString,
                     response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -304,6 +338,60 @@ class FrontendService:
             '/octavo.frontend.v1.FrontendService/Detokenize',
             protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeRequest.SerializeToString,
             protos_dot_frontend_dot_v1_dot_frontend__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.frontend.v1.FrontendService/Embed',
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedRequest.SerializeToString,
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.frontend.v1.FrontendService/Score',
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreRequest.SerializeToString,
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,7 @@ class CheckpointConfig(ConfigSection):
     """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name, or that
     of the GGUF file."""
     task: Literal["generate", "embed", "score"] = "generate"
-    """What requests get: tokens, the vector of a text, or the score of a query and a document."""
+    """The answer to a request: tokens, a text's vector, or the score of a query and a document."""
     model_impl: Literal["auto", "octavo", "transformers"] = "auto"
     """Whose modules run the model: Octavo's, transformers', or Octavo's where it has some."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"

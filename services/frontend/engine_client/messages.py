@@ -22,7 +22,13 @@ from protos.common.v1.sampling_pb2 import (
     TextChoice,
     Usage,
 )
-from protos.engine.v1.engine_pb2 import Finished, GetModelInfoResponse
+from protos.engine.v1.engine_pb2 import (
+    Finished,
+    GetModelInfoResponse,
+    PairText,
+    Pooling,
+    PoolingTask,
+)
 from services.frontend.errors import (
     DeadlineExpiredError,
     DuplicateRequestError,
@@ -42,7 +48,10 @@ __all__ = [
     "EngineRequest",
     "FinishReason",
     "ModelInfo",
+    "PairText",
     "PlacedImage",
+    "Pooling",
+    "PoolingTask",
     "PositionLogprobs",
     "Preamble",
     "SamplingParams",
@@ -97,6 +106,8 @@ class EngineRequest:
     cache_salt: str = ""
     caller: str = ""
     traceparent: str = ""
+    pool: bool = False
+    """Whether the prompt's vector is wanted, and no tokens."""
     deadline_s: float | None = None
     """The deadline in seconds of `time.monotonic()`; None for no limit."""
 
@@ -130,6 +141,8 @@ class TokenBatch:
     """The request's usage; set in the last batch."""
     stop_token_id: int | None = None
     """The last token, if it ended the request as a stop token."""
+    vector: bytes = b""
+    """The prompt's vector, little-endian float32, if the request asked for it."""
 
 
 class TokenSink(Protocol):

@@ -21,6 +21,7 @@ class ModelIdentity:
     default_sampling: bytes
     image_processor: bytes
     """Empty of a model that sees no images; without the engine's own limit of bytes."""
+    pooling: bytes
 
     @classmethod
     def of(cls, info: ModelInfo) -> Self:
@@ -35,6 +36,7 @@ class ModelIdentity:
             eos_token_ids=tuple(info.eos_token_ids),
             default_sampling=info.default_sampling.SerializeToString(deterministic=True),
             image_processor=packed_processor(info),
+            pooling=info.pooling.SerializeToString(deterministic=True),
         )
 
     def difference(self, other: "ModelIdentity") -> str:

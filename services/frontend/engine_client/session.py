@@ -124,6 +124,7 @@ class EngineSession:
                 Image(digest=each.digest, offset=each.offset, num_tokens=each.num_tokens)
                 for each in request.images
             ],
+            pool=request.pool,
         )
         # A message over the limit would end the stream and all its requests.
         if submit.ByteSize() > self._max_message_bytes - 64:
@@ -224,7 +225,7 @@ class EngineSession:
             if sink := self._sinks.get(handle):
                 sink.put(token_ids[start:end], logprobs.get(handle, ()))
             start = end
-        if handles:
+        if handles or any(finished.vector for finished in step.finished):
             self._breaker.note_success()
         self._take_ends(step.finished)
 

@@ -125,6 +125,7 @@ class TokenStream:
             return
         self._pending.finish_reason = finished.finish_reason
         self._pending.usage = finished.usage
+        self._pending.vector = finished.vector
         if finished.HasField("stop_token_id"):
             self._pending.stop_token_id = finished.stop_token_id
         self._is_over = True

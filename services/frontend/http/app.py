@@ -37,13 +37,18 @@ from services.frontend.http.service.endpoints import ServiceEndpoints
 from services.frontend.http.service.openapi import describe
 from services.frontend.http.tokenization.calls import read_detokenize, read_tokenize
 from services.frontend.http.tokenization.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from services.frontend.http.vectors.calls import read_embeddings, read_rerank, read_score
+from services.frontend.http.vectors.endpoints import (
+    EmbeddingsEndpoint,
+    RerankEndpoint,
+    ScoreEndpoint,
+)
 from services.frontend.http.wire.access import RequireHost, RequireKey, with_cors
 from services.frontend.http.wire.request_id import ReturnRequestId
 from services.frontend.http.wire.status import ErrorForms, RefusedCallError
 from services.transport.hosts import AllowedHosts
 
 UNSERVED = {
-    "/v1/embeddings": "embeddings are not served: Octavo generates text",
     "/v1/responses/compact": (
         "compaction is not served: send a shorter conversation, or truncation of auto, which drops"
         " the oldest turns"
@@ -58,9 +63,13 @@ RESPONSE = Kind("HttpResponse", "req_", read_response, ResponsesWriter)
 INPUT_TOKENS = Kind("HttpInputTokens", "req_", read_input_tokens, ResponsesWriter)
 TOKENIZE = Kind("HttpTokenize", "tok-", read_tokenize)
 DETOKENIZE = Kind("HttpDetokenize", "detok-", read_detokenize)
+EMBEDDINGS = Kind("HttpEmbeddings", "embd-", read_embeddings)
+RERANK = Kind("HttpRerank", "rerank-", read_rerank)
+SCORE = Kind("HttpScore", "score-", read_score)
 PARSERS = (
     *(CHAT.read, COMPLETION.read, MESSAGE.read, MESSAGE_COUNT.read),
     *(RESPONSE.read, INPUT_TOKENS.read, TOKENIZE.read, DETOKENIZE.read),
+    *(EMBEDDINGS.read, RERANK.read, SCORE.read),
 )
 ERRORS = ErrorForms({"/v1/messages": message_error})
 """The forms of errors by path."""
@@ -102,6 +111,9 @@ def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -
     input_tokens = InputTokensEndpoint(INPUT_TOKENS, serving, store)
     tokenize = TokenizeEndpoint(TOKENIZE, serving)
     detokenize = DetokenizeEndpoint(DETOKENIZE, serving)
+    embeddings = EmbeddingsEndpoint(EMBEDDINGS, serving)
+    rerank = RerankEndpoint(RERANK, serving)
+    score = ScoreEndpoint(SCORE, serving)
     stored = StoredResponses(store, serving.pipeline.gate)
     return Starlette(
         routes=[
@@ -115,6 +127,9 @@ def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -
             Route("/v1/responses/{response_id}", stored.show),
             Route("/v1/responses/{response_id}/input_items", stored.list_input_items),
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
+            Route("/v1/rerank", rerank, methods=["POST"]),
+            Route("/v1/score", score, methods=["POST"]),
             Route("/v1/models", service.list_models),
             Route("/v1/models/", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),

@@ -32,6 +32,7 @@ from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.submission import Submission
+from services.frontend.pipeline.vectors import VectorRequests
 from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.text.tokenizer import TokenizerFilesError
 
@@ -91,6 +92,8 @@ class Pipeline:
             num_tokenizer_threads=num_tokenizer_threads,
             counts=self.gate.counts,
         )
+        self.vectors = VectorRequests(engine, self._prompts, self.model_named)
+        """Runs requests for vectors and scores."""
         self._load = partial(
             ServedModel.load,
             template_timeout_s=template_timeout_s,
@@ -105,7 +108,11 @@ class Pipeline:
     @property
     def max_prompt_tokens(self) -> int:
         """Number of token ids from which a prompt is refused before it is read."""
-        return MAX_PROMPT_TOKENS if self._model is None else self._model.info.max_model_len
+        if self._model is None:
+            return MAX_PROMPT_TOKENS
+        # The vector of a prompt takes no room in the context.
+        info = self._model.info
+        return info.max_model_len + info.HasField("pooling")
 
     @property
     def served_model(self) -> ServedModel | None:

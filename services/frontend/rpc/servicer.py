@@ -7,11 +7,8 @@ from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from protos.frontend.v1 import frontend_pb2
-from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
-from services.frontend.access.caller import Lease
 from services.frontend.access.held_bytes import HeldBytes
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
@@ -27,6 +24,7 @@ from services.frontend.rpc.convert import (
     refuse_unknown_fields,
 )
 from services.frontend.rpc.session import ClientSession, SessionLimits
+from services.frontend.rpc.vectors import VectorServicer
 from services.frontend.rpc.writer import Writer
 from services.telemetry.trace_context import read_traceparent
 from services.transport.callers import address_of
@@ -39,7 +37,7 @@ MAX_COLLECTED_PROMPTS_OF_ACCOUNT = 16
 """Limit per account: an API key, or a client address without keys."""
 
 
-class FrontendServicer(FrontendServiceServicer):
+class FrontendServicer(VectorServicer):
     """Serves FrontendService. Methods raise errors; the interceptor maps them."""
 
     def __init__(
@@ -50,7 +48,7 @@ class FrontendServicer(FrontendServiceServicer):
         slow_reader_timeout_s: float,
         session_limits: SessionLimits,
     ) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline)
         self._session_limits = session_limits
         max_prompt_bytes = session_limits.max_prompt_bytes
         self._parts = HeldBytes(
@@ -104,7 +102,7 @@ class FrontendServicer(FrontendServiceServicer):
         self, request: frontend_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.TokenizeResponse:
         """Encodes text or a conversation."""
-        with self._begin(request, "", context, method="Tokenize", is_free=True) as lease:
+        with self.begin(request, "", context, method="Tokenize", is_free=True) as lease:
             refuse_unknown_fields(request)
             token_ids = await self._pipeline.tokenize(
                 request.model,
@@ -123,7 +121,7 @@ class FrontendServicer(FrontendServiceServicer):
         self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.DetokenizeResponse:
         """Decodes token ids."""
-        with self._begin(request, "", context, method="Detokenize", is_free=True) as lease:
+        with self.begin(request, "", context, method="Detokenize", is_free=True) as lease:
             refuse_unknown_fields(request)
             text = await self._pipeline.detokenize(
                 request.model,
@@ -169,7 +167,7 @@ class FrontendServicer(FrontendServiceServicer):
     ) -> None:
         """Runs one request within the call's deadline and writes its output."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
-        with self._begin(request, request.options.request_id, context, method=method) as lease:
+        with self.begin(request, request.options.request_id, context, method=method) as lease:
             refuse_unknown_fields(request)
             prompt, options = read(), options_of(request.options)
             traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
@@ -185,21 +183,6 @@ class FrontendServicer(FrontendServiceServicer):
                     lease=lease,
                     timeout_s=context.time_remaining(),
                 )
-
-    def _begin(
-        self,
-        request: Message,
-        request_id: str,
-        context: grpc.aio.ServicerContext,
-        *,
-        method: str,
-        is_free: bool = False,
-    ) -> Lease:
-        """Takes the caller's slot for a request; see `Pipeline.begin`."""
-        address = address_of(context.peer())
-        lease = self._pipeline.begin(request_id, address, method=method, is_free=is_free)
-        lease.num_bytes = request.ByteSize()
-        return lease
 
 
 @dataclass(frozen=True, slots=True)

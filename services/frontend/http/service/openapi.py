@@ -30,6 +30,12 @@ from services.frontend.http.service.endpoints import (
 )
 from services.frontend.http.tokenization.calls import DetokenizeRequest, TokenizeRequest
 from services.frontend.http.tokenization.endpoint import DetokenizeAnswer, TokenizeAnswer
+from services.frontend.http.vectors.answers import EmbeddingList, Ranking, ScoreList
+from services.frontend.http.vectors.calls import (
+    EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.frontend.http.wire.request_id import HEADER, PATTERN
 from services.frontend.http.wire.status import Error
 
@@ -198,6 +204,9 @@ OPERATIONS = (
         method="delete",
         refusals=("404",),
     ),
+    Operation("/v1/embeddings", "Returns vectors of texts.", EmbeddingList, EmbeddingsRequest),
+    Operation("/v1/rerank", "Ranks documents for a query.", Ranking, RerankRequest),
+    Operation("/v1/score", "Scores pairs of texts.", ScoreList, ScoreRequest),
     Operation("/tokenize", "Returns the token ids of a prompt.", TokenizeAnswer, TokenizeRequest),
     Operation("/detokenize", "Returns the text of token ids.", DetokenizeAnswer, DetokenizeRequest),
     Operation("/v1/models", "Lists the model that is served.", ModelList),

@@ -196,7 +196,7 @@ async def test_an_answer_of_known_length_to_http_1_0_is_whole():
         (b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\n", b"404"),
         (b"POST /health HTTP/1.1\r\nhost: localhost\r\n", b"405"),
         (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n", b"415"),
-        (b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\n", b"404"),
+        (b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\n", b"415"),
     ],
 )
 async def test_an_answer_before_the_body_has_come_ends_the_connection(head, status, monkeypatch):

@@ -1,0 +1,144 @@
+"""The endpoints that answer with vectors, rankings and scores."""
+
+import asyncio
+import base64
+import json
+import time
+from abc import abstractmethod
+
+from starlette.requests import Request
+
+from services.frontend.access.caller import Lease
+from services.frontend.engine_client.messages import Usage
+from services.frontend.http.bodies.call import Call
+from services.frontend.http.endpoint import Endpoint
+from services.frontend.http.vectors.answers import (
+    PairScore,
+    RankedDocument,
+    Ranking,
+    ScoreList,
+    VectorUsage,
+)
+from services.frontend.http.vectors.calls import EmbeddingsCall, ScoreCall
+from services.frontend.http.wire.body import Body
+from services.frontend.http.wire.writer import ResponseWriter
+from services.frontend.pipeline.request_log import RequestRecord
+from services.frontend.pipeline.vectors import Matrix
+from services.telemetry.trace_context import TRACEPARENT, checked_traceparent
+
+
+class VectorEndpoint(Endpoint):
+    """An endpoint that computes vectors, and answers with all of them at once."""
+
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves a request whose body was received."""
+        traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
+        with self.pipeline.requests.watch(
+            request_id, method=self._kind.method, traceparent=traceparent
+        ) as record:
+            call = await self.read(body, request_id, lease)
+            with call.naming_fields():
+                await self.answer(call, writer, record, lease)
+
+    @abstractmethod
+    async def answer(
+        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its answer."""
+
+    def model_name(self, call: EmbeddingsCall | ScoreCall) -> str:
+        """Returns the name of the served model."""
+        return self.pipeline.model_named(call.vector_options.model).info.model
+
+
+class EmbeddingsEndpoint(VectorEndpoint):
+    """Answers with the vectors of texts, as OpenAI's API does."""
+
+    async def answer(
+        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its answer."""
+        assert isinstance(call, EmbeddingsCall), "bodies of this kind are read as such"
+        vectors = await self.pipeline.vectors.embed(
+            call.inputs, call.vector_options, record=record, lease=lease
+        )
+        data = await _embeddings_in_json(vectors.matrix, is_base64=call.is_base64)
+        model = json.dumps(self.model_name(call))
+        usage = json.dumps(_usage(vectors.usage))
+        # An EmbeddingList, which is encoded vector by vector.
+        await writer.write_json(
+            f'{{"object":"list","data":[{data}],"model":{model},"usage":{usage}}}'
+        )
+
+
+class RerankEndpoint(VectorEndpoint):
+    """Answers with documents in the order of their scores, as Jina's and Cohere's APIs do."""
+
+    async def answer(
+        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its answer."""
+        assert isinstance(call, ScoreCall), "bodies of this kind are read as such"
+        vectors = await self.pipeline.vectors.score(
+            call.pairs, call.vector_options, record=record, lease=lease
+        )
+        scores: list[float] = vectors.matrix[:, 0].tolist()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results: list[RankedDocument] = []
+        for index in order[: call.num_shown]:
+            result: RankedDocument = {"index": index, "relevance_score": scores[index]}
+            if call.has_documents:
+                result["document"] = {"text": call.pairs[index][1]}
+            results.append(result)
+        ranking: Ranking = {
+            "id": call.options.request_id,
+            "model": self.model_name(call),
+            "usage": _usage(vectors.usage),
+            "results": results,
+        }
+        await writer.write(ranking)
+
+
+class ScoreEndpoint(VectorEndpoint):
+    """Answers with the scores of pairs, as vLLM's server does."""
+
+    async def answer(
+        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its answer."""
+        assert isinstance(call, ScoreCall), "bodies of this kind are read as such"
+        vectors = await self.pipeline.vectors.score(
+            call.pairs, call.vector_options, record=record, lease=lease
+        )
+        data: list[PairScore] = [
+            {"object": "score", "index": index, "score": score}
+            for index, score in enumerate(vectors.matrix[:, 0].tolist())
+        ]
+        scores: ScoreList = {
+            "id": call.options.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.model_name(call),
+            "data": data,
+            "usage": _usage(vectors.usage),
+        }
+        await writer.write(scores)
+
+
+async def _embeddings_in_json(matrix: Matrix, *, is_base64: bool) -> str:
+    """Encodes vectors; other tasks run after each, which takes up to 2 ms."""
+    parts = []
+    for index, vector in enumerate(matrix):
+        if is_base64:
+            values = json.dumps(base64.b64encode(vector.astype("<f4").tobytes()).decode())
+        else:
+            values = json.dumps(vector.tolist(), separators=(",", ":"))
+        parts.append(f'{{"object":"embedding","index":{index},"embedding":{values}}}')
+        await asyncio.sleep(0)
+    return ",".join(parts)
+
+
+def _usage(usage: Usage) -> VectorUsage:
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
