@@ -42,7 +42,7 @@ class TransformersForCausalLM(CausalLM):
     ) -> None:
         nn.Module.__init__(self)
         self.config = config
-        self.visual = None
+        self.visual = self.pooling = None
         self.draft_models = ()
         self.network = network
         self._calls = tuple(calls)
