@@ -46,6 +46,7 @@ VALUES: Mapping[str, Mapping[str, str | None]] = {
     "kv-cache-dtype": {"fp8": "fp8_e4m3"},
     "load-format": {"auto": None},
     "model-impl": {"vllm": "octavo"},
+    "task": {"auto": None, "embedding": "embed"},
     "max-model-len": {"auto": None, "-1": None},
     "quantization": dict.fromkeys(
         [
@@ -69,7 +70,6 @@ VALUES: Mapping[str, Mapping[str, str | None]] = {
 
 _NO_TEXTS = "prompts and outputs are never logged"
 _PREEMPTED = "requests that lose their blocks compute them again"
-_TEXT = "models generate text"
 
 WITHOUT_EFFECT: Mapping[str, tuple[bool, str]] = {
     "enable-auto-tool-choice": (False, "the model may always call the tools of a request"),
@@ -94,8 +94,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[bool, str]] = {
     "chat-template-content-format": (True, "the chat template decides"),
     "guided-decoding-backend": (True, "llguidance makes all structured output"),
     "enable-prompt-tokens-details": (False, "cached tokens are always in the usage"),
-    "task": (True, _TEXT),
-    "runner": (True, _TEXT),
+    "runner": (True, "--task decides what a model is served for"),
 }
 """Name there -> whether it has a value, and why it changes nothing here."""
 
