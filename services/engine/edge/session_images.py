@@ -1,5 +1,6 @@
 """The images that a frontend has sent on its session."""
 
+import weakref
 from collections.abc import Callable
 
 from protos.engine.v1.engine_pb2 import DropImages, ImagePart
@@ -15,7 +16,8 @@ MAX_GRID = 8
 class SessionImages:
     """Puts images together from their parts, and holds them until they are dropped.
 
-    Bytes of all images are bounded, unfinished ones included.
+    Bytes of the images that it holds are bounded, unfinished ones included. Dropped ones that
+    requests still have may take as many again.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class SessionImages:
         """
         self._max_bytes = max_bytes
         self._check = check
-        self._num_bytes = 0
+        self._num_held_bytes = self._num_bytes = 0
         self._parts: dict[bytes, list[bytes]] = {}
         self._images: dict[bytes, EncoderImage] = {}
 
@@ -51,11 +53,12 @@ class SessionImages:
             )
         if digest in self._images:
             raise InvalidRequestError("image_part is of an image that the session holds")
-        self._num_bytes += len(part.patches)
-        if self._num_bytes > self._max_bytes:
+        held, total = (each + len(part.patches) for each in (self._num_held_bytes, self._num_bytes))
+        if held > self._max_bytes or total > 2 * self._max_bytes:
             raise InvalidRequestError(
                 f"the session's images have more than {self._max_bytes} bytes"
             )
+        self._num_held_bytes, self._num_bytes = held, total
         parts = self._parts.setdefault(digest, [])
         parts.append(part.patches)
         if not part.grid:
@@ -64,6 +67,7 @@ class SessionImages:
             return
         del self._parts[digest]
         image = EncoderImage(digest=digest, patches=b"".join(parts), grid=tuple(part.grid))
+        weakref.finalize(image, self._free, len(image.patches))
         self._check(image)
         self._images[digest] = image
 
@@ -71,8 +75,15 @@ class SessionImages:
         """Forgets images; requests keep theirs."""
         for digest in order.digests:
             image = self._images.pop(digest, None)
-            lost = (image.patches,) if image is not None else self._parts.pop(digest, ())
-            self._num_bytes -= sum(map(len, lost))
+            if image is not None:
+                self._num_held_bytes -= len(image.patches)
+                continue
+            num_bytes = sum(map(len, self._parts.pop(digest, ())))
+            self._num_held_bytes -= num_bytes
+            self._free(num_bytes)
+
+    def _free(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
 
     def find(self, digest: bytes) -> EncoderImage:
         """Returns an image.

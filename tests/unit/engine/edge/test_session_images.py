@@ -65,6 +65,19 @@ def test_dropped_images_make_room_and_are_forgotten():
         images.find(DIGEST)
 
 
+def test_a_dropped_image_counts_as_long_as_a_request_has_it():
+    images, kept = SessionImages(max_bytes=4), []
+    for number in range(2):
+        images.add(part(b"1234", (2, 2), bytes([number]) * 32))
+        kept.append(images.find(bytes([number]) * 32))
+        images.drop(DropImages(digests=[bytes([number]) * 32]))
+    with pytest.raises(InvalidRequestError, match="more than 4 bytes"):
+        images.add(part(b"1", digest=OTHER))
+    kept.pop()
+    images.add(part(b"5678", (2, 2), OTHER))
+    assert images.find(OTHER).patches == b"5678"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
