@@ -76,6 +76,8 @@ class ImageInputs:
         self._deltas = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=device)
         self._host_deltas = np.zeros(limits.max_num_seqs + 1, np.int64)
         self._row_images: dict[int, _RowImages] = {}
+        # Of each row, the position after the last token of its images; 0 without any.
+        self._ends = np.zeros(limits.max_num_seqs + 1, np.int64)
         self._num_written = 0
 
     @property
@@ -92,10 +94,12 @@ class ImageInputs:
         """Gives rows to new requests with the images of their prompts."""
         changed = set()
         for assignment in assignments:
-            delta = 0
+            delta = self._ends[assignment.row] = 0
             self._row_images.pop(assignment.row, None)
             if assignment.images:
-                self._row_images[assignment.row], delta = self._read_row(assignment)
+                images, delta = self._read_row(assignment)
+                self._row_images[assignment.row] = images
+                self._ends[assignment.row] = images.end
             if delta != self._host_deltas[assignment.row]:
                 self._host_deltas[assignment.row] = delta
                 changed.add(assignment.row)
@@ -127,38 +131,35 @@ class ImageInputs:
         Raises:
             ValueError: the step names an image that its row does not have, or wrong pages.
         """
+        starts = batch.seq_lens - np.diff(batch.query_start_loc)
+        showing = np.flatnonzero(starts < self._ends[batch.row_ids]).tolist()
+        pages: dict[int, list[tuple[int, bytes]]] = {}
+        for each in batch.images:
+            require(each.request in showing, "an image of a request whose tokens show none")
+            pages.setdefault(each.request, []).append((each.image, each.pages))
+        if not showing and not self._num_written:
+            return
         num_tokens = batch.num_tokens
         size = max(num_tokens, self._num_written)
         index = np.full((2, size), _NONE, np.int32)
         positions = np.full((3, size), _NONE, np.int64)
-        rows = batch.row_ids.tolist() if self._row_images else []
-        pages: dict[int, list[tuple[int, bytes]]] = {}
-        for each in batch.images:
-            require(each.request < len(rows), "an image of a request that is not in the step")
-            pages.setdefault(each.request, []).append((each.image, each.pages))
-        has_any = False
-        for request, row in enumerate(rows):
-            images = self._row_images.get(row)
+        for request in showing:
+            images = self._row_images[int(batch.row_ids[request])]
             first, last = batch.query_start_loc[request : request + 2].tolist()
-            start = int(batch.seq_lens[request]) - (last - first)
-            if images is None or start >= images.end:
-                continue
-            has_any = True
+            start = int(starts[request])
             if images.rope_positions is not None:
                 own = images.rope_positions[:, start : start + last - first]
                 positions[:, first : first + own.shape[1]] = own
-            for number, page_ids in pages.pop(request, ()):
+            for number, page_ids in pages.get(request, ()):
                 require(number < len(images.tokens), "an image that its row does not have")
                 tokens = images.tokens[number]
                 slots = self._slots_of(page_ids, len(tokens))
                 for part, before in enumerate((tokens, tokens - 1)):
                     is_here = (before >= start) & (before < start + last - first)
                     index[part, first + before[is_here] - start] = slots[is_here]
-        require(not pages, "an image of a request whose tokens have passed it")
-        if has_any or self._num_written:
-            self._index[:, :size] = to_device(index, self._device)
-            self._own_positions[:, :size] = to_device(positions, self._device)
-            self._num_written = num_tokens if has_any else 0
+        self._index[:, :size] = to_device(index, self._device)
+        self._own_positions[:, :size] = to_device(positions, self._device)
+        self._num_written = num_tokens if showing else 0
 
     def metadata(
         self,
