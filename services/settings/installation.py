@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 MODULES = {
-    "frontend": ("httptools", "jinja2", "starlette", "tokenizers", "uvicorn"),
+    "frontend": ("PIL", "httptools", "jinja2", "starlette", "tokenizers", "uvicorn"),
     "engine": ("huggingface_hub", "llguidance", "regex", "safetensors", "torch"),
     "tracing": ("opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.sdk"),
     "transformers": ("transformers",),
