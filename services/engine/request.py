@@ -344,18 +344,6 @@ class Request:
         """Whether the request was in a lost worker's last steps and is not cleared yet."""
         return len(self.token_ids) < self.trial_end
 
-    def images_before(self, end: int) -> tuple[tuple[int, bytes], ...]:
-        """Returns place and digest of the images that begin among the first `end` tokens."""
-        return tuple((each.offset, each.image.digest) for each in self.images if each.offset < end)
-
-    def begins_like(self, other: "Request", end: int) -> bool:
-        """Whether the first `end` tokens of two requests mean the same, and may be shared."""
-        return (
-            self.cache_salt == other.cache_salt
-            and self.token_ids[:end] == other.token_ids[:end]
-            and self.images_before(end) == other.images_before(end)
-        )
-
     def release(self) -> None:
         """Closes the constraint; may be called again."""
         if self.constraint is not None:

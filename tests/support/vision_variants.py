@@ -53,7 +53,7 @@ class Variant:
     vision: dict
     whole: dict
     grids: tuple[tuple[int, ...], ...]
-    """Of images that it sees, odd ones."""
+    """Grids of images that it sees, odd ones."""
 
 
 QWEN_GRIDS = ((4, 6), (2, 10), (8, 2))

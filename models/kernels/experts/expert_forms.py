@@ -17,9 +17,9 @@ TILE_ROWS = (16, 32, 64, 128)
 
 COMMON = Forms(experts_per_pair=2, heights=tuple((rows, rows // 2) for rows in TILE_ROWS))
 ON_CORES = FORMS_OF_4_BITS
-"""Of models.kernels.experts.packed.packed_experts."""
+"""Tiles of models.kernels.experts.packed.packed_experts."""
 OF_8_BITS = FORMS_OF_8_BITS
-"""Of models.kernels.experts.fp8.fp8_experts."""
+"""Tiles of models.kernels.experts.fp8.fp8_experts."""
 
 
 def takes_cores(dtype: torch.dtype, device: torch.device) -> bool:

@@ -67,14 +67,14 @@ MATRICES = {
     32: MatrixTiles(tokens=32, rows=64, columns=256, num_stages=3),
     64: MatrixTiles(tokens=64, rows=64, columns=256, num_stages=3),
 }
-"""By tokens. Such products make few programs, with long rings; splits are chosen by size."""
+"""Tiles by tokens. Such products make few programs, with long rings; splits are chosen by size."""
 GATED_MATRICES = {
     8: MatrixTiles(tokens=8, rows=64, columns=128, num_stages=4),
     16: MatrixTiles(tokens=16, rows=64, columns=128, num_stages=3),
     32: MatrixTiles(tokens=32, rows=64, columns=128, num_stages=3),
     64: MatrixTiles(tokens=64, rows=64, columns=128, num_stages=2),
 }
-"""The same of gated products, which make many programs, three per multiprocessor."""
+"""Tiles of gated products by tokens, which make many programs, three per multiprocessor."""
 FEW_OUTPUTS = MatrixTiles(tokens=8, rows=64, columns=256, num_stages=2, groups=3)
 """Of few outputs (H200, 2026-11-26). More programs of fewer tokens are faster, though each reads
 the whole weight.
@@ -96,7 +96,7 @@ WIDE_FEW_TOKENS = {ONE_GROUP: 0.55, TWO_GROUPS: 0.78, **WIDE_HALF_TILE, **WIDE_M
 8192 tokens: one takes 4 % longer than in the fastest tiles, the others at most 2 %.
 """
 WIDE_SPLIT = {ONE_GROUP: 0.55, WideTiles(groups=1, tokens=256, slots=5): 0.7}
-"""The same where programs of their own sum the parts."""
+"""Costs where programs of their own sum the parts."""
 WIDE_PARTS = {
     2: {TWO_GROUPS: 0.75, _TWO_GROUPS_OF_MANY: 1.4},
     4: {TWO_GROUPS: 0.75},
@@ -105,7 +105,7 @@ WIDE_PARTS = {
 parts that costs 1.65, more than two waves of tiles of 128.
 """
 FP8_TWO_PRODUCTS = WideFP8Tiles(rows=128, products=2, slots=4)
-"""With a relative time of 1."""
+"""Tiles with a relative time of 1."""
 FP8_MOST_ROWS = WideFP8Tiles(rows=128, products=1, slots=6)
 FP8_WIDE = {WideFP8Tiles(rows=64, products=1, slots=8): 0.37, FP8_MOST_ROWS: 0.53}
 
@@ -138,7 +138,7 @@ PACKED: Mapping[int, PackedCosts] = {
     4: PACKED_GATED[4] | {PackedTiles(tokens=128, groups=2, slots=5): 0.78, PACKED_PAIR: 0.28},
     8: PACKED_GATED[8] | {PACKED_PAIR: 0.35},
 }
-"""The same of products without a gate."""
+"""Tiles of products without a gate."""
 PACKED_MOST_SPLITS = 4
 PACKED_SPLIT: Mapping[int, PackedCosts] = {
     bits: PACKED[bits]
@@ -162,7 +162,7 @@ PACKED_ALONE = {
     32: MatrixTiles(tokens=32, rows=64, columns=256, num_stages=3),
     64: MatrixTiles(tokens=64, rows=64, columns=256, num_stages=2),
 }
-"""By tokens, of programs of one warp group."""
+"""Tiles by tokens, of programs of one warp group."""
 
 # Decode attention: 32 heads, 8 kv heads of 128 (H200, 2026-11, `python -m tests.bench.kernels
 # --only decode,fp8-decode`). Rows of heads of 512 are not measured: they are the largest tiles that
@@ -296,11 +296,11 @@ _ROUNDED = FP8ExpertTiles(rows=64, columns=64, num_warps=4, num_stages=4), _ROUN
 FORMS_OF_4_BITS = Forms(
     experts_per_pair=4, heights=((8, 4), (16, 8), (32, 16), (64, 64), (128, 192), (256, 256))
 )
-"""Of packed experts (H100, gpt-oss-20b and shorter last tiles)."""
+"""Tiles of packed experts (H100, gpt-oss-20b and shorter last tiles)."""
 FORMS_OF_8_BITS = Forms(
     experts_per_pair=6, heights=((8, 4), (16, 8), (32, 16), (64, 48), (128, 128))
 )
-"""Of FP8 experts on tensor cores (H200)."""
+"""Tiles of FP8 experts on tensor cores (H200)."""
 _TWO_PROGRAMS = FewTokenTiles(
     tokens=8, groups=2, columns=128, slots=7, programs=2, most_inputs=2944, registers=(80, 88, 64)
 )

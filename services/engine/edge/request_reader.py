@@ -43,7 +43,7 @@ MAX_PROMPT_LOGPROBS = 100_000
 
 _TOKEN_ID = np.dtype("<u4")
 _NO_SAMPLING = SamplingParams(temperature=0, seed=0, max_tokens=1)
-"""Of a request for a vector, which takes the place of its one token."""
+"""Sampling of a request for a vector, which takes the place of its one token."""
 
 
 def check_known(message: Message) -> None:

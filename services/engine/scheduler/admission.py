@@ -118,12 +118,12 @@ class Admission:
                 return False
             return any(
                 other.num_computed_tokens <= end == states.last_place(other.num_prompt_tokens)
-                and other.begins_like(request, end)
+                and _begin_alike(other, request, end)
                 for other in self._holdings.running
             )
         return any(
             other.num_computed_tokens < end <= len(other.token_ids)
-            and other.begins_like(request, end)
+            and _begin_alike(other, request, end)
             for other in self._holdings.running
         )
 
@@ -139,3 +139,17 @@ class Admission:
             counts = self._holdings.counts
             counts.prompt_tokens += request.num_prompt_tokens
             counts.cached_tokens += request.num_cached_tokens
+
+
+def _begin_alike(one: Request, other: Request, end: int) -> bool:
+    """Whether the first `end` tokens of two requests mean the same, and may be shared."""
+    return (
+        one.cache_salt == other.cache_salt
+        and one.token_ids[:end] == other.token_ids[:end]
+        and _images_before(one, end) == _images_before(other, end)
+    )
+
+
+def _images_before(request: Request, end: int) -> list[tuple[int, bytes]]:
+    """Returns offset and digest of the images that begin among the first `end` tokens."""
+    return [(each.offset, each.image.digest) for each in request.images if each.offset < end]

@@ -43,7 +43,7 @@ class ImageCounts:
     num_cached: int = 0
     """Images that were read lately, and not again."""
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason; see IMAGE_REFUSALS."""
+    """Counts by reason; see IMAGE_REFUSALS."""
     read: Histogram = field(default_factory=_latency)
 
 

@@ -17,7 +17,7 @@ from services.frontend.images.families.family import (
 )
 
 MAX_ASPECT_RATIO = 200
-"""Of `smart_resize` in transformers."""
+"""Limit of `smart_resize` in transformers."""
 
 
 class QwenVL(Family):

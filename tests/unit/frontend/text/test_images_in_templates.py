@@ -26,7 +26,7 @@ ALTERNATING = (
     "{{- raise_exception('roles must alternate') }}{%- endif %}"
     "{%- set turn.number = turn.number + 1 %}{%- endif %}{%- endfor %}" + TEXT_OF_TOOLS
 )
-"""The same, and wants the assistant after a tool, as Mistral's do."""
+"""A template that also wants the assistant after a tool, as Mistral's do."""
 TEXT_ALONE = "{%- for m in messages %}{{- m.content }}{%- endfor %}"
 WITHOUT_TOOLS = EVERYWHERE.replace(CALLS, "")
 LEAVES_OUT = EVERYWHERE.replace("'<img>'", "''")

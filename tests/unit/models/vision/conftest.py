@@ -52,5 +52,5 @@ def seeing(vision_pair, variant):
 
 @pytest.fixture(params=["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
 def sectioned(vision_pair, request):
-    """The same for models whose positions are those in time, height and width."""
+    """Our model and transformers', where positions are those in time, height and width."""
     return vision_pair(request.param)

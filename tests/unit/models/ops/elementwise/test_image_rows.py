@@ -12,7 +12,7 @@ from models.ops.elementwise.image_rows import add_image_rows, write_image_rows
 
 T, H = 5, 6
 INDEX = torch.tensor([-1, 2, 0, -1, 2, 1, -1], dtype=torch.int32)
-"""Of more tokens than the pass has."""
+"""Rows of more tokens than the pass has."""
 POSITIONS = torch.tensor([9, 10, 11, 12, 13])
 
 
