@@ -122,6 +122,7 @@ async def test_a_request_goes_where_its_picture_is_cached():
         await until(lambda: view.num_known_prefixes == len(keys))
         await answer(stack.stub.Chat(chat(user(cat))))
         assert (len(cold.submits), len(warm.submits)) == (0, 1)
+        await until(lambda: view.num_recent_tokens == len(ids))
         await answer(stack.stub.Chat(chat(user(dog))))
         assert (len(cold.submits), len(warm.submits)) == (1, 1)
 
