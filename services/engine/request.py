@@ -8,6 +8,7 @@ from typing import Protocol
 
 from services.engine.errors import EngineError, InvalidRequestError
 from services.engine.prompt_image import PromptImage
+from services.engine.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -118,36 +119,6 @@ class PositionLogprobs:
     logprob: float
     top_token_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
-
-
-class GrammarKind(enum.Enum):
-    """The form of a request's grammar."""
-
-    JSON_SCHEMA = "json_schema"
-    JSON_OBJECT = "json_object"
-    REGEX = "regex"
-    LARK = "lark"
-    CHOICE = "choice"
-    TAGGED = "tagged"
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOutput:
-    """A request's grammar; see protos/common/v1/sampling.proto."""
-
-    kind: GrammarKind | None
-    """None: any text may follow the preamble."""
-    texts: tuple[str, ...] = ()
-    """The schema, expression or grammar; all texts of a choice; empty for a JSON object.
-
-    For a tagged text, its fields as JSON; see `tagged_grammar`.
-    """
-    preamble: tuple[str, str] | None = None
-    """Begin and end of free text before the form."""
-    max_preamble_tokens: int | None = None
-    """Tokens of the preamble after which its end is forced; None for no limit."""
-    begun: str = ""
-    """The beginning of the form, with which the prompt ends."""
 
 
 class Constraint(Protocol):

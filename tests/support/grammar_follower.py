@@ -9,7 +9,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.grammar.constraint import next_mask
 from services.engine.grammar.grammar_text import compile_grammar, grammar_text, make_tokenizer
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 
 MODEL = ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=None)
 

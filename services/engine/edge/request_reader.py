@@ -26,8 +26,8 @@ from services.engine.request import (
     OutputSink,
     Request,
     SamplingParams,
-    StructuredOutput,
 )
+from services.engine.structured_output import StructuredOutput
 from services.telemetry.trace_context import checked_traceparent
 
 MAX_NAME_LENGTH = 128

@@ -4,7 +4,7 @@ import json
 
 from protos.common.v1 import sampling_pb2
 from services.engine.errors import InvalidRequestError
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 
 MAX_CHOICES = 1024
 MAX_TAGS = 128

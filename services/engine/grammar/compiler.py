@@ -25,7 +25,8 @@ from services.engine.grammar.grammar_text import (
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
 from services.engine.grammar.tagged import Tokens
-from services.engine.request import Constraint, StructuredOutput
+from services.engine.request import Constraint
+from services.engine.structured_output import StructuredOutput
 from services.transport.counts import Counts
 from services.transport.fair_turns import FairTurns
 

@@ -10,7 +10,7 @@ from services.engine.errors import InvalidRequestError
 from services.engine.grammar.exact_schema import make_exact
 from services.engine.grammar.schema import read_schema, schemas_of
 from services.engine.grammar.tagged import Tokens, tagged_grammar, with_preamble
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 
 _JSON_OPTIONS = {
     # A space, or a new line and its indentation. Models that loop love blanks: given more room, the

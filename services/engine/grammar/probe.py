@@ -15,7 +15,7 @@ from services.engine.grammar.grammar_text import (
     shown,
     special_tokens_of,
 )
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from services.processes.helper_program import Refusal, limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2 * 2**30

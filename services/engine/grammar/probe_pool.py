@@ -7,7 +7,7 @@ import structlog
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.constraint import FIELD
-from services.engine.request import StructuredOutput
+from services.engine.structured_output import StructuredOutput
 from services.processes.errors import (
     HelperBrokenError,
     HelperBusyError,

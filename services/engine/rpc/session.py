@@ -32,8 +32,9 @@ from services.engine.errors import (
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
-from services.engine.request import Request, RequestOutput, StructuredOutput
+from services.engine.request import Request, RequestOutput
 from services.engine.rpc.outbox import Outbox
+from services.engine.structured_output import StructuredOutput
 from services.transport.message_reader import RefusedMessage
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.compiler import LIVE, MAX_COMPILING_OF_CALLER, GrammarCompiler
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from services.transport.counts import LocalCounts
 from tests.support.forked_helpers import helpers_forked
 from tests.support.passing_time import pass_time

@@ -12,7 +12,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until
 

@@ -7,7 +7,8 @@ import pytest
 
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
-from services.engine.request import UNBOUNDED, GrammarKind, StructuredOutput
+from services.engine.request import UNBOUNDED
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from services.transport.counts import LocalCounts
 from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.requests import make_request

@@ -13,7 +13,7 @@ from services.engine.grammar.formats import FORMATS, FREE, OF_LIBRARY
 from services.engine.grammar.grammar_text import compile_grammar, grammar_text
 from services.engine.grammar.inert_keywords import ANNOTATIONS
 from services.engine.grammar.schema import ENFORCED, MAX_DEPTH, read_schema
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from tests.support.grammar_follower import GrammarFollower
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "structured-output.md"

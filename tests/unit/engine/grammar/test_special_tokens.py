@@ -8,7 +8,7 @@ import pytest
 
 from services.engine.grammar.constraint import next_mask
 from services.engine.grammar.grammar_text import compile_grammar, grammar_text, make_tokenizer
-from services.engine.request import GrammarKind, StructuredOutput
+from services.engine.structured_output import GrammarKind, StructuredOutput
 from services.frontend.text.tokenizer import Tokenizer
 from tests.support.special_tokenizers import KINDS, awkward_texts, end_token
 
