@@ -20,6 +20,7 @@ from services.client.commands.serve import serve
 from services.client.commands.services import engine, explain, frontend, replay, worker_node
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
+from services.client.commands.why import why
 from services.client.console import echo
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
@@ -63,7 +64,7 @@ def _options(
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
     "Run the services": (demo, pull),
-    "Look after them": (stats, health, record),
+    "Look after them": (stats, why, health, record),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:

@@ -132,6 +132,15 @@ class OctavoClient:
         response = await _answer(call)
         return str(response.text)
 
+    async def explain_request(
+        self, request_id: str, *, timeout_s: float | None = None
+    ) -> frontend_pb2.ExplainRequestResponse:
+        """Returns where the time of a live or a recent request went."""
+        request = frontend_pb2.ExplainRequestRequest(request_id=request_id)
+        call = self._stub.ExplainRequest(request, timeout=timeout_s, metadata=self._metadata)
+        response: frontend_pb2.ExplainRequestResponse = await _answer(call)
+        return response
+
     async def list_models(self, *, timeout_s: float | None = None) -> list[ModelCard]:
         """Returns the models that requests may name."""
         request = frontend_pb2.ListModelsRequest()

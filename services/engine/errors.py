@@ -4,6 +4,7 @@ EngineError
 ├── InvalidRequestError       the request itself is wrong
 ├── UnsupportedError          the request asks for something this engine does not do
 ├── UnknownModelError         another model was asked for
+├── UnknownRequestError       no live or recent request has the id
 ├── DuplicateRequestError     its id is taken by a live request
 ├── NotPermittedError         the operator does not allow it
 ├── ProfileError              no profile can be started or stopped now
@@ -39,6 +40,10 @@ class UnsupportedError(EngineError):
 
 class UnknownModelError(EngineError):
     """The request names a model that is not served here."""
+
+
+class UnknownRequestError(EngineError):
+    """No live or recent request has the id that was asked for."""
 
 
 class DuplicateRequestError(EngineError):

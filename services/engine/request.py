@@ -8,6 +8,7 @@ from typing import Protocol
 
 from services.engine.errors import EngineError, InvalidRequestError
 from services.engine.prompt_image import PromptImage
+from services.engine.request_times import RequestTimes
 from services.engine.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
@@ -272,12 +273,14 @@ class Request:
     trial_end: int = 0
     """Number of known tokens that clears a suspect; it runs alone until then."""
     num_preemptions: int = 0
+    times: RequestTimes = field(init=False)
     first_token: StepMark | None = None
     last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.times = RequestTimes(self.arrival_s)
 
     @property
     def num_output_tokens(self) -> int:
@@ -323,11 +326,11 @@ class Request:
     def restart(self) -> None:
         """Resets the state of a lost worker; the known tokens remain."""
         self.status = RequestStatus.WAITING
+        self.times.num_recomputed_tokens += self.num_computed_tokens
         self.num_computed_tokens = self.num_pending_tokens = self.num_pending_drafts = 0
         self.num_held_drafts = 0
-        self.draft_token_ids = []
+        self.draft_token_ids, self.state_block_ids, self.snapshots = [], [], []
         self.block_ids.clear()
-        self.state_block_ids, self.snapshots = [], []
         self.num_indexed_blocks = 0
         self.row = None
 

@@ -6,6 +6,7 @@ FrontendError
 ├── InvalidRequestError       the request itself is wrong
 ├── UnknownModelError         another model was asked for
 ├── UnknownResponseError      a response was asked for that is not stored
+├── UnknownRequestError       no request of the caller's with this id is remembered
 ├── DuplicateRequestError     its id or handle is taken by a live request
 ├── OverloadedError           too many requests are unfinished
 ├── SlowReaderError           the caller did not read its output
@@ -65,6 +66,10 @@ class UnknownResponseError(FrontendError):
         """Takes the message, and the field of the body that names it, if any."""
         super().__init__(message)
         self.field = field
+
+
+class UnknownRequestError(FrontendError):
+    """No live or recent request of the caller has the id that was asked for."""
 
 
 class DuplicateRequestError(FrontendError):

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
+from protos.common.v1.request_story_pb2 import RequestStory, StageTime
 from protos.common.v1.sampling_pb2 import (
     FinishReason,
     PositionLogprobs,
@@ -103,6 +104,8 @@ class FakeEngine:
     """Images that the newest session holds: grids and patches by digest."""
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
+    served_elsewhere: list[str] = field(default_factory=list)
+    """Request ids of another frontend, which it remembers too."""
     aborted: list[str] = field(default_factory=list)
     """Request ids of live requests that were aborted."""
     num_sessions: int = 0
@@ -393,6 +396,20 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
             image_processor=self._engine.image_processor,
             pooling=self._engine.pooling,
         )
+
+    async def ExplainRequest(  # noqa: N802
+        self, request: engine_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.ExplainRequestResponse:
+        known = [submit.request_id for submit in self._engine.submits]
+        if request.request_id not in [*known, *self._engine.served_elsewhere]:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no live request has this id")
+        story = RequestStory(
+            request_id=request.request_id,
+            engine_id=self._engine.engine_id,
+            duration_s=2.5,
+            stages=[StageTime(stage="REQUEST_STAGE_DECODE", seconds=2.5)],
+        )
+        return engine_pb2.ExplainRequestResponse(story=story)
 
     async def GetTokenizer(  # noqa: N802
         self, request: engine_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext

@@ -1,4 +1,5 @@
 from protos.common.v1 import failure_pb2 as _failure_pb2
+from protos.common.v1 import request_story_pb2 as _request_story_pb2
 from protos.common.v1 import sampling_pb2 as _sampling_pb2
 from protos.engine.v1 import batch_pb2 as _batch_pb2
 from protos.engine.v1 import recording_pb2 as _recording_pb2
@@ -650,6 +651,18 @@ class WatchStepsResponse(_message.Message):
     num_missed: int
     snapshot: _recording_pb2.Snapshot
     def __init__(self, descriptor: _Optional[_Union[_batch_pb2.BatchDescriptor, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., num_missed: _Optional[int] = ..., snapshot: _Optional[_Union[_recording_pb2.Snapshot, _Mapping]] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("story",)
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    story: _request_story_pb2.RequestStory
+    def __init__(self, story: _Optional[_Union[_request_story_pb2.RequestStory, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

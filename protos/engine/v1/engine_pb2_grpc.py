@@ -65,6 +65,11 @@ class EngineServiceStub:
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/octavo.engine.v1.EngineService/ExplainRequest',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/octavo.engine.v1.EngineService/Drain',
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
@@ -131,6 +136,13 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Where the time of a live or a recent request went. NOT_FOUND if the engine does not remember it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Refuses new requests, finishes the running ones, then answers; the engine exits afterwards.
         """
@@ -185,6 +197,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -365,6 +382,33 @@ class EngineService:
             '/octavo.engine.v1.EngineService/WatchSteps',
             protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_engine__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.EngineService/ExplainRequest',
+            protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

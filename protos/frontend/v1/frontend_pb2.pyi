@@ -1,4 +1,5 @@
 from protos.common.v1 import failure_pb2 as _failure_pb2
+from protos.common.v1 import request_story_pb2 as _request_story_pb2
 from protos.common.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -406,3 +407,49 @@ class EngineCard(_message.Message):
     num_waiting: int
     num_known_prefixes: int
     def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., engine_id: _Optional[str] = ..., num_live: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_known_prefixes: _Optional[int] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("frontend", "engines")
+    FRONTEND_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    frontend: FrontendStory
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStory]
+    def __init__(self, frontend: _Optional[_Union[FrontendStory, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStory, _Mapping]]] = ...) -> None: ...
+
+class FrontendStory(_message.Message):
+    __slots__ = ("method", "duration_s", "end", "tokenize_s", "submit_s", "first_output_s", "stream_s", "unread_s")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_S_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OUTPUT_S_FIELD_NUMBER: _ClassVar[int]
+    STREAM_S_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_S_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    duration_s: float
+    end: str
+    tokenize_s: float
+    submit_s: float
+    first_output_s: float
+    stream_s: float
+    unread_s: float
+    def __init__(self, method: _Optional[str] = ..., duration_s: _Optional[float] = ..., end: _Optional[str] = ..., tokenize_s: _Optional[float] = ..., submit_s: _Optional[float] = ..., first_output_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., unread_s: _Optional[float] = ...) -> None: ...
+
+class EngineStory(_message.Message):
+    __slots__ = ("address", "left_because", "story", "missing")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    left_because: str
+    story: _request_story_pb2.RequestStory
+    missing: str
+    def __init__(self, address: _Optional[str] = ..., left_because: _Optional[str] = ..., story: _Optional[_Union[_request_story_pb2.RequestStory, _Mapping]] = ..., missing: _Optional[str] = ...) -> None: ...

@@ -81,6 +81,11 @@ class FrontendServiceStub:
                 request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.SerializeToString,
                 response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/octavo.frontend.v1.FrontendService/ExplainRequest',
+                request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
 
 
 class FrontendServiceServicer:
@@ -152,6 +157,14 @@ class FrontendServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Where the time of a live or a recent request went: this frontend's part, and that of each engine. NOT_FOUND if
+        neither the frontend nor an engine remembers it, and for requests of other API keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FrontendServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -199,6 +212,11 @@ def add_FrontendServiceServicer_to_server(servicer, server):
                     servicer.ListEngines,
                     request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.FromString,
                     response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -446,6 +464,33 @@ class FrontendService:
             '/octavo.frontend.v1.FrontendService/ListEngines',
             protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.SerializeToString,
             protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.frontend.v1.FrontendService/ExplainRequest',
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestRequest.SerializeToString,
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,9 +101,10 @@ class EngineCore:
         self._history_path = history_path(config)
         self._num_steps_saved = self.history.num_steps
         self._coverage = GraphCoverage.of((), limits)
-        self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
+        self.requests = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
+        """The live requests, and recent ones."""
         self._survivors = Survivors(
-            self._live, time_limit_s=config.worker.worker_patience_s, end=self.abort
+            self.requests, time_limit_s=config.worker.worker_patience_s, end=self.abort
         )
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
@@ -180,7 +181,7 @@ class EngineCore:
 
         A second drain joins the first, with its own time limit.
         """
-        num_live = len(self._live)
+        num_live = len(self.requests)
         if not self._is_draining:
             self._is_draining = True
             self._on_readiness(False)
@@ -190,9 +191,9 @@ class EngineCore:
         num_aborted = 0
         try:
             async with asyncio.timeout(timeout_s):
-                await self._live.wait_until_empty()
+                await self.requests.wait_until_empty()
         except TimeoutError:
-            num_aborted = len(self._live)
+            num_aborted = len(self.requests)
             self._abort_all(EngineUnavailableError("the engine drained and its time limit passed"))
         log.info("drain_ended", num_finished=num_live - num_aborted, num_aborted=num_aborted)
         self._has_drained.set()
@@ -297,7 +298,7 @@ class EngineCore:
             counts=self.counters.scheduler,
             channel=executor,
             step_timeout_s=config.worker.step_limit_s(on_cpu=ready.device_name == "cpu"),
-            publish=self._live.publish,
+            publish=self.requests.publish,
             counters=self.counters,
             graphs=self._graphs,
             history=self.history,
@@ -331,7 +332,7 @@ class EngineCore:
         assert self._steps is not None, "check_ready saw a step loop"
         if request.deadline_s is not None and request.deadline_s <= time.monotonic():
             raise DeadlineExpiredError("the request's time limit had passed when it arrived")
-        self._live.check_is_new(request.request_id)
+        self.requests.check_is_new(request.request_id)
         self._survivors.check(request)
         request.constraint = with_token_rules(
             request.sampling,
@@ -340,7 +341,7 @@ class EngineCore:
             vocab_size=self._limits.vocab_size,
         )
         self._steps.scheduler.add(request)
-        self._live.add(request)
+        self.requests.add(request)
         if request.constraint is not None:
             request.constraint.listen(self._wake, partial(self._complete, request))
         self._steps.wake()
@@ -355,12 +356,12 @@ class EngineCore:
     def _end(
         self, request: Request, reason: FinishReason | None, error: EngineError | None
     ) -> None:
-        if request not in self._live:
+        if request not in self.requests:
             return
         if self._steps is not None:
             self._steps.scheduler.abort(request)
             self._steps.wake()
-        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+        self.requests.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:
@@ -383,7 +384,7 @@ class EngineCore:
             self._num_steps_saved = num_steps
 
     def _abort_all(self, error: EngineError) -> None:
-        for request in self._live.all():
+        for request in self.requests.all():
             self.abort(request, error)
 
     def _expire(self, request: Request) -> None:

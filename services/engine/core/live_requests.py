@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from services.engine.core.recent_requests import RecentRequests, RequestStory
 from services.engine.core.request_ends import RequestEnds
 from services.engine.errors import DuplicateRequestError
 from services.engine.request import OutputSink, Request, RequestOutput
@@ -24,6 +25,17 @@ class LiveRequests:
 
     def __contains__(self, request: Request) -> bool:
         return self._requests.get(request.request_id) is request
+
+    @property
+    def recent(self) -> RecentRequests:
+        """The requests that ended lately, and the latest steps."""
+        return self._ends.recent
+
+    def story(self, request_id: str) -> RequestStory | None:
+        """Returns the story of a live or a recent request, None of an unknown one."""
+        if (request := self._requests.get(request_id)) is not None:
+            return RequestStory.of(request, time.monotonic())
+        return self.recent.find(request_id)
 
     def all(self) -> list[Request]:
         """Returns the live requests, oldest first."""

@@ -1,10 +1,11 @@
-"""Records the end of every request: count, log line, latencies and spans."""
+"""Records the end of every request: count, log line, latencies, spans and story."""
 
 import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from services.engine.core.recent_requests import RecentRequests, RequestStory
 from services.engine.core.stats import Counters
 from services.engine.errors import RequestFaultError
 from services.engine.request import Request, RequestOutput, StepMark
@@ -22,6 +23,8 @@ class RequestEnds:
     """
 
     def __init__(self, counters: Counters, tracing: "Tracing | None") -> None:
+        self.recent = RecentRequests(counters.recent_steps)
+        """The stories of ended requests."""
         self._counters = counters
         self._tracing = tracing
 
@@ -32,6 +35,7 @@ class RequestEnds:
         error = None if output.error is None else type(output.error).__name__
         self._counters.finished[reason] += 1
         self._counters.latencies.count_end(request, end_s)
+        self.recent.add(RequestStory.of(request, end_s, error or reason))
         if isinstance(output.error, RequestFaultError):
             log.error(
                 "request_was_to_blame",

@@ -8,6 +8,7 @@ from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, r
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
+from services.engine.core.recent_steps import RecentSteps
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 
 
@@ -66,6 +67,7 @@ class Counters:
     """Steps by FallbackReason."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     latencies: Latencies = field(default_factory=Latencies)
+    recent_steps: RecentSteps = field(default_factory=RecentSteps)
     scheduler: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def steps_by_dispatch(self) -> dict[str, int]:

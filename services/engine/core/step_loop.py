@@ -157,6 +157,13 @@ class StepLoop:
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
         self._count(step, result)
+        context = step.descriptor.context
+        counters.recent_steps.add(
+            step.step_id,
+            self._progress_s,
+            num_tokens=context.num_tokens,
+            batch_size=context.batch_size,
+        )
         return outputs
 
     def _send(self, step: ScheduledStep) -> None:

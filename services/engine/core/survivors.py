@@ -23,6 +23,7 @@ from services.engine.errors import (
     RequestFaultError,
 )
 from services.engine.request import Request, RequestOutput
+from services.engine.request_times import Stage
 from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.recovery import lose_worker
 
@@ -84,6 +85,8 @@ class Survivors:
             has_progressed: whether it had finished a step, which restarts the time limit.
         """
         num_live = len(self._live)
+        for request in self._live.all():
+            request.times.enter(Stage.NO_WORKER)
         for request in in_flight.intersection(self._live.all()):
             self._judge(request, was_killed=was_killed, is_alone=len(in_flight) == 1)
         if not num_live:

@@ -21,6 +21,7 @@ from services.engine.errors import (
     RequestFaultError,
     SlowReaderError,
     UnknownModelError,
+    UnknownRequestError,
     UnsupportedError,
 )
 from services.transport.interceptors import internal_status
@@ -32,6 +33,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnsupportedError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    UnknownRequestError: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
     NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
     ProfileError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -9,6 +9,8 @@ from protos.engine.v1.engine_pb2 import (
     DrainRequest,
     DrainResponse,
     EngineMessage,
+    ExplainRequestRequest,
+    ExplainRequestResponse,
     FrontendMessage,
     GenerateRequest,
     GenerateResponse,
@@ -37,6 +39,7 @@ from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
+from services.engine.rpc.explain import explain
 from services.engine.rpc.pooling import pooling_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
@@ -194,6 +197,14 @@ class EngineServicer(EngineServiceServicer):
                     )
             finally:
                 self._core.watchers.remove(watcher)
+
+    async def ExplainRequest(  # noqa: N802  the protocol's name
+        self, request: ExplainRequestRequest, context: grpc.aio.ServicerContext
+    ) -> ExplainRequestResponse:
+        """Says where the time of a request went."""
+        del context
+        check_known(request)
+        return ExplainRequestResponse(story=explain(self._core, request.request_id))
 
     async def Drain(  # noqa: N802  the protocol's name
         self, request: DrainRequest, context: grpc.aio.ServicerContext

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from services.engine.kv_cache.cache import NO_PREFIX
+from services.engine.kv_cache.cache import NO_PREFIX, Prefix
 from services.engine.limits import StepLimits
 from services.engine.request import Request, StepMark
+from services.engine.request_times import Stage
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.planned_step import PlannedStep
 from services.engine.scheduler.recovery import Recovery
@@ -54,22 +55,13 @@ class Admission:
             is_in_flight: whether any step has no result yet.
         """
         holdings, cache, limits = self._holdings, self._holdings.cache, self._limits
-        max_running = min(limits.max_num_seqs, self._recovery.budget.tokens)
-        while step.budget and len(holdings.running) < max_running:
-            request = holdings.next_waiting()
-            if request is None or request.num_pending_tokens or request.awaits_mask:
-                break  # pending tokens of a preempted request must be known first
-            if not self._recovery.may_join(request, is_in_flight=is_in_flight):
-                break
+        while (request := self._next(step, is_in_flight=is_in_flight)) is not None:
             # Cached tokens have no log-probabilities.
             prefix = NO_PREFIX if request.needs_prompt_logits else cache.match_prefix(request)
-            if self._is_being_computed(request, prefix.num_tokens):
+            if hindrance := self._hindrance(request, prefix, step.budget):
+                request.times.enter(hindrance, self._clock())
                 break
             num_tokens = len(request.token_ids)
-            if not cache.fits(prefix, self._reach(num_tokens)):
-                break
-            if not self._can_begin(request, prefix.num_tokens, step.budget):
-                break
             row = holdings.start(request, prefix, self._reach(num_tokens))
             self._count(request, step_id)
             q_len = self._bound(request, step)
@@ -82,6 +74,37 @@ class Admission:
                 step.add_blocks(row, limits.token_table_width, request.state_block_ids)
             step.compute(request, row, q_len, num_tokens)
             cache.cache_full_blocks(request)
+
+    def _next(self, step: PlannedStep, *, is_in_flight: bool) -> Request | None:
+        """Returns the waiting request that is next, if any is and the step has room for it."""
+        holdings, recovery = self._holdings, self._recovery
+        max_running = min(self._limits.max_num_seqs, recovery.budget.tokens)
+        has_room = step.budget and len(holdings.running) < max_running
+        request = holdings.next_waiting() if has_room else holdings.waiting.peek()
+        if request is None:
+            return None
+        if not has_room:
+            hindrance = Stage.FULL_ROWS if step.budget else Stage.FULL_STEP
+        elif request.num_pending_tokens:
+            hindrance = Stage.QUEUED  # tokens of a preempted request must be known first
+        elif request.awaits_mask:
+            hindrance = Stage.GRAMMAR
+        elif not recovery.may_join(request, is_in_flight=is_in_flight):
+            hindrance = Stage.ALONE
+        else:
+            return request
+        request.times.enter(hindrance, self._clock())
+        return None
+
+    def _hindrance(self, request: Request, prefix: Prefix, budget: int) -> Stage | None:
+        """Returns what the next request waits for, None if it can start."""
+        if self._is_being_computed(request, prefix.num_tokens):
+            return Stage.SAME_PREFIX
+        if not self._holdings.cache.fits(prefix, self._reach(len(request.token_ids))):
+            return Stage.FULL_CACHE
+        if not self._can_begin(request, prefix.num_tokens, budget):
+            return Stage.IMAGE
+        return None
 
     def _bound(self, request: Request, step: PlannedStep) -> int:
         """Returns how many of a started request's tokens the step computes."""
@@ -133,8 +156,10 @@ class Admission:
 
     def _count(self, request: Request, step_id: int) -> None:
         """Records a request's first run and how much of its prompt was cached."""
+        now_s = self._clock()
+        request.times.enter(Stage.PREFILL, now_s)
         if request.started is None:
-            request.started = StepMark(step_id, self._clock())
+            request.started = StepMark(step_id, now_s)
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             counts = self._holdings.counts
             counts.prompt_tokens += request.num_prompt_tokens

@@ -9,6 +9,7 @@ from services.engine.kv_cache.cache import KVCache, Prefix
 from services.engine.kv_cache.prefix_journal import PrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
+from services.engine.request_times import Stage
 from services.engine.scheduler.encoder_cache import EncoderCache
 from services.engine.scheduler.image_plan import ImagePlan
 from services.engine.scheduler.planned_step import sampling_needs
@@ -103,7 +104,9 @@ class Holdings:
 
     def enqueue(self, request: Request) -> None:
         """Adds a new request to the queue."""
-        request.rank_s = rank_s(self._clock(), request.priority, self._priority_ageing_s)
+        now_s = self._clock()
+        request.times.enter(Stage.QUEUED, now_s)
+        request.rank_s = rank_s(now_s, request.priority, self._priority_ageing_s)
         request.arrival_index = self._num_added
         self._num_added += 1
         self.waiting.push(request)
@@ -180,6 +183,8 @@ class Holdings:
         """Preempts the last running request; it starts over at its next turn."""
         request = self.running.pop()
         self._release(request)
+        request.times.enter(Stage.QUEUED, self._clock())
+        request.times.num_recomputed_tokens += request.num_computed_tokens
         request.num_computed_tokens = 0
         request.draft_token_ids = []
         request.num_held_drafts = 0

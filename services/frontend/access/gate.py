@@ -103,6 +103,19 @@ class Gate:
         finally:
             self._current.reset(token)
 
+    def acting_caller(self) -> Caller:
+        """Returns the acting caller.
+
+        Raises:
+            UnauthenticatedError: a key is needed, and there is none.
+        """
+        if not self.requires_keys:
+            return self._anonymous
+        caller = self._current.get(None)
+        if caller is None:
+            raise UnauthenticatedError("an API key is needed")
+        return caller
+
     def begin(self, address: str = "", *, is_free: bool = False) -> Lease:
         """Takes a slot for a request of the acting caller, which comes from an address.
 
@@ -112,12 +125,7 @@ class Gate:
             UnauthenticatedError: there is no key, or it was removed.
             OverloadedError: the caller is at a limit.
         """
-        if not self.requires_keys:
-            return self._anonymous.begin(address, is_free=is_free)
-        caller = self._current.get(None)
-        if caller is None:
-            raise UnauthenticatedError("an API key is needed")
-        return caller.begin(address, is_free=is_free)
+        return self.acting_caller().begin(address, is_free=is_free)
 
     def check_may_list_engines(self) -> None:
         """Raises NotPermittedError if keys are needed and the acting one may not list engines."""

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 import structlog
 
-from protos.engine.v1.engine_pb2 import GetModelInfoRequest
+from protos.common.v1.request_story_pb2 import RequestStory
+from protos.engine.v1.engine_pb2 import ExplainRequestRequest, GetModelInfoRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.frontend.engine_client.addresses import EngineAddress
 from services.frontend.engine_client.circuit_breaker import CircuitBreaker
@@ -70,6 +71,7 @@ class EngineClient:
         self._silence_timeout_s = silence_timeout_s
         self._tls = tls
         self._session: EngineSession | None = None
+        self._stub: EngineServiceStub | None = None
         self._is_ready = False
         self._reason = "it has not answered yet"
 
@@ -107,6 +109,22 @@ class EngineClient:
         self.breaker.note_sent()
         return abort
 
+    async def explain(self, request_id: str) -> RequestStory:
+        """Returns where the time of a request went.
+
+        Raises:
+            EngineUnavailableError: the engine cannot be asked, or does not remember the request.
+        """
+        if self._stub is None:
+            raise EngineUnavailableError(self._reason)
+        request = ExplainRequestRequest(request_id=request_id)
+        try:
+            response = await self._stub.ExplainRequest(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailableError(_reason_of(error)) from None
+        story: RequestStory = response.story
+        return story
+
     async def run(
         self,
         *,
@@ -127,6 +145,7 @@ class EngineClient:
                 async with open_channel(self.address.target, options, self._tls) as channel:
                     stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
                     session = await self._connect(stub, check, on_model)
+                    self._stub = stub
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
             except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
@@ -136,7 +155,7 @@ class EngineClient:
                 self._note("engine_not_used", internal_status(error).message)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             finally:
-                self.info = self.identity = None
+                self.info = self.identity = self._stub = None
             await asyncio.sleep(backoff_s)
 
     async def _connect(

@@ -1,6 +1,7 @@
 """One request's tokens, from any number of engines."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from services.frontend.engine_client.messages import (
     pack_uint32,
 )
 from services.frontend.engine_client.pool import EnginePool
+from services.frontend.engine_client.route import Route, Visit
 from services.frontend.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
@@ -48,6 +50,8 @@ class TokenStream:
             InvalidRequestError: the request is too large to send.
             DeadlineExpiredError: its deadline has passed.
         """
+        self.route = Route(request.request_id)
+        """The engines that got the request."""
         self._pool = pool
         self._request = request
         self._model = model
@@ -59,6 +63,7 @@ class TokenStream:
         self._is_over = False
         self._error: Exception | None = None
         self._pending = TokenBatch()
+        self._pending_since_s = 0.0
         self._news = asyncio.Event()
         self._send(request)
 
@@ -91,6 +96,7 @@ class TokenStream:
                 await self._wait()
         batch, self._pending = self._pending, TokenBatch()
         if batch.token_ids:
+            self.route.unread_s += time.monotonic() - self._pending_since_s
             self._tokens.extend(batch.token_ids)
             self._tried.clear()
         return batch
@@ -111,6 +117,8 @@ class TokenStream:
         if self._is_over:  # as it was ended here
             return
         self._is_admitted = True
+        if token_ids and not self._pending.token_ids:
+            self._pending_since_s = time.monotonic()
         room = self._max_tokens - len(self._tokens) - len(self._pending.token_ids)
         self._pending.token_ids += token_ids[:room]
         self._pending.logprobs += logprobs[:room]
@@ -163,6 +171,7 @@ class TokenStream:
         self._engine, self._abort = self._pool.send(
             request, self, model=self._model, tried=self._tried
         )
+        self.route.visits.append(Visit(self._engine.address.target))
 
     def _go_on_elsewhere(self, error: Exception) -> None:
         """Sends the request with its tokens so far to an engine that was not tried."""
@@ -184,6 +193,7 @@ class TokenStream:
             raise error from None  # the engine's reason says more than "no other engine"
         except InvalidRequestError as refusal:
             raise self._refusal(refusal) from None
+        self.route.visits[-2].left_because = str(error)
         self._is_admitted = self._is_over = False
         self._error = None
         self._pending = TokenBatch()

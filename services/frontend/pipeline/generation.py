@@ -5,6 +5,7 @@ from typing import Self
 
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import LENGTH, STOP, TokenBatch, Usage
+from services.frontend.engine_client.route import Route
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
@@ -47,6 +48,11 @@ class Generation:
     def prompts(self) -> list[Sequence[int]]:
         """The token ids of the prompt, as the only entry."""
         return [self.prompt_token_ids]
+
+    @property
+    def route(self) -> Route:
+        """The engines that got the request."""
+        return self._stream.route
 
     def __aiter__(self) -> Self:
         return self

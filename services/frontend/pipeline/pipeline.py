@@ -219,6 +219,7 @@ class Pipeline:
         lease: Lease,
         record: RequestRecord,
     ) -> Generation | Samples:
+        self.requests.recent.add(lease.caller.engine_request_id(options.request_id), record.story)
         prompts = prompts_of(prompt)
         # All prompts are checked before the engine gets one.
         encoded = await self._prompts.tokens(model, prompts, options, lease)
@@ -240,6 +241,7 @@ class Pipeline:
                 new_sample = submission.sampler(single, prompt_tokens)
                 for index in range(options.num_samples):
                     generations.append(new_sample(len(generations), index))
+                    record.story.routes.append(generations[-1].route)
             for generation in generations:
                 await generation.admitted()
         except BaseException:  # the caller may be gone

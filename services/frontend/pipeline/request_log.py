@@ -11,6 +11,7 @@ import structlog
 
 from services.frontend.engine_client.messages import FinishReason
 from services.frontend.errors import FrontendError, InvalidRequestError
+from services.frontend.pipeline.recent_requests import RecentRequests, RequestStory
 from services.frontend.pipeline.request import MAX_REQUEST_ID_CHARACTERS, Output
 from services.frontend.pipeline.request_counts import RequestCounts
 
@@ -28,40 +29,38 @@ class RequestRecord:
     def __init__(
         self,
         counts: RequestCounts,
+        story: RequestStory,
         *,
-        start_s: float,
         span: "RequestSpan | None",
         traceparent: str,
     ) -> None:
+        self.story = story
+        """The progress so far."""
         self.traceparent = traceparent if span is None else span.traceparent
         """The parent span for the engine; may be empty."""
         self._counts = counts
-        self._start_s = start_s
         self._span = span
-        self._tokenized_s: float | None = None
-        self._admitted_s: float | None = None
-        self._first_output_s: float | None = None
         self._last_output_s = 0.0
         self._last: Output | None = None
 
     def note_tokenized(self) -> None:
         """Notes that the prompt is encoded."""
-        self._tokenized_s = time.monotonic()
-        self._counts.tokenize.observe(self._tokenized_s - self._start_s)
+        now_s = self.story.tokenized_s = time.monotonic()
+        self._counts.tokenize.observe(now_s - self.story.start_s)
 
     def note_admitted(self) -> None:
         """Notes that the engine has admitted the request."""
-        self._admitted_s = time.monotonic()
-        if self._tokenized_s is not None:
-            self._counts.submit.observe(self._admitted_s - self._tokenized_s)
+        now_s = self.story.admitted_s = time.monotonic()
+        if self.story.tokenized_s is not None:
+            self._counts.submit.observe(now_s - self.story.tokenized_s)
 
     def observe(self, output: Output) -> None:
         """Notes new output."""
         now_s = time.monotonic()
         num_tokens = len(output.token_ids)
-        if self._first_output_s is None:
-            self._first_output_s = now_s
-            self._counts.time_to_first_token.observe(now_s - self._start_s)
+        if self.story.first_output_s is None:
+            self.story.first_output_s = now_s
+            self._counts.time_to_first_token.observe(now_s - self.story.start_s)
         elif num_tokens:
             gap_s = (now_s - self._last_output_s) / num_tokens
             self._counts.inter_token_latency.observe(gap_s, num_tokens)
@@ -70,10 +69,10 @@ class RequestRecord:
 
     def end(self, error: str | None) -> dict[str, str | int | float]:
         """Counts and traces the end; returns facts for the log."""
-        counts, end_s = self._counts, time.monotonic()
-        facts: dict[str, str | int | float] = {"elapsed_ms": _ms(end_s - self._start_s)}
-        if self._first_output_s is not None:
-            facts["ttft_ms"] = _ms(self._first_output_s - self._start_s)
+        counts, story, end_s = self._counts, self.story, time.monotonic()
+        facts: dict[str, str | int | float] = {"elapsed_ms": _ms(end_s - story.start_s)}
+        if story.first_output_s is not None:
+            facts["ttft_ms"] = _ms(story.first_output_s - story.start_s)
         last = self._last
         if last is not None and last.finish_reason is not None and last.usage is not None:
             name = FinishReason.Name(last.finish_reason)
@@ -84,7 +83,8 @@ class RequestRecord:
             counts.prompt_tokens += last.usage.prompt_tokens
             counts.cached_tokens += last.usage.cached_tokens
             counts.output_tokens += last.usage.output_tokens
-        counts.e2e_request_latency.observe(end_s - self._start_s)
+        counts.e2e_request_latency.observe(end_s - story.start_s)
+        story.end_s, story.end = end_s, error or str(facts.get("finish_reason", "answered"))
         if error is not None:
             counts.failed[error] += 1
         elif "finish_reason" in facts:
@@ -96,11 +96,12 @@ class RequestRecord:
 
     def _add_phases(self, span: "RequestSpan", end_s: float) -> None:
         """Adds a span for each phase; the last one lasts to the end."""
-        begun = [("tokenize", self._start_s)]
+        story = self.story
+        begun = [("tokenize", story.start_s)]
         for name, start_s in (
-            ("submit", self._tokenized_s),
-            ("first token", self._admitted_s),
-            ("stream", self._first_output_s),
+            ("submit", story.tokenized_s),
+            ("first token", story.admitted_s),
+            ("stream", story.first_output_s),
         ):
             if start_s is not None:
                 begun.append((name, start_s))
@@ -114,6 +115,8 @@ class RequestLog:
     def __init__(self, tracing: "Tracing | None" = None) -> None:
         """Makes spans only with `tracing`."""
         self.counts = RequestCounts()
+        self.recent = RecentRequests()
+        """The latest requests."""
         self._tracing = tracing
 
     def note_left_out(self, kinds: Sequence[str]) -> None:
@@ -139,7 +142,8 @@ class RequestLog:
             )
         self.counts.num_live += 1
         with structlog.contextvars.bound_contextvars(request_id=request_id):
-            record = RequestRecord(self.counts, start_s=start_s, span=span, traceparent=traceparent)
+            story = RequestStory(method=method, start_s=start_s)
+            record = RequestRecord(self.counts, story, span=span, traceparent=traceparent)
             try:
                 yield record
             except FrontendError as error:

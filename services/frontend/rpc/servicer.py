@@ -23,6 +23,7 @@ from services.frontend.rpc.convert import (
     prompt_of,
     refuse_unknown_fields,
 )
+from services.frontend.rpc.explain import explain
 from services.frontend.rpc.session import ClientSession, SessionLimits
 from services.frontend.rpc.vectors import VectorServicer
 from services.frontend.rpc.writer import Writer
@@ -157,6 +158,14 @@ class FrontendServicer(VectorServicer):
         self._pipeline.gate.check_may_list_engines()
         refuse_unknown_fields(request)
         return engines_to_proto(self._pipeline.engine)
+
+    async def ExplainRequest(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.ExplainRequestResponse:
+        """Says where the time of one of the caller's requests went."""
+        del context
+        refuse_unknown_fields(request)
+        return await explain(self._pipeline, request.request_id)
 
     async def _respond(
         self,

@@ -14,6 +14,7 @@ from services.frontend.errors import (
     SlowReaderError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownRequestError,
     UnknownResponseError,
 )
 from services.transport.interceptors import internal_status
@@ -24,6 +25,7 @@ STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
     NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    UnknownRequestError: grpc.StatusCode.NOT_FOUND,
     UnknownResponseError: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,

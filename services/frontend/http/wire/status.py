@@ -19,6 +19,7 @@ from services.frontend.errors import (
     SlowReaderError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownRequestError,
     UnknownResponseError,
 )
 from services.transport.interceptors import internal_status
@@ -77,6 +78,7 @@ STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
     NotPermittedError: (403, "invalid_request_error", "not_permitted"),
     InvalidRequestError: (400, "invalid_request_error", None),
     UnknownModelError: (404, "invalid_request_error", "model_not_found"),
+    UnknownRequestError: (404, "invalid_request_error", "request_not_found"),
     UnknownResponseError: (404, "invalid_request_error", "response_not_found"),
     DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),
     OverloadedError: (429, "rate_limit_error", "rate_limit_exceeded"),

@@ -44,7 +44,7 @@ async def leave(service):
     call = service.stub.Generate(GenerateRequest(prompt_token_ids=[5, 6], sampling=sampling(LONG)))
     await call.read()
     call.cancel()
-    await until(lambda: not len(service.core._live))
+    await until(lambda: not len(service.core.requests))
 
 
 async def leave_while_compiling(service):
@@ -83,7 +83,7 @@ async def lose_the_session(service):
     await frontend.submit(3, sampling={"structured_output": SHORT})
     await frontend.read_until(lambda f: 3 in f.finished and 1 in f.tokens)
     frontend.call.cancel()
-    await until(lambda: not len(service.core._live))
+    await until(lambda: not len(service.core.requests))
 
 
 async def break_the_protocol(service):

@@ -7,9 +7,10 @@ import shutil
 import grpc
 import pytest
 
-from protos.common.v1 import sampling_pb2
+from protos.common.v1 import request_story_pb2, sampling_pb2
 from protos.engine.v1.engine_pb2 import (
     DrainRequest,
+    ExplainRequestRequest,
     GenerateRequest,
     GetModelInfoRequest,
     GetStatsRequest,
@@ -316,3 +317,38 @@ class TestDrain:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await collect(call)
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class TestExplainRequest:
+    async def test_says_where_the_time_of_an_ended_request_went(self):
+        async with running_service() as service:
+            await collect(service.stub.Generate(ask(request_id="r", max_tokens=8)))
+            response = await service.stub.ExplainRequest(ExplainRequestRequest(request_id="r"))
+            story = response.story
+            assert (story.request_id, story.engine_id) == ("r", service.core.engine_id)
+            assert (story.end, story.prompt_tokens, story.output_tokens) == ("length", 3, 8)
+            assert story.stage == request_story_pb2.REQUEST_STAGE_UNSPECIFIED
+            assert sum(each.seconds for each in story.stages) == pytest.approx(story.duration_s)
+            assert story.stages[-1].stage == request_story_pb2.REQUEST_STAGE_DECODE
+            assert (story.num_prefill_steps, story.num_decode_steps) == (1, 7)
+            assert 0 < story.time_to_first_token_s <= story.duration_s
+            assert 0 < story.longest_gap.seconds <= story.duration_s
+            assert (story.longest_gap.num_tokens, story.longest_gap.batch_size) == (1, 1)
+
+    async def test_says_what_a_live_request_does(self):
+        async with running_service() as service:
+            call = service.stub.Generate(ask(request_id="r", max_tokens=LONG))
+            await call.read()
+            request = ExplainRequestRequest(request_id="r")
+            story = (await service.stub.ExplainRequest(request)).story
+            assert (story.end, story.stage) == ("", request_story_pb2.REQUEST_STAGE_DECODE)
+            call.cancel()
+            await until(lambda: not len(service.core.requests))
+            story = (await service.stub.ExplainRequest(request)).story
+            assert story.end == "aborted"
+
+    async def test_an_unknown_request_is_not_found(self):
+        async with running_service() as service:
+            with pytest.raises(grpc.aio.AioRpcError, match="no live request has this id") as caught:
+                await service.stub.ExplainRequest(ExplainRequestRequest(request_id="r"))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
