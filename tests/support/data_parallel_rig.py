@@ -3,7 +3,8 @@
 from collections import deque
 
 from services.engine.batch import GraphKind, StepFailure, num_rows, read_int32
-from services.engine.kv_cache.prefix_journal import JointPrefixJournal
+from services.engine.kv_cache.block_events import BlockEvents
+from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
 from services.engine.scheduler.data_parallel import DataParallelScheduler
@@ -25,16 +26,17 @@ class DataParallelRig:
         self.limits = StepLimits(
             **sizes, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, data_parallel_size=num_ranks
         )
-        journal = JointPrefixJournal()
+        joint = JointPrefixJournal()
+        self.events = [BlockEvents() for _ in range(num_ranks)]
         self.ranks = [
             Scheduler(
                 self.limits,
                 num_blocks=num_blocks,
                 max_num_waiting=max_num_waiting,
-                journal=journal,
+                journal=BlockJournal(joint, events),
                 clock=lambda: 100.0,
             )
-            for _ in range(num_ranks)
+            for events in self.events
         ]
         self.scheduler = DataParallelScheduler(
             self.ranks,

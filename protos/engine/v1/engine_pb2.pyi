@@ -2,6 +2,7 @@ from protos.common.v1 import failure_pb2 as _failure_pb2
 from protos.common.v1 import request_story_pb2 as _request_story_pb2
 from protos.common.v1 import sampling_pb2 as _sampling_pb2
 from protos.engine.v1 import batch_pb2 as _batch_pb2
+from protos.engine.v1 import kv_events_pb2 as _kv_events_pb2
 from protos.engine.v1 import recording_pb2 as _recording_pb2
 from protos.engine.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos.engine.v1 import engine_pb2 as protos_dot_engine_dot_v1_dot_engine__pb2
+from protos.engine.v1 import kv_events_pb2 as protos_dot_engine_dot_v1_dot_kv__events__pb2
 
 GRPC_GENERATED_VERSION = '1.84.0'
 GRPC_VERSION = grpc.__version__
@@ -69,6 +70,11 @@ class EngineServiceStub:
                 '/octavo.engine.v1.EngineService/ExplainRequest',
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/octavo.engine.v1.EngineService/SubscribeKvEvents',
+                request_serializer=protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/octavo.engine.v1.EngineService/Drain',
@@ -143,6 +149,14 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubscribeKvEvents(self, request, context):
+        """The cached blocks of all ranks: a snapshot, then what is stored and removed. PERMISSION_DENIED
+        without --kv-events.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Refuses new requests, finishes the running ones, then answers; the engine exits afterwards.
         """
@@ -202,6 +216,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.ExplainRequest,
                     request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -409,6 +428,33 @@ class EngineService:
             '/octavo.engine.v1.EngineService/ExplainRequest',
             protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_engine__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.engine.v1.EngineService/SubscribeKvEvents',
+            protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_kv__events__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,3 +23,5 @@ class CacheConfig(ConfigSection):
     """Share of a GPU's memory that weights, activations and KV cache may take together."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
+    kv_events: bool = False
+    """Let callers follow which blocks are cached, with the tokens of requests without a salt."""

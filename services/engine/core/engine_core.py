@@ -15,7 +15,7 @@ from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config.engine_config import EngineConfig
-from services.engine.core.engine_scheduler import make_step_loop
+from services.engine.core.engine_scheduler import make_block_events, make_step_loop
 from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
@@ -88,6 +88,8 @@ class EngineCore:
         self._recent_work = RecentWork(self.counters.scheduler, self._started_s)
         self.watchers = StepWatchers()
         self.profiles = Profiles(config.observability, self.engine_id)
+        self.block_events = make_block_events(config, limits)
+        """Each rank's record of its cached blocks; none without --kv-events."""
         self.worker: WorkerReady | None = None
         """The last report of a worker that became ready; None before the first."""
         self._config = config
@@ -296,6 +298,7 @@ class EngineCore:
             num_blocks=ready.num_blocks,
             dispatcher=self._graphs.dispatcher,
             counts=self.counters.scheduler,
+            events=self.block_events,
             channel=executor,
             step_timeout_s=config.worker.step_limit_s(on_cpu=ready.device_name == "cpu"),
             publish=self.requests.publish,
@@ -321,6 +324,8 @@ class EngineCore:
             self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
+            for events in self.block_events:
+                events.clear()
             self._survivors.take(
                 in_flight,
                 was_killed=was_killed,

@@ -1,12 +1,14 @@
 """Makes the scheduler of an engine, and the loop that runs its steps."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from services.engine.batch import StepResult, num_rows
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.step_loop import StepLoop
-from services.engine.kv_cache.prefix_journal import JointPrefixJournal
+from services.engine.kv_cache.block_events import BlockEvents
+from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
 from services.engine.scheduler.data_parallel import DataParallelScheduler
@@ -22,6 +24,7 @@ def make_step_loop(
     num_blocks: int,
     dispatcher: GraphDispatcher,
     counts: SchedulerCounts,
+    events: Sequence[BlockEvents] = (),
     **others: Any,
 ) -> StepLoop:
     """Returns the loop of a worker that has just become ready.
@@ -32,6 +35,7 @@ def make_step_loop(
         num_blocks: blocks of a rank's KV cache.
         dispatcher: knows the graphs.
         counts: of the schedulers before this one.
+        events: take each rank's stored and removed blocks; none without --kv-events.
         others: arguments of the loop, besides its scheduler.
     """
     make = partial(
@@ -43,12 +47,21 @@ def make_step_loop(
         counts=counts,
         priority_ageing_s=config.scheduler.priority_ageing_s,
     )
-    if limits.data_parallel_size == 1:
-        return StepLoop(scheduler=make(dispatcher=dispatcher), **others)
-    journal = JointPrefixJournal()
-    ranks = [make(journal=journal) for _ in range(limits.data_parallel_size)]
+    num_ranks = limits.data_parallel_size
+    joint = None if num_ranks == 1 else JointPrefixJournal()
+    journals = [BlockJournal(joint, each) for each in events]
+    journals = journals or [BlockJournal(joint) for _ in range(num_ranks)]
+    if joint is None:
+        return StepLoop(scheduler=make(dispatcher=dispatcher, journal=journals[0]), **others)
+    ranks = [make(journal=each) for each in journals]
     scheduler = DataParallelScheduler(ranks, dispatcher, draft_lengths=limits.draft_lengths)
     return DataParallelLoop(scheduler=scheduler, **others)
+
+
+def make_block_events(config: EngineConfig, limits: StepLimits) -> list[BlockEvents]:
+    """Returns each rank's record of cached blocks; none without --kv-events."""
+    num_ranks = limits.data_parallel_size if config.cache.kv_events else 0
+    return [BlockEvents() for _ in range(num_ranks)]
 
 
 class DataParallelLoop(StepLoop):

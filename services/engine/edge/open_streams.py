@@ -15,8 +15,10 @@ RETRY_MS = 1000
 
 TOKENIZER = "tokenizer_streams"
 WATCH = "watch_streams"
-MAX_STREAMS = {TOKENIZER: 64, WATCH: 32}
-"""Open streams by kind: an unread TOKENIZER holds 0.5 MB, a WATCH costs a message per step."""
+KV_EVENTS = "kv_event_streams"
+MAX_STREAMS = {TOKENIZER: 64, WATCH: 32, KV_EVENTS: 64}
+"""Open streams by kind: an unread TOKENIZER holds 0.5 MB, a WATCH costs a message per step, unread
+KV_EVENTS hold a list of all cached blocks."""
 PARTS_PER_ADDRESS = 4
 """Divides these limits; one address may have one part."""
 

@@ -22,7 +22,7 @@ from services.engine.kv_cache.prefix_index import (
     image_marks,
     root_key,
 )
-from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
+from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
 from services.engine.kv_cache.snapshots import StateCopies
 from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.kv_cache.states import StateCache
@@ -60,7 +60,7 @@ class KVCache:
         enable_prefix_caching: bool,
         groups: CacheGroups | None = None,
         state_blocks: StateBlocks | None = None,
-        journal: PrefixJournal | None = None,
+        journal: BlockJournal | None = None,
     ) -> None:
         """Starts with all blocks free.
 
@@ -70,16 +70,15 @@ class KVCache:
             enable_prefix_caching: whether requests find blocks by their content.
             groups: of the model's layers; by default one group without a window.
             state_blocks: numbers of a request's blocks of states; None of a model without any.
-            journal: takes the changes of prefixes; by default one of its own.
+            journal: notes the blocks that can be found; by default one of its own.
         """
         self._pool = BlockPool(num_blocks)
         if groups is None:
             groups = CacheGroups(block_size=block_size, max_query_tokens=1)
         self._groups = groups
         # The first group bounds every match, so it alone has a journal to read.
-        self._indexes = [
-            PrefixIndex(None if group else journal) for group in range(len(self._groups.windows))
-        ]
+        self._journal = journal or BlockJournal()
+        self._indexes = [PrefixIndex(None if g else self._journal) for g in range(len(groups))]
         self.states: StateCache | None = None
         """The requests' states, of a model that has some."""
         if state_blocks is not None:
@@ -109,9 +108,8 @@ class KVCache:
 
         They are prefixes of the first group, which bounds every match; none without one.
         """
-        if not self._indexes:
-            return PrefixJournal().since(cursor, (), max_keys=max_keys)
-        return self._indexes[0].changes_since(cursor, max_keys=max_keys)
+        present = self._indexes[0].keys() if self._indexes else ()
+        return self._journal.since(cursor, present, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> Prefix:
         """Returns the longest known prefix of the request's tokens.
@@ -250,11 +248,13 @@ class KVCache:
         if num_full <= request.num_indexed_blocks:
             return
         self._extend_keys(request, num_full)
-        entry = request.num_indexed_blocks * len(self._groups)
-        for key in request.block_keys[request.num_indexed_blocks : num_full]:
+        first = request.num_indexed_blocks
+        entry = first * len(self._groups)
+        contents = self._journal.contents(request, first, num_full, self._block_size)
+        for key, content in zip(request.block_keys[first:num_full], contents, strict=False):
             for index in self._indexes:
                 if request.block_ids[entry] != NULL_BLOCK:
-                    index.add(key, request.block_ids[entry])
+                    index.add(key, request.block_ids[entry], content)
                 entry += 1
         request.num_indexed_blocks = num_full
 

@@ -2,10 +2,11 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
+from services.engine.kv_cache.block_events import BlockContent
+from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.prompt_image import PromptImage
 
 PREFIX_KEY_VERSION = 2
@@ -74,11 +75,12 @@ def chain_keys(
 class PrefixIndex:
     """Maps each key to one block with its content."""
 
-    def __init__(self, journal: PrefixJournal | None = None) -> None:
-        """Starts empty; `journal` replaces one of its own, where several indexes share it."""
+    def __init__(self, journal: BlockJournal | None = None) -> None:
+        """Starts empty; `journal` replaces one of its own, where others read it."""
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: dict[int, bytes] = {}
-        self._journal = journal or PrefixJournal()
+        self.journal = journal or BlockJournal()
+        """Notes its changes."""
 
     def __len__(self) -> int:
         """Blocks that can be found."""
@@ -102,12 +104,18 @@ class PrefixIndex:
         """Returns the block with a key's content, if any."""
         return self._block_by_key.get(key)
 
-    def add(self, key: bytes, block_id: int) -> None:
-        """Adds a block unless another with the same content is present."""
+    def add(self, key: bytes, block_id: int, content: BlockContent | None = None) -> None:
+        """Adds a block unless another with the same content is present.
+
+        Args:
+            key: of its content.
+            block_id: the block.
+            content: for subscribers; None hides the block from them.
+        """
         if key not in self._block_by_key:
             self._block_by_key[key] = block_id
             self._key_by_block[block_id] = key
-            self._journal.record(key, is_present=True)
+            self.journal.stored(key, content)
 
     def forget(self, block_id: int) -> bool:
         """Removes a block before it is overwritten; returns whether it was known."""
@@ -115,7 +123,7 @@ class PrefixIndex:
         if key is None:
             return False
         del self._block_by_key[key]
-        self._journal.record(key, is_present=False)
+        self.journal.removed(key)
         return True
 
     def forget_key(self, key: bytes) -> int | None:
@@ -123,9 +131,9 @@ class PrefixIndex:
         block_id = self._block_by_key.pop(key, None)
         if block_id is not None:
             del self._key_by_block[block_id]
-            self._journal.record(key, is_present=False)
+            self.journal.removed(key)
         return block_id
 
-    def changes_since(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns the keys added and removed after a cursor; None returns all keys."""
-        return self._journal.since(cursor, self._block_by_key, max_keys=max_keys)
+    def keys(self) -> Collection[bytes]:
+        """Returns the keys of all blocks, oldest first."""
+        return self._block_by_key.keys()

@@ -1,9 +1,12 @@
-"""The last changes of a prefix index, for frontends that route by it."""
+"""Where changes of cached blocks are noted: for frontends that route by them, and as events."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
+
+from services.engine.kv_cache.block_events import BlockContent, BlockEvents, Tier, contents_of
+from services.engine.request import Request
 
 MAX_ENTRIES = 65536
 """Most changes kept; a reader that missed more starts over."""
@@ -89,3 +92,51 @@ class JointPrefixJournal(PrefixJournal):
         """Returns the changes after a cursor; `present`, of one index, is left out of account."""
         del present
         return super().since(cursor, self._num_holders, max_keys=max_keys)
+
+
+class BlockJournal:
+    """Notes which blocks of a rank can be found; every tier's stores and removals come here."""
+
+    def __init__(
+        self, prefixes: PrefixJournal | None = None, events: BlockEvents | None = None
+    ) -> None:
+        """Starts with blocks of the GPU alone.
+
+        Args:
+            prefixes: takes the changes of keys, for frontends; by default one of its own. A joint
+                one where several ranks or tiers may have a key.
+            events: takes the events for subscribers; None without --kv-events.
+        """
+        self._prefixes = prefixes or PrefixJournal()
+        self._events = events
+
+    def contents(
+        self, request: Request, first: int, last: int, block_size: int
+    ) -> Iterable[BlockContent | None]:
+        """Returns what subscribers may know of a request's blocks from `first` up to `last`.
+
+        That is nothing if the request has a salt, or if there are no subscribers.
+        """
+        if self._events is None or request.cache_salt:
+            return repeat(None)
+        return contents_of(request, first, last, block_size)
+
+    def stored(
+        self, key: bytes, content: BlockContent | None = None, tier: Tier = Tier.GPU
+    ) -> None:
+        """Notes that a block can be found in a tier; without its content it makes no event."""
+        self._prefixes.record(key, is_present=True)
+        if content is not None and self._events is not None:
+            self._events.stored(key, content, tier)
+
+    def removed(self, key: bytes, tier: Tier = Tier.GPU) -> None:
+        """Notes that a block cannot be found in a tier any more."""
+        self._prefixes.record(key, is_present=False)
+        if self._events is not None:
+            self._events.removed(key, tier)
+
+    def since(
+        self, cursor: PrefixCursor | None, present: Collection[bytes], *, max_keys: int
+    ) -> PrefixChanges:
+        """Returns the changes of keys after a cursor; see `PrefixJournal.since`."""
+        return self._prefixes.since(cursor, present, max_keys=max_keys)

@@ -29,17 +29,26 @@ from protos.engine.v1.engine_pb2 import (
     WatchStepsResponse,
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
+from protos.engine.v1.kv_events_pb2 import SubscribeKvEventsRequest
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.watchers import StepWatcher
-from services.engine.edge.open_streams import TOKENIZER, WATCH, OpenStreams, write_in_time
+from services.engine.edge.kv_events import follow
+from services.engine.edge.open_streams import (
+    KV_EVENTS,
+    TOKENIZER,
+    WATCH,
+    OpenStreams,
+    write_in_time,
+)
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.rpc.explain import explain
+from services.engine.rpc.kv_events import part_to_proto
 from services.engine.rpc.pooling import pooling_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
@@ -205,6 +214,21 @@ class EngineServicer(EngineServiceServicer):
         del context
         check_known(request)
         return ExplainRequestResponse(story=explain(self._core, request.request_id))
+
+    async def SubscribeKvEvents(  # noqa: N802  the protocol's name
+        self, request: SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Streams which blocks are cached: a snapshot, then every change."""
+        check_known(request)
+        if not self._core.block_events:
+            raise NotPermittedError("cached blocks are not shown; the engine lacks --kv-events")
+        cursors = {each.data_parallel_rank: each.sequence_number for each in request.cursors}
+        with self._streams.hold(KV_EVENTS, context):
+            await context.send_initial_metadata(())
+            async for part in follow(self._core.block_events, cursors):
+                await write_in_time(
+                    context, part_to_proto(part), self._config.serving.slow_reader_timeout_s
+                )
 
     async def Drain(  # noqa: N802  the protocol's name
         self, request: DrainRequest, context: grpc.aio.ServicerContext

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.engine.errors import InvalidRequestError
 from services.engine.kv_cache.cache import KVCache, Prefix
-from services.engine.kv_cache.prefix_journal import PrefixJournal
+from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.request_times import Stage
@@ -43,7 +43,7 @@ class Holdings:
         enable_prefix_caching: bool,
         priority_ageing_s: float,
         clock: Callable[[], float],
-        journal: PrefixJournal | None = None,
+        journal: BlockJournal | None = None,
     ) -> None:
         self.cache = KVCache(
             num_blocks=num_blocks,

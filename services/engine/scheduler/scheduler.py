@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from services.engine.batch import BatchDescriptor, StepResult, pack_copies
 from services.engine.errors import InvalidRequestError, QueueFullError
-from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
+from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.admission import Admission
@@ -61,7 +61,7 @@ class Scheduler:
         counts: SchedulerCounts | None = None,
         priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
-        journal: PrefixJournal | None = None,
+        journal: BlockJournal | None = None,
     ) -> None:
         """Starts without requests and with an empty cache.
 
@@ -74,7 +74,7 @@ class Scheduler:
             counts: of the schedulers before this one.
             priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: returns the time of `Request.arrival_s`, in seconds.
-            journal: takes the changes of cached prefixes; by default one of its own.
+            journal: notes the blocks that can be found; by default one of its own.
         """
         self._limits = limits
         enable_prefix_caching = enable_prefix_caching and limits.shares_prefixes

@@ -1,7 +1,7 @@
 """The supported methods of VllmEngine.
 
-The others (Embed, FlushCache, StartProfile, StopProfile, SubscribeKvEvents) are not registered, so
-gRPC answers UNIMPLEMENTED.
+The others (Embed, FlushCache, StartProfile, StopProfile) are not registered, so gRPC answers
+UNIMPLEMENTED; nor is SubscribeKvEvents without --kv-events, which the gateway understands.
 """
 
 import datetime
@@ -15,19 +15,21 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.edge.open_streams import TOKENIZER, OpenStreams, write_in_time
+from services.engine.edge.kv_events import follow
+from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, OpenStreams, write_in_time
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.edge.status import count_rejection
 from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.vllm.call import VllmCall
+from services.engine.vllm.kv_events import part_to_batch
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
 from services.settings.installation import own_version
 
 MAX_ABORTED = 4096
 """Limit of requests in one Abort."""
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
-_STREAMED = {"Generate", "GetTokenizer"}
+_STREAMED = {"Generate", "GetTokenizer", "SubscribeKvEvents"}
 _METHODS = {"HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads", *_STREAMED}
 
 
@@ -56,7 +58,8 @@ class VllmServicer:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the methods."""
-        handlers = {name: self._handler(name) for name in _METHODS}
+        shown = _METHODS if self._core.block_events else _METHODS - {"SubscribeKvEvents"}
+        handlers = {name: self._handler(name) for name in shown}
         generic = grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
         server.add_generic_rpc_handlers((generic,))
 
@@ -175,6 +178,22 @@ class VllmServicer:
         with self._streams.hold(TOKENIZER, context):
             for chunk in self._tokenizer.chunks():
                 await write_in_time(context, chunk, self._config.serving.slow_reader_timeout_s)
+
+    async def SubscribeKvEvents(  # noqa: N802  the protocol's name
+        self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Sends the cached blocks of each rank, then their changes.
+
+        Resuming from a number needs one rank alone, as numbers are a rank's own.
+        """
+        check_known(request)
+        ranks, start = self._core.block_events, request.start_sequence_number
+        cursors = {0: start - 1} if start and len(ranks) == 1 else {}
+        with self._streams.hold(KV_EVENTS, context):
+            await context.send_initial_metadata(())
+            async for part in follow(ranks, cursors):
+                batch = part_to_batch(part, self._config.cache.block_size)
+                await write_in_time(context, batch, self._config.serving.slow_reader_timeout_s)
 
     def _load(self) -> vllm_engine_pb2.SchedulerLoad:
         stats, block_size = self._core.stats(), self._config.cache.block_size

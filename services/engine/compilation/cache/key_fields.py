@@ -72,6 +72,7 @@ IRRELEVANT_FLAGS = {
     "max_num_waiting": _SERVICE,
     "priority_ageing_s": _SERVICE,
     "enable_prefix_caching": _SERVICE,
+    "kv_events": _SERVICE,
     "enforce_eager": "the level takes part, which is 0 with it",
     "cudagraph_mode": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,

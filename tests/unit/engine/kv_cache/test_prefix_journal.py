@@ -19,27 +19,31 @@ def follow(known: set[bytes], changes: PrefixChanges) -> set[bytes]:
     return (base - set(changes.removed)) | set(changes.added)
 
 
+def changes_since(index, cursor, *, max_keys) -> PrefixChanges:
+    return index.journal.since(cursor, index.keys(), max_keys=max_keys)
+
+
 def test_the_first_reading_returns_all_keys():
     index = PrefixIndex()
     index.add(key(1), 1)
-    changes = index.changes_since(None, max_keys=MANY)
+    changes = changes_since(index, None, max_keys=MANY)
     assert (changes.is_reset, changes.added) == (True, (key(1),))
 
 
 def test_nothing_is_reported_twice():
     index = PrefixIndex()
     index.add(key(1), 1)
-    cursor = index.changes_since(None, max_keys=MANY).cursor
-    changes = index.changes_since(cursor, max_keys=MANY)
+    cursor = changes_since(index, None, max_keys=MANY).cursor
+    changes = changes_since(index, cursor, max_keys=MANY)
     assert (changes.is_reset, changes.added, changes.removed) == (False, (), ())
 
 
 def test_a_reader_that_missed_too_much_gets_the_youngest_keys_again():
     index = PrefixIndex()
-    cursor = index.changes_since(None, max_keys=2).cursor
+    cursor = changes_since(index, None, max_keys=2).cursor
     for number in range(4):
         index.add(key(number), number)
-    changes = index.changes_since(cursor, max_keys=2)
+    changes = changes_since(index, cursor, max_keys=2)
     assert (changes.is_reset, changes.added) == (True, (key(2), key(3)))
 
 
@@ -47,18 +51,18 @@ def test_the_index_of_another_worker_begins_empty():
     first, second = PrefixIndex(), PrefixIndex()
     first.add(key(1), 1)
     second.add(key(2), 1)
-    cursor = first.changes_since(None, max_keys=MANY).cursor
-    changes = second.changes_since(cursor, max_keys=MANY)
+    cursor = changes_since(first, None, max_keys=MANY).cursor
+    changes = changes_since(second, cursor, max_keys=MANY)
     assert (changes.is_reset, changes.added) == (True, (key(2),))
 
 
 def test_what_is_remembered_is_bounded():
     index = PrefixIndex()
-    cursor = index.changes_since(None, max_keys=MANY).cursor
+    cursor = changes_since(index, None, max_keys=MANY).cursor
     for _ in range(prefix_journal.MAX_ENTRIES):
         index.add(key(1), 1)
         index.forget(1)
-    assert index.changes_since(cursor, max_keys=10**6).is_reset
+    assert changes_since(index, cursor, max_keys=10**6).is_reset
 
 
 @given(
@@ -70,7 +74,7 @@ def test_a_reader_knows_the_index_after_each_reading(changes, max_keys):
     present: dict[int, bytes] = {}
     for change in [*changes, None]:
         if change is None:  # a reading
-            news = index.changes_since(cursor, max_keys=max_keys)
+            news = changes_since(index, cursor, max_keys=max_keys)
             known, cursor = follow(known, news), news.cursor
             if news.is_reset:
                 is_whole = len(present) <= max_keys

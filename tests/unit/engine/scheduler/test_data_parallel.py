@@ -10,6 +10,7 @@ from services.engine.kv_cache.prefix_journal import JointPrefixJournal
 from services.engine.request import RequestStatus
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 from services.engine.scheduler.recovery import lose_worker
+from tests.support.block_replica import BlockReplica
 from tests.support.data_parallel_rig import BLOCK_SIZE, DataParallelRig
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
@@ -293,3 +294,16 @@ def test_every_load_is_served_with_drafts(lengths, num_drafts, num_ranks, num_bl
         assert output[: len(request.sink.token_ids)] == request.sink.token_ids
         assert request.status is RequestStatus.FINISHED
     assert {rank.num_free_blocks for rank in rig.ranks} == {num_blocks - 1}
+
+
+def test_each_rank_tells_its_own_blocks():
+    rig = DataParallelRig()
+    rig.add(*(make_request(20) for _ in range(3)))
+    rig.run()
+    replicas = [BlockReplica() for _ in rig.events]
+    for replica, record in zip(replicas, rig.events, strict=True):
+        replica.read(record)
+        replica.check_contents(4)
+    together = rig.scheduler.prefix_changes(None, max_keys=100).added
+    assert all(replica.keys() for replica in replicas)
+    assert replicas[0].keys() | replicas[1].keys() == set(together)

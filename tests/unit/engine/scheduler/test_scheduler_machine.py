@@ -10,12 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.engine.batch import StepFailure
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
 from services.engine.kv_cache import snapshots, states
+from services.engine.kv_cache.block_events import BlockEvents
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
+from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from services.engine.scheduler.waiting_queue import service_order
+from tests.support.block_replica import BlockReplica
 from tests.support.fake_images import IMAGE_TOKEN, image_at, meant
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
 from tests.support.requests import make_request
@@ -92,6 +95,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.capacity = self.limits.num_cache_tokens(self.num_blocks)
         self.live: list[Request] = []
+        self.salted: list[Request] = []
+        self.events, self.subscriber = BlockEvents(), BlockReplica()
         self.start_worker()
 
     def start_worker(self):
@@ -101,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_waiting=MAX_NUM_WAITING,
             enable_prefix_caching=self.enable_prefix_caching,
             clock=lambda: self.now_s,
+            journal=BlockJournal(events=self.events),
         )
         # The second one runs steps as they are recorded.
         self.worker, self.replay = (
@@ -163,6 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self.scheduler.add(request)
             self.live.append(request)
+            self.salted += [request] * bool(cache_salt)
 
     @precondition(lambda self: len(self.in_flight) < STEPS_IN_FLIGHT)
     @rule()
@@ -255,9 +262,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         lost = {r for step in self.in_flight for r in (*step.requests, *step.unsampled)}
         for request in lost:
             lose_worker(request, was_killed=False)
+        self.events.clear()
         self.start_worker()
         for request in self.live:
             self.scheduler.resume(request)
+
+    @rule()
+    def read_events(self):
+        """A subscriber, and one that comes now, know the blocks of all requests without a salt."""
+        late = BlockReplica()
+        for each in (self.subscriber, late):
+            each.read(self.events)
+        assert late.blocks == self.subscriber.blocks
+        hidden = {key for request in self.salted for key in request.block_keys}
+        found = self.scheduler.prefix_changes(None, max_keys=10**6).added
+        assert late.keys() == set(found) - hidden
+        late.check_contents(BLOCK_SIZE)
 
     def assert_suspects_are_alone(self, step):
         sent = [{*each.requests, *each.unsampled} for each in (*self.in_flight, step)]
@@ -340,6 +360,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.in_flight:
             self.complete()
         assert not self.live
+        self.read_events()
         assert self.scheduler.num_free_blocks == self.num_blocks - 1
         assert self.scheduler.schedule() is None
 
