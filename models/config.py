@@ -210,6 +210,11 @@ class ModelConfig:
             vision=vision,
         )
 
+    @property
+    def max_whole_tokens(self) -> int:
+        """Most tokens of an image that one step computes; 0 where chunks may end inside of one."""
+        return 0 if self.vision is None else self.vision.max_whole_tokens
+
     def without_head(self) -> "ModelConfig":
         """Returns the config of the same model without the head that chooses tokens."""
         # A tied head has no weights of its own.

@@ -182,11 +182,21 @@ class ImageMetadata:
         successors of query tokens; -1 for tokens without. None: no token of the pass has one.
     rope_positions: [3, T'] int64, position of each query token in time, height and width; None
         for a model without M-RoPE.
+    key_ends: [T] int32, position after the last key that each query token sees: that of its image's
+        last token, else its own. None: all see keys up to their own.
+    only_windows_see_later: whether key_ends are those of layers with a sliding window alone.
     """
 
     rows: torch.Tensor
     index: torch.Tensor | None
     rope_positions: torch.Tensor | None
+    key_ends: torch.Tensor | None = None
+    only_windows_see_later: bool = False
+
+    def key_ends_of(self, sliding_window: int | None) -> torch.Tensor | None:
+        """Returns the key_ends of layers with a sliding window, or of those without (None)."""
+        is_causal = sliding_window is None and self.only_windows_see_later
+        return None if is_causal else self.key_ends
 
 
 @dataclass(slots=True)

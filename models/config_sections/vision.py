@@ -1,6 +1,7 @@
 """The part of a model that encodes images: facts that all towers of models.vision have."""
 
 from dataclasses import dataclass
+from enum import Enum
 from math import isqrt, prod
 from pathlib import Path
 
@@ -28,6 +29,14 @@ class ColourScale:
     std: Colour
 
 
+class MutualLayers(Enum):
+    """Layers in which the tokens of an image attend to each other, earlier and later ones."""
+
+    NONE = "none"
+    ALL = "all"
+    WINDOWS = "those with a sliding window"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     """Shape of an encoder of images; each tower has one of its own.
@@ -37,6 +46,7 @@ class VisionConfig:
     patch_size: pixels on each side of a patch.
     merge: patches on each side of the square that becomes one vector.
     hidden_act: activation of feed-forward layers.
+    mutual_layers: layers of the text in which an image's tokens also attend to later ones of it.
     """
 
     image_token_id: int
@@ -49,6 +59,7 @@ class VisionConfig:
     merge: int
     hidden_act: str
     colours: ColourScale
+    mutual_layers: MutualLayers = MutualLayers.NONE
 
     @property
     def head_dim(self) -> int:
@@ -80,6 +91,11 @@ class VisionConfig:
         return side, side
 
     @property
+    def max_whole_tokens(self) -> int:
+        """Most tokens of an image that one step computes; 0: chunks of prompts may end inside."""
+        return 0
+
+    @property
     def num_levels(self) -> int:
         """Layers of the text after which further vectors are added."""
         return 0
@@ -88,6 +104,33 @@ class VisionConfig:
     def num_features(self) -> int:
         """Elements of a row of vectors: the one that replaces a token, then that of each level."""
         return self.out_size * (1 + self.num_levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileVisionConfig(VisionConfig):
+    """Shape of a tower that sees tiles of one size.
+
+    side: patches on each side of a tile.
+    """
+
+    side: int
+    norm_eps: float
+    has_bias: bool
+
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is the number of tiles, and their height and width."""
+        check_sides(grid, 3)
+        self.check_tiles(grid)
+
+    def check_tiles(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless tiles have the size that the tower sees."""
+        if grid[1:3] != (self.side, self.side):
+            raise ValueError(f"tiles must have {self.side} x {self.side} patches")
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of an image of about as many vectors, and no more."""
+        of_tile = self.side**2 // self.merge**2
+        return max(1, max_vectors // of_tile), self.side, self.side
 
 
 def check_sides(grid: tuple[int, ...], count: int) -> None:
@@ -138,3 +181,10 @@ def read_image_token(whole: Fields, default: int) -> int:
     """Reads the token of images, by either of its names."""
     name = "image_token_id" if whole.has("image_token_id") else "image_token_index"
     return whole.count(name, default, minimum=0)
+
+
+def check_feature_layer(whole: Fields) -> None:
+    """Raises ConfigError unless the last layer's output is what the projector takes."""
+    if whole.values.get("vision_feature_layer", -1) not in (-1, [-1]):
+        raise whole.error("vision_feature_layer", "-1")
+    whole.choice("projector_hidden_act", ("gelu",), "gelu")

@@ -9,53 +9,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from models.config_sections.towers import LlavaOnevisionVisionConfig
+from models.config_sections.llava_towers import LlavaOnevisionVisionConfig
 from models.layers.vision_tower import VisionTower
 from models.layers.weight import empty_parameter
-from models.vision.attention import Segments, SplitAttention
 from models.vision.feed_forward import FeedForward
-from models.vision.patch_grid import PatchEmbedding
-
-
-class SiglipBlock(nn.Module):
-    """Attention and feed-forward, each after a norm."""
-
-    def __init__(self, config: LlavaOnevisionVisionConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.layer_norm1 = nn.LayerNorm(size, config.norm_eps)
-        self.layer_norm2 = nn.LayerNorm(size, config.norm_eps)
-        self.self_attn = SplitAttention(size, config.num_heads, bias=True, out_bias=True)
-        self.mlp = FeedForward((size, config.intermediate_size, size), config.hidden_act)
-
-    def forward(self, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.self_attn(self.layer_norm1(hidden), segments)
-        output: torch.Tensor = hidden + self.mlp(self.layer_norm2(hidden))
-        return output
-
-
-class SiglipEncoder(nn.Module):
-    """Maps patches of tiles to hidden states."""
-
-    def __init__(self, config: LlavaOnevisionVisionConfig) -> None:
-        super().__init__()
-        self.patches = PatchEmbedding(config.hidden_size, config.patch_size, bias=True)
-        self.position_embedding = nn.Embedding(config.side**2, config.hidden_size)
-        self.layers = nn.ModuleList(SiglipBlock(config) for _ in range(config.num_layers))
-
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        """Maps [N, 3 * P * P] to [tiles, patches of a tile, hidden]."""
-        positions = self.position_embedding.weight
-        tiles = self.patches(patches).view(-1, *positions.shape) + positions
-        hidden: torch.Tensor = tiles.flatten(0, 1)
-        segments = Segments([len(positions)] * len(tiles), patches.device)
-        for layer in self.layers:
-            hidden = layer(hidden, segments)
-        return hidden.view(-1, *positions.shape)
+from models.vision.siglip import SIGLIP_NAMES, SiglipEncoder
 
 
 class LlavaOnevisionTower(VisionTower):
@@ -66,11 +26,7 @@ class LlavaOnevisionTower(VisionTower):
     """
 
     weights_mapping: ClassVar[dict[str, str]] = {
-        "vision_tower.vision_model.": "vision_tower.",
-        ".embeddings.patch_embedding.": ".patches.proj.",
-        ".embeddings.": ".",
-        ".encoder.layers.": ".layers.",
-        ".out_proj.": ".o_proj.",
+        **SIGLIP_NAMES,
         "projector.linear_": "projector.fc",
     }
     unused_parts: ClassVar[tuple[str, ...]] = ("vision_tower.post_layernorm.", "vision_tower.head.")

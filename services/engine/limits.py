@@ -47,6 +47,9 @@ class StepLimits:
     """Pages of the table of encoded images; 0 where the model sees none."""
     max_encoder_tokens: int = 0
     """Most vectors of images that a step encodes; a larger image is encoded alone."""
+    max_whole_tokens: int = 0
+    """Most tokens of an image, which one step computes as they attend to later ones; 0: chunks of
+    prompts may end inside of images."""
     pooling: str | None = None
     """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
     num_stages: int = 1
@@ -63,12 +66,14 @@ class StepLimits:
         vocab_size: int,
         cache_windows: Sequence[Window],
         sees_images: bool = False,
+        max_whole_tokens: int = 0,
         pooling: str | None = None,
     ) -> "StepLimits":
         """Returns the limits of an engine that serves a model.
 
         cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
         sees_images: whether an encoder is loaded.
+        max_whole_tokens: of that encoder's configuration.
         pooling: the method of pooling; None to generate.
         """
         return cls(
@@ -88,6 +93,7 @@ class StepLimits:
             has_draft_model=config.speculation.has_draft_model,
             num_encoder_pages=(pages_of(config.images.encoder_cache_tokens) if sees_images else 0),
             max_encoder_tokens=config.images.max_encoder_tokens,
+            max_whole_tokens=max_whole_tokens,
             pooling=pooling,
             num_stages=config.parallel.pipeline_parallel_size,
             data_parallel_size=config.parallel.data_parallel_size,
@@ -106,6 +112,13 @@ class StepLimits:
             for group in self.layer_groups
         )
         return replace(self, layer_groups=tuple(groups))
+
+    @property
+    def min_step_tokens(self) -> int:
+        """Query tokens of a step that has room for the next tokens of any request."""
+        if not self.max_whole_tokens:
+            return 1
+        return self.max_whole_tokens + self.max_num_seqs * self.decode_q_len
 
     @property
     def shares_prefixes(self) -> bool:

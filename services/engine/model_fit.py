@@ -26,6 +26,7 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
             num_ranks=parallel.tensor_parallel_size,
             moves_experts=parallel.eplb_interval > 0,
         )
+    _check_image_room(config, model)
     own_experts = None if model.transformers is not None else model.moe
     if parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1 and not own_experts:
         raise ValueError(
@@ -37,6 +38,17 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
         return
     _check_shares(model, parallel)
     _check_stages(model, parallel)
+
+
+def _check_image_room(config: EngineConfig, model: ModelConfig) -> None:
+    num_decodes = config.scheduler.max_num_seqs * (1 + config.speculation.num_speculative_tokens)
+    most, needed = config.scheduler.max_num_batched_tokens, model.max_whole_tokens + num_decodes
+    if model.max_whole_tokens and most < needed:
+        raise ValueError(
+            f"--max-num-batched-tokens is {most}; it must be {needed} or more, as a step of "
+            f"{model.architecture} computes whole images, {model.max_whole_tokens} tokens, beside "
+            f"{num_decodes} of requests that decode; --language-model-only serves its text"
+        )
 
 
 def _check_single(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -128,6 +140,11 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
         raise ValueError(
             f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
             "has: scores that choose them depend on the batch"
+        )
+    if model.max_whole_tokens:
+        raise ValueError(
+            f"--batch-invariant does not cover images of {name}, whose tokens attend to later "
+            "ones; --language-model-only serves its text"
         )
     if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
         raise ValueError(

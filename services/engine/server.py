@@ -92,6 +92,7 @@ class EngineServer:
                     with_draft_layers=config.speculation.num_layer_drafts > 0
                 ),
                 sees_images=model.image_input is not None,
+                max_whole_tokens=model.config.max_whole_tokens,
                 pooling=None if model.pooling is None else model.pooling.method,
             ),
             make_executor=make_executor,

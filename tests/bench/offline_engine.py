@@ -283,6 +283,7 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
                 with_draft_layers=config.speculation.num_layer_drafts > 0
             ),
             sees_images=model.config.vision is not None,
+            max_whole_tokens=model.config.max_whole_tokens,
         ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),

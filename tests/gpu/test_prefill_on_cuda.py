@@ -68,6 +68,20 @@ def check(case: AttentionCase) -> None:
     assert_rows_close(run(case), expected)
 
 
+@pytest.mark.parametrize("sliding_window", [None, 50])
+@pytest.mark.parametrize("heads", [QWEN3_8B, HEADS["qwen3.5"]], ids=["qwen3-8b", "qwen3.5"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_of_images_see_each_other(heads, sliding_window, dtype):
+    images = [(1, 5, 261), (3, 1001, 1030), (4, 900, 1000), (7, 100, 513)]
+    case = make_case(
+        *BATCHES["mixed"], heads, dtype=dtype, device="cuda", sliding_window=sliding_window,
+        images=images,
+    )  # fmt: skip
+    expected = case.exact().run()
+    case.leave_window()
+    assert_rows_close(case.run(), expected)
+
+
 LONG_BATCHES = {
     "draft": ([5], [9005]),
     "drafts": ([3] * 6, [16003, 700, 1030, 3, 5000, 1027]),

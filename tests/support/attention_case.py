@@ -11,6 +11,7 @@ from models.forward_context import (
     AttentionWorkspace,
     Context,
     ForwardContext,
+    ImageMetadata,
     PromptChunk,
     forward_context,
 )
@@ -51,6 +52,7 @@ class AttentionCase:
     scale: float | None = None
     soft_cap: float = 0.0
     rounds: bool = False
+    key_ends: torch.Tensor | None = None
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
@@ -86,8 +88,16 @@ class AttentionCase:
             num_tokens=len(self.q),
             max_q_len=self.metadata.max_seqlen_q,
         )
+        images = None
+        if self.key_ends is not None:
+            images = ImageMetadata(
+                rows=self.q[:0], index=None, rope_positions=None, key_ends=self.key_ends
+            )
         return ForwardContext(
-            context=shape, attn_metadata=self.metadata, kv_cache_data=[self.cache]
+            context=shape,
+            attn_metadata=self.metadata,
+            kv_cache_data=[self.cache],
+            image_metadata=images,
         )
 
     def exact(self) -> "AttentionCase":
@@ -131,6 +141,7 @@ class AttentionCase:
             sinks=double(self.sinks),
             scale=self.scale,
             soft_cap=self.soft_cap,
+            key_ends=None if self.key_ends is None else self.key_ends.cpu(),
         )
 
     def exact_reading(self) -> "AttentionCase":
@@ -211,10 +222,12 @@ def make_case(
     soft_cap=0.0,
     seed=0,
     has_spare_blocks=True,
+    images=None,
 ):
     """Draws a case; its blocks are scattered, and the rest of the cache holds other values.
 
     has_spare_blocks: the cache has as many blocks for each sequence as the longest one owns.
+    images: (request, start, end) of positions that see each other; None: all see earlier ones.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -273,7 +286,16 @@ def make_case(
         sinks=draw(query_heads) if has_sinks else None,
         scale=scale,
         soft_cap=soft_cap,
+        key_ends=None if images is None else key_ends(requests, positions, images),
     )
+
+
+def key_ends(requests, positions, images):
+    """Returns the key_ends of ImageMetadata for images, (request, start, end) each."""
+    ends = positions.int() + 1
+    for request, start, end in images:
+        ends[(requests == request) & (positions >= start) & (positions < end)] = end
+    return ends
 
 
 def scattered_blocks(seq_lens, block_size, generator, device):

@@ -101,6 +101,7 @@ class GraphEngine:
             has_draft_model=draft_model is not None,
             num_encoder_pages=num_encoder_pages,
             max_encoder_tokens=max_encoder_tokens,
+            max_whole_tokens=self.model.config.max_whole_tokens,
         )
         num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)

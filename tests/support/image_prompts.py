@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from models.config_sections.gemma_towers import Gemma3VisionConfig
 from models.config_sections.towers import (
     InternVLVisionConfig,
     PixtralVisionConfig,
     QwenVisionConfig,
 )
+from models.config_sections.vision import MutualLayers
 from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
 from models.vision.rope_positions import image_rope_positions
@@ -56,7 +58,7 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
     if isinstance(config, PixtralVisionConfig):
         sizes = torch.tensor([each.shape[-2:] for each in images])
         return {"pixel_values": _stacked(images).squeeze(1), "image_sizes": sizes}
-    if isinstance(config, InternVLVisionConfig):
+    if isinstance(config, InternVLVisionConfig | Gemma3VisionConfig):
         return {"pixel_values": torch.cat(images)}
     sizes = torch.tensor([each.grid[3:] for each in pictures])
     return {"pixel_values": _stacked(images), "image_sizes": sizes}
@@ -125,7 +127,7 @@ class ImageRunner(PagedRunner):
             self.rows = model.visual(
                 torch.cat([each.patches for each in pictures]), [each.grid for each in pictures]
             )
-        self._index, self._positions = {}, {}
+        self._index, self._positions, self._key_ends = {}, {}, {}
         self._num_rows = 0
         self.sequences = [self._add(prompt) for prompt in prompts]
 
@@ -137,27 +139,45 @@ class ImageRunner(PagedRunner):
         sequence = super().add(prompt.token_ids)
         index = torch.full((len(prompt.token_ids),), -1, dtype=torch.int32)
         images = []
+        key_ends = torch.arange(1, 1 + len(prompt.token_ids), dtype=torch.int32)
         for offset, picture in zip(prompt.offsets, prompt.pictures, strict=True):
             count = self.model.visual.num_vectors(picture.grid)
             index[offset : offset + count] = torch.arange(self._num_rows, self._num_rows + count)
             self._num_rows += count
+            if self._mutual_layers is not MutualLayers.NONE:
+                key_ends[offset : offset + count] = offset + count
             images.append((offset, count, picture.grid))
-        self._index[sequence.row] = index
+        self._index[sequence.row], self._key_ends[sequence.row] = index, key_ends
         if self.model.config.rope.axes:
             merge = self.model.config.vision.merge
             self._positions[sequence.row] = image_rope_positions(len(index), images, merge)
         return sequence
 
+    @property
+    def _mutual_layers(self) -> MutualLayers:
+        return self.model.config.vision.mutual_layers
+
+    def step(self, chunks: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
+        """Computes the next n tokens of each sequence; those of a mutual image all or none."""
+        return super().step([(each, self._whole(each, length)) for each, length in chunks])
+
+    def _whole(self, sequence: Sequence, length: int) -> int:
+        """Returns at least `length`, so that a chunk ends where the keys of its last query do."""
+        last = sequence.num_cached + length - 1
+        ends = self._key_ends[sequence.row]
+        return length if last >= len(ends) else int(ends[last]) - sequence.num_cached
+
     def prepare(self, chunks: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, ForwardContext]:
         """Returns the input ids, and the forward context with the images of a step."""
         input_ids, context = super().prepare(chunks)
-        index, positions = [], []
+        index, positions, key_ends = [], [], []
         for sequence, length in chunks:
             span = torch.arange(sequence.num_cached, sequence.num_cached + length)
             stored = self._index[sequence.row]
             is_new = span >= len(stored)
             known = span.clamp(max=len(stored) - 1)
             index.append(stored[known].masked_fill(is_new, -1))
+            key_ends.append(torch.where(is_new, span + 1, self._key_ends[sequence.row][known]))
             if sequence.row in self._positions:
                 at, delta = self._positions[sequence.row]
                 at = torch.from_numpy(at)[:, known]
@@ -166,6 +186,8 @@ class ImageRunner(PagedRunner):
             rows=self.rows,
             index=torch.cat(index),
             rope_positions=torch.cat(positions, dim=1) if positions else None,
+            key_ends=torch.cat(key_ends),
+            only_windows_see_later=self._mutual_layers is MutualLayers.WINDOWS,
         )
         return input_ids, replace(context, image_metadata=metadata)
 
@@ -177,5 +199,7 @@ def reference_logits(reference, model: CausalLM, prompt: Prompt) -> torch.Tensor
     inputs = reference_inputs(model, prompt.pictures)
     if model.config.rope.axes:
         inputs["mm_token_type_ids"] = is_image.int()
+    if model.config.vision.mutual_layers is MutualLayers.ALL:
+        inputs["token_type_ids"] = is_image.int()
     with torch.inference_mode():
         return reference(token_ids, **inputs).logits[0].float()

@@ -107,6 +107,7 @@ async def ranks_core(
             with_draft_layers=config.speculation.num_layer_drafts > 0
         ),
         sees_images=model.vision is not None,
+        max_whole_tokens=model.max_whole_tokens,
     )
     executors: list[WorkerExecutor] = []
 

@@ -3,7 +3,7 @@
 import hashlib
 import struct
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -62,9 +62,13 @@ def vision_engine(
     max_image_bytes: int = 2**24,
     kind: str = "test",
     settings: str = "{}",
+    place: Mapping[str, object] = {},  # read only
     **options: object,
 ) -> FakeEngine:
-    """Returns an engine that sees images and answers everything with one text."""
+    """Returns an engine that sees images and answers everything with one text.
+
+    place: fields of ImageProcessor about the place of an image in the template.
+    """
     files = tokenizer_files(chat_template=template)
     files["tokenizer.json"] = vision_tokenizer(is_special=is_special).to_str().encode()
     processor = engine_pb2.ImageProcessor(
@@ -73,6 +77,7 @@ def vision_engine(
         image_token_id=IMAGE_ID,
         max_patches=4096,
         max_image_bytes=max_image_bytes,
+        **place,
     )
     options = {"script": says(reply), "max_model_len": 8192} | options
     return FakeEngine(files=files, image_processor=processor, **options)

@@ -54,6 +54,8 @@ class Variant:
     whole: dict
     grids: tuple[tuple[int, ...], ...]
     """Grids of images that it sees, odd ones."""
+    least_step: int = 1
+    """Tokens that a step must have room for: those of an image that one step computes."""
 
 
 QWEN_GRIDS = ((4, 6), (2, 10), (8, 2))
@@ -112,6 +114,11 @@ ODD_SIGLIP = SIGLIP | {
 }
 PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 48]]
 ODD_PINPOINTS = [[9, 27], [18, 18], [27, 9], [27, 27]]
+WINDOWED = {
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 16,
+}
 STATES = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_key_heads": 2,
@@ -205,6 +212,22 @@ VARIANTS = {
         },
         ((3, 6), (9, 3), (6, 6)),
     ),
+    "gemma3": Variant(
+        "Gemma3",
+        TEXT | WINDOWED,
+        INTERN,
+        {"image_token_index": IMAGE_TOKEN, "mm_tokens_per_image": 4},
+        ((1, 4, 4), (1, 4, 4)),
+        least_step=4,
+    ),
+    "gemma3_odd": Variant(
+        "Gemma3",
+        ODD_TEXT | WINDOWED | {"sliding_window": 3},
+        ODD_SIGLIP | {"image_size": 19},
+        {"image_token_index": IMAGE_TOKEN, "mm_tokens_per_image": 9},
+        ((1, 6, 6), (1, 6, 6), (1, 6, 6)),
+        least_step=9,
+    ),
     "internvl": Variant(
         "InternVL",
         TEXT | HEADS_SHARE_ALL | {"model_type": "qwen2"},
@@ -247,7 +270,7 @@ VARIANTS = {
         ((10, 3, 3, 61, 53), (4, 3, 3, 7, 30), (5, 3, 3, 15, 13)),
     ),
 }
-_ALWAYS = {"qwen3_vl", "qwen3_vl_odd"}
+_ALWAYS = {"qwen3_vl", "qwen3_vl_odd", "gemma3"}
 EVERY_VARIANT = [
     name if name in _ALWAYS else pytest.param(name, marks=pytest.mark.families) for name in VARIANTS
 ]

@@ -25,9 +25,13 @@ def attend(
     scale: float,
     soft_cap: float,
     *,
+    key_ends: torch.Tensor | None = None,
     rounds: bool = False,
 ) -> None:
-    """Runs models.ops.attention.attention.unified_attention_with_output on a GPU."""
+    """Runs models.ops.attention.attention.unified_attention_with_output on a GPU.
+
+    key_ends: [T] int32 of ImageMetadata, for this layer.
+    """
     attended, attended_scale = rounded_parts(output) if rounds else (output, None)
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
@@ -58,14 +62,17 @@ def attend(
     if metadata.max_seqlen_q == 1:
         return
     min_queries = 2 if has_single_tokens else 1
-    most_attended = attend_few_queries(
-        queries, cache, metadata, attended,
-        output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
-        sinks=sinks, scale=scale, soft_cap=soft_cap,
-    )  # fmt: skip
+    most_attended = 0
+    if key_ends is None:
+        most_attended = attend_few_queries(
+            queries, cache, metadata, attended,
+            output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,
+            sinks=sinks, scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
     if metadata.max_seqlen_q > most_attended:
         prefill_attention(
             queries, k, v, cache, metadata, attended,
             output_scale=attended_scale, min_queries=max(min_queries, most_attended + 1),
             sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            key_ends=key_ends,
         )  # fmt: skip

@@ -77,13 +77,14 @@ def add_lanes(totals):
 def weigh_keys(
     q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
+    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False, own=None,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
     highest and total are each row's highest scaled score and sum of base-2 exponentials so far. On
     the diagonal a row sees keys up to its position and before the end, and with a WINDOW only the
-    last WINDOW of them; off it, all rows see all keys. HAS_SCALES: scores are multiplied by the
+    last WINDOW of them; off it, all rows see all keys. Where rows see keys after their own, own is
+    each row's position, from which the WINDOW counts. HAS_SCALES: scores are multiplied by the
     scales of k's heads, [1, KEYS]. SOFT_CAP: of scaled scores; 0 for none.
 
     IS_EXACT: weights are relative to a whole power of two, highest is its exponent, and total is
@@ -101,7 +102,8 @@ def weigh_keys(
     if IS_DIAGONAL:
         is_seen = (keys[None, :] <= positions[:, None]) & (keys < end)[None, :]
         if WINDOW > 0:
-            is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
+            from_ = positions if own is None else own
+            is_seen = is_seen & (keys[None, :] > from_[:, None] - WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
     # Scaled after the maximum, so that scaling and subtraction are one instruction. As fma, which
     # leaves the compiler no choice of rounding.
@@ -125,7 +127,7 @@ def weigh_keys(
 def fold_tile(
     q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
-    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False,
+    SOFT_CAP: tl.constexpr = 0.0, IS_EXACT: tl.constexpr = False, own=None,
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
 
@@ -134,7 +136,7 @@ def fold_tile(
     """
     weights, kept, highest, total = weigh_keys(
         q, k, k_scale, highest, total, keys, end, positions, scale_log2,
-        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, IS_EXACT,
+        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP, IS_EXACT, own,
     )  # fmt: skip
     if HAS_SCALES:
         weights *= v_scale
@@ -176,7 +178,7 @@ def load_keys(first, end, table_ptr, cache, kv_head, dims, form: tl.constexpr):
 def attend_keys(
     q, acc, highest, total, start, end, positions, table_ptr, cache, kv_head, dims, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, form: tl.constexpr,
-    IS_EXACT: tl.constexpr = False,
+    IS_EXACT: tl.constexpr = False, own=None,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
@@ -204,7 +206,7 @@ def attend_keys(
             v_scale = tl.load(cache.v_scale + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
             q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, form.has_scales, form.soft_cap, IS_EXACT,
+            IS_DIAGONAL, WINDOW, form.has_scales, form.soft_cap, IS_EXACT, own,
         )  # fmt: skip
     return acc, highest, total
 
@@ -212,7 +214,7 @@ def attend_keys(
 @triton.jit
 def attend_new_keys(
     q, acc, highest, total, start, end, positions, new, first_token, kv_head, scale_log2,
-    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, form: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, form: tl.constexpr, own=None,
 ):  # fmt: skip
     """Folds the keys in [start, end) of a chunk, which begins at first_token: fold_tile.
 
@@ -230,6 +232,6 @@ def attend_new_keys(
             v = tl.where((keys < end)[:, None], v, 0.0)
         acc, highest, total = fold_tile(
             q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, False, form.soft_cap,
+            IS_DIAGONAL, WINDOW, False, form.soft_cap, False, own,
         )  # fmt: skip
     return acc, highest, total

@@ -45,7 +45,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     Given cos and signed_sin it first rotates queries and keys; given the weights too, it normalises
     their heads before that. Metadata and cache come from the forward context. A step may mix
     prefill chunks and decodes. Tokens past the end of slot_mapping are padding: their output is
-    undefined.
+    undefined. Tokens of an image may see later keys: ImageMetadata.key_ends.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     q, output: [T, Hq, D], contiguous; a q to rotate only has each token's heads contiguous.
@@ -67,6 +67,8 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     assert isinstance(cache, KVCacheData), f"layer {layer_index} caches no keys and values"
     if k is None or v is None:
         k, v = read_slots(cache, metadata.slot_mapping, len(q), q.dtype)
+    images = context.image_metadata
+    key_ends = None if images is None else images.key_ends_of(sliding_window)
     transform = _head_transform(cos, signed_sin, q_weight, k_weight, eps)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     assert not rounds or q.shape[2] == BLOCK, "each head has one scale"
@@ -87,7 +89,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
 
         attend(
             q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap,
-            rounds=rounds,
+            key_ends=key_ends, rounds=rounds,
         )  # fmt: skip
         return
     if transform is not None:
@@ -96,11 +98,13 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     if is_batch_invariant():
         for query, group in queries_alone(q, metadata.groups, cache.k.shape[1]):
             attended = output[group.tokens]
-            _attend(query, cache, group, attended, sliding_window, sinks, scale, soft_cap)
+            mask = seen_keys(group, sliding_window)
+            _attend(query, cache, group, mask, attended, sinks, scale, soft_cap)
         return
     for group in metadata.groups:
         tokens = group.tokens
-        _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks, scale, soft_cap)
+        mask = seen_keys(group, sliding_window, key_ends)
+        _attend(q[tokens], cache, group, mask, output[tokens], sinks, scale, soft_cap)
     if rounds:
         round_in_place(output)
 
@@ -123,13 +127,16 @@ def _attend(
     q: torch.Tensor,
     cache: KVCacheData,
     group: AttentionGroup,
+    mask: torch.Tensor,
     output: torch.Tensor,
-    sliding_window: int | None,
     sinks: torch.Tensor | None,
     scale: float,
     soft_cap: float,
 ) -> None:
-    """Computes one group: gathers its blocks once, then calls torch's fused attention."""
+    """Computes one group: gathers its blocks once, then calls torch's fused attention.
+
+    mask: [G, 1, Q, L] bool, true where a query sees a key.
+    """
     num_requests, num_queries = group.num_requests, group.num_queries
     _, num_heads, head_dim = q.shape
     num_kv_heads = cache.k.shape[2]
@@ -141,7 +148,6 @@ def _attend(
     clear_unseen(keys, group.mask, cache.k.shape[1])
     clear_unseen(values, group.mask, cache.k.shape[1])
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    mask = group.mask if sliding_window is None else slide(group.mask, sliding_window)
     if num_queries == 1:
         # Treating the query heads of a kv head as query tokens is 2 to 5 times as fast as
         # enable_gqa in bf16 on a CPU, a tenth faster in fp32 (torch 2.13, Hq 6, Hk 2, D 32).
@@ -184,10 +190,21 @@ def _soft_capped(
     return scores.softmax(-1).to(values.dtype) @ values
 
 
-def slide(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """Narrows [..., Q, L] masks that show each query a prefix to its last `window` keys."""
+def seen_keys(
+    group: AttentionGroup, window: int | None, key_ends: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns which keys the queries of a group see, [G, 1, Q, L] bool.
+
+    A query sees the last `window` keys up to its own, or all of them, and those before its entry in
+    key_ends, [T] of the step.
+    """
+    mask = group.mask
     keys = torch.arange(mask.shape[-1], device=mask.device)
-    return mask & (keys >= mask.sum(-1, keepdim=True) - window)
+    if key_ends is not None:
+        mask = keys < key_ends[group.tokens].view(*mask.shape[:-1], 1)
+    if window is None:
+        return mask
+    return mask & (keys >= group.mask.sum(-1, keepdim=True) - window)
 
 
 def _with_sinks(

@@ -98,18 +98,22 @@ class FrontendHello(_message.Message):
     def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ..., prefix_key_version: _Optional[int] = ...) -> None: ...
 
 class ImageProcessor(_message.Message):
-    __slots__ = ("kind", "settings", "image_token_id", "max_patches", "max_image_bytes")
+    __slots__ = ("kind", "settings", "image_token_id", "max_patches", "max_image_bytes", "template_token_id", "text_around")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_PATCHES_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_AROUND_FIELD_NUMBER: _ClassVar[int]
     kind: str
     settings: str
     image_token_id: int
     max_patches: int
     max_image_bytes: int
-    def __init__(self, kind: _Optional[str] = ..., settings: _Optional[str] = ..., image_token_id: _Optional[int] = ..., max_patches: _Optional[int] = ..., max_image_bytes: _Optional[int] = ...) -> None: ...
+    template_token_id: int
+    text_around: str
+    def __init__(self, kind: _Optional[str] = ..., settings: _Optional[str] = ..., image_token_id: _Optional[int] = ..., max_patches: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., template_token_id: _Optional[int] = ..., text_around: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "caller", "traceparent", "num_resumed_tokens", "images", "pool")

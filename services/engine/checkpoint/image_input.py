@@ -24,7 +24,8 @@ class ImageInput:
     """The images that a model takes.
 
     kind, settings: of the processor that makes patches, for frontends; settings are JSON.
-    token_id: the token that stands for a vector.
+    token_id: the token that stands for a vector. template_token_id: the token that chat templates
+        write for an image; text_around: text before and after it.
     max_vectors: of an image. max_patches: of an image. max_bytes: of all patches of a session.
     has_mrope: whether positions are those of rows and columns; then all tokens stand for vectors.
     """
@@ -32,6 +33,8 @@ class ImageInput:
     kind: str
     settings: str
     token_id: int
+    template_token_id: int
+    text_around: str
     max_vectors: int
     max_patches: int
     max_bytes: int
@@ -57,6 +60,8 @@ class ImageInput:
             kind=found.kind,
             settings=json.dumps(found.settings, sort_keys=True),
             token_id=found.image_token_id,
+            template_token_id=found.template_token_id,
+            text_around=found.text_around,
             max_vectors=max_vectors,
             max_patches=max_patches,
             max_bytes=SESSION_IMAGES * max_patches * vision.patch_bytes,

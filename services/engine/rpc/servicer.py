@@ -137,6 +137,8 @@ class EngineServicer(EngineServiceServicer):
                     kind=images.kind,
                     settings=images.settings,
                     image_token_id=images.token_id,
+                    template_token_id=images.template_token_id,
+                    text_around=images.text_around,
                     max_patches=images.max_patches,
                     max_image_bytes=images.max_bytes,
                 )

@@ -113,14 +113,16 @@ class Admission:
         q_len = step.bound_logprobs(request, q_len)
         if holdings.cache.states is not None:
             q_len = holdings.cache.states.cut(request, q_len)
-        return holdings.images.bound(request, start, q_len) if request.images else q_len
+        if not request.images:
+            return q_len
+        return holdings.images.bound(request, start, q_len, step.budget)
 
     def _can_begin(self, request: Request, num_prefix_tokens: int, budget: int) -> bool:
-        """Whether no image that is not encoded comes next."""
+        """Whether no image comes next that is not encoded, or longer than the budget."""
         if not request.images:
             return True
         images = self._holdings.images
-        if images.bound(request, num_prefix_tokens, min(budget, 1)):
+        if images.bound(request, num_prefix_tokens, min(budget, 1), budget):
             return True
         images.drop(request)
         return False

@@ -76,9 +76,10 @@ def _compute_next(
         if holdings.cache.states is not None:
             q_len = holdings.cache.states.cut(request, q_len)
     if request.images:
-        q_len = holdings.images.bound(request, request.num_computed_tokens, q_len)
+        most = step.room(holdings.running, index)
+        q_len = holdings.images.bound(request, request.num_computed_tokens, q_len, most)
         if not q_len:
-            return  # its next image is encoded in a later step
+            return  # its next image is for a later step
     end = request.num_computed_tokens + q_len
     num_blocks = len(request.block_ids)
     added = holdings.allocate(request, end if drafts is None else drafts.reach(end))

@@ -14,6 +14,8 @@ class BatchShape:
     has_other_lengths: of the batches of several data-parallel ranks, whether a request has fewer
         query tokens than max_q_len.
     sees_images: whether a token's input or position depends on an image; decode graphs ignore them.
+    sees_whole_images: whether tokens may attend to later ones of an image; only graphs of pieces,
+        between which attention runs, serve these.
     """
 
     num_tokens: int
@@ -21,6 +23,7 @@ class BatchShape:
     max_q_len: int
     has_other_lengths: bool = False
     sees_images: bool = False
+    sees_whole_images: bool = False
 
     @classmethod
     def of_all(cls, shapes: Sequence["BatchShape"]) -> "BatchShape":
@@ -34,6 +37,7 @@ class BatchShape:
                 each.num_tokens != each.batch_size * max_q_len for each in shapes
             ),
             sees_images=any(each.sees_images for each in shapes),
+            sees_whole_images=any(each.sees_whole_images for each in shapes),
         )
 
     @property
@@ -73,14 +77,20 @@ class _Sizes:
         self.captured.pop((_size(key), key.graph_bs), None)
         self.ascending = sorted(self.captured)
 
-    def find(self, size: int, batch_size: int) -> GraphKey | None:
-        """Returns the smallest graph for steps of this size with room for the batch."""
+    def find(self, size: int, batch_size: int, *, of_pieces: bool = False) -> GraphKey | None:
+        """Returns the smallest graph for steps of this size with room for the batch.
+
+        of_pieces: whether only graphs of pieces serve.
+        """
         first = bisect_left(self.ascending, (size, batch_size))
         for found in self.ascending[first:]:
             if found[0] != size and not self.allows_padding:
                 return None
+            key = self.captured[found]
+            if of_pieces and key.kind != GraphKind.GRAPH_KIND_PIECEWISE:
+                continue
             if found[1] >= batch_size:
-                return self.captured[found]
+                return key
         return None
 
     def why_none(self, size: int) -> FallbackReason:
@@ -149,12 +159,16 @@ class GraphDispatcher:
         full = self._full.get(shape.max_q_len) if shape.is_uniform else None
         if full is not None and (key := full.find(batch_size, batch_size)) is not None:
             return _replay(key)
-        if (key := self._others.find(shape.num_tokens, batch_size)) is not None:
+        of_pieces = shape.sees_whole_images
+        key = self._others.find(shape.num_tokens, batch_size, of_pieces=of_pieces)
+        if key is not None:
             return _replay(key)
         if not self._has_plan:
             return _fall_back(self._without_graphs)
         if full is not None:
             return _fall_back(full.why_none(batch_size))
+        if of_pieces and self._others.find(shape.num_tokens, batch_size) is not None:
+            return _fall_back(FallbackReason.FALLBACK_REASON_UNSUPPORTED)
         return _fall_back(self._others.why_none(shape.num_tokens))
 
     def _sizes(self, key: GraphKey) -> _Sizes:

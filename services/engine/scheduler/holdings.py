@@ -54,7 +54,10 @@ class Holdings:
             journal=journal,
         )
         self.images = ImagePlan(
-            EncoderCache(limits.num_encoder_pages), limits.max_encoder_tokens, counts
+            EncoderCache(limits.num_encoder_pages),
+            limits.max_encoder_tokens,
+            counts,
+            computes_whole=limits.max_whole_tokens > 0,
         )
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()

@@ -16,14 +16,23 @@ class ImagePlan:
     cannot wait for each other in a circle.
     """
 
-    def __init__(self, cache: EncoderCache, max_step_vectors: int, counts: SchedulerCounts) -> None:
+    def __init__(
+        self,
+        cache: EncoderCache,
+        max_step_vectors: int,
+        counts: SchedulerCounts,
+        *,
+        computes_whole: bool = False,
+    ) -> None:
         """Starts without requests.
 
         Args:
             cache: the worker's table; the largest image fits.
             max_step_vectors: most vectors that a step encodes; a larger image is encoded alone.
             counts: takes the images that were encoded and found.
+            computes_whole: whether no step may end inside of an image.
         """
+        self.computes_whole = computes_whole
         self._cache = cache
         self._max_step_vectors = max_step_vectors
         self._num_step_vectors = 0
@@ -36,16 +45,26 @@ class ImagePlan:
         """Begins to plan a step."""
         self._num_step_vectors = 0
 
-    def bound(self, request: Request, start: int, q_len: int) -> int:
+    def bound(self, request: Request, start: int, q_len: int, most: int) -> int:
         """Returns how many of a request's next tokens can be computed; keeps their images.
 
-        start: position of the first of them.
+        Args:
+            request: whose tokens.
+            start: position of the first of them.
+            q_len: tokens that the step would compute.
+            most: tokens that it can compute, to the end of an image that is computed whole.
         """
         end = start + q_len
         for number, each in enumerate(request.images):
-            if each.is_at(start, end) and not self._keep(request, number, each):
+            if not each.is_at(start, end):
+                continue
+            is_cut = self.computes_whole and each.end > end
+            if is_cut and each.end - start > most:
                 return max(each.offset - start, 0)
-        return q_len
+            if not self._keep(request, number, each):
+                return max(each.offset - start, 0)
+            end = each.end if is_cut else end
+        return end - start
 
     def used(self, request: Request, start: int, end: int) -> Iterator[tuple[int, list[int]]]:
         """Yields number and pages of the images with tokens at positions from start to end - 1.

@@ -23,11 +23,12 @@ def most_tokens(
     most = limits.max_num_mixed_tokens
     if most is None or most >= budget:
         return budget
-    has_decodes, num_left, most_left = False, 0, _FEW_STEPS * most
+    has_decodes, has_images, num_left, most_left = False, False, 0, _FEW_STEPS * most
     for request in running:
         left = request.num_prompt_tokens - request.num_computed_tokens
         if left > 0:
             num_left += left
+            has_images |= bool(request.images)
         else:
             has_decodes = True
     if not has_decodes:
@@ -36,6 +37,8 @@ def most_tokens(
         if num_left > most_left:
             break
         num_left += request.num_prompt_tokens
+        has_images |= bool(request.images)
     if num_left > most_left:
         return budget
-    return min(budget, max(most, len(running) * limits.decode_q_len + most // PROMPT_SHARE))
+    most_of_prompts = max(most // PROMPT_SHARE, limits.max_whole_tokens if has_images else 0)
+    return min(budget, max(most, len(running) * limits.decode_q_len + most_of_prompts))

@@ -158,13 +158,17 @@ class PlannedStep:
             running: the running requests, in service order.
             index: the request's index in `running`.
         """
-        room = self.budget - (len(running) - index - 1)
+        room = self.room(running, index)
         if q_len > room - self._share:
             if self._eldest_index is None or self._eldest_index >= len(running):  # preempted since
                 self._eldest_index = _eldest_prompt(running, index)
             if index < self._eldest_index:
                 room -= min(self._share, _num_left(running[self._eldest_index]))
         return self.bound_logprobs(running[index], min(q_len, max(room, 1)))
+
+    def room(self, running: Sequence[Request], index: int) -> int:
+        """Returns the most tokens of the running request at an index; later ones keep one each."""
+        return self.budget - (len(running) - index - 1)
 
     def bound_logprobs(self, request: Request, q_len: int) -> int:
         """Returns how many of a request's next tokens fit under `MAX_PROMPT_LOGPROBS`."""
@@ -312,6 +316,7 @@ class PlannedStep:
                 batch_size=len(batch.q_lens),
                 max_q_len=max(batch.q_lens),
                 sees_images=self._sees_images,
+                sees_whole_images=self._sees_images and self._images.computes_whole,
             )
         )
         descriptor = batch.build(

@@ -28,9 +28,11 @@ def lose_worker(request: Request, *, was_killed: bool) -> None:
 class Recovery:
     """Takes back failed steps, resumes requests of lost workers, and runs suspects alone."""
 
-    def __init__(self, holdings: Holdings, *, max_num_batched_tokens: int) -> None:
-        """Starts with steps of full size."""
-        self.budget = StepBudget(max_num_batched_tokens)
+    def __init__(
+        self, holdings: Holdings, *, max_num_batched_tokens: int, min_num_tokens: int = 1
+    ) -> None:
+        """Starts with steps of full size, which never shrink to less than the minimum."""
+        self.budget = StepBudget(max_num_batched_tokens, min_num_tokens)
         self.num_failed_steps = 0
         self._holdings = holdings
 
@@ -52,7 +54,7 @@ class Recovery:
         """Takes back a step that ran out of memory and all later ones.
 
         Running requests restart after what earlier steps computed, in smaller steps. If the failed
-        step had a single token, its request ends.
+        step could not be smaller, its first request ends.
 
         Args:
             steps: the failed one and the later ones in flight, which the worker skips.
@@ -73,11 +75,15 @@ class Recovery:
         num_tokens = num_rows(failed.descriptor)
         self.budget.halve(num_tokens)
         requests = failed.requests + failed.unsampled
-        if num_tokens > 1 or not requests or requests[0].status is RequestStatus.FINISHED:
+        is_smallest = num_tokens <= self.budget.least
+        if not is_smallest or not requests or requests[0].status is RequestStatus.FINISHED:
             return []
         request = requests[0]
         holdings.end(request)
-        error = MemoryExhaustedError("there is no memory left for a step of one token")
+        error = MemoryExhaustedError(
+            "there is no memory left for a step of "
+            + ("one token" if num_tokens == 1 else f"{num_tokens} tokens")
+        )
         return [RequestOutput(request, [], error=error)]
 
     def make_way_for_suspect(self) -> None:
@@ -102,14 +108,15 @@ class Recovery:
 class StepBudget:
     """A limit halved by every step that runs out of memory and doubled after good ones."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, least: int = 1) -> None:
         self.tokens = limit
+        self.least = least
         self._limit = limit
         self._num_good_steps = 0
 
     def halve(self, num_tokens: int) -> None:
         """Sets a budget below a failed step of `num_tokens`."""
-        self.tokens = max(1, min(self.tokens, num_tokens) // 2)
+        self.tokens = max(self.least, min(self.tokens, num_tokens) // 2)
         self._num_good_steps = 0
 
     def count_good_step(self) -> None:

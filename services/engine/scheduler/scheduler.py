@@ -92,7 +92,9 @@ class Scheduler:
             journal=journal,
         )
         self._recovery = Recovery(
-            self._holdings, max_num_batched_tokens=limits.max_num_batched_tokens
+            self._holdings,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            min_num_tokens=limits.min_step_tokens,
         )
         self._drafts = _plan_drafts(limits, self._holdings.num_cache_tokens)
         self._admission = Admission(

@@ -30,7 +30,7 @@ from services.frontend.pipeline.request_counts import (
     UNREAD,
     ImageCounts,
 )
-from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.pipeline.served_model import ServedModel, template_token_id
 from services.frontend.text.content_parts import has_images
 from services.transport.counts import Counts
 
@@ -151,7 +151,7 @@ class PromptImages:
         """
         if model.image_reader is None:
             return EncodedPrompt(token_ids)
-        image_token_id = model.info.image_processor.image_token_id
+        image_token_id = template_token_id(model.info)
         num_named = token_ids.count(image_token_id)
         if num_named != len(files):
             raise self._refusal(

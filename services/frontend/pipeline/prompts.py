@@ -285,7 +285,9 @@ class Prompts:
             marks_content=marks_content,
             account=account,
         )
-        return MarkedText.read(rendered) if marks_content else rendered
+        if not marks_content:
+            return rendered  # a conversation without images
+        return model.with_text_around_images(MarkedText.read(rendered))
 
 
 def _check_text(model: ServedModel, text: str | MarkedText, lease: Lease, most: int | None) -> None:

@@ -11,6 +11,7 @@ from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.images.reader import ImageReader
 from services.frontend.pipeline.image_reading import OpenReader
 from services.frontend.reply.reply_format import ReplyFormat, ReplySettings
+from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
@@ -64,7 +65,7 @@ class ServedModel:
             TokenizerFilesError: the tokenizer cannot be used.
         """
         tokenizer = await asyncio.to_thread(
-            Tokenizer, files, vocab_size=info.vocab_size, image_token_id=_image_token_id(info)
+            Tokenizer, files, vocab_size=info.vocab_size, image_token_ids=_image_token_ids(info)
         )
         long_texts = TokenizerProcess(
             tokenizer.content, num_processes=num_processes, max_text_bytes=max_text_bytes
@@ -75,11 +76,12 @@ class ServedModel:
 
     def _with_reader(self, open_reader: OpenReader) -> "ServedModel":
         """Returns the model with its reader of images, or why there is none."""
-        image_token_id = _image_token_id(self.info)
-        if image_token_id is None:
+        image_token_ids = _image_token_ids(self.info)
+        if not image_token_ids:
             return self
-        reason = f"the tokenizer adds no image token {image_token_id}"
-        if self.tokenizer.is_special(image_token_id):
+        missing = [each for each in image_token_ids if not self.tokenizer.is_special(each)]
+        reason = f"the tokenizer adds no image token {missing[0] if missing else ''}"
+        if not missing:
             try:
                 return replace(self, image_reader=open_reader(self.info))
             except ValueError as error:
@@ -114,6 +116,15 @@ class ServedModel:
             template_error=template_error,
         )
 
+    def with_text_around_images(self, text: MarkedText) -> MarkedText:
+        """Returns a rendered conversation with the text around each of its image tokens."""
+        around = self.info.image_processor.text_around
+        if self.image_reader is None or not around:
+            return text
+        # Callers cannot spell the token: in their text it has marks inside.
+        spelled = self.tokenizer.spelling(template_token_id(self.info))
+        return replace(text, text=text.text.replace(spelled, f"{around}{spelled}{around}"))
+
     def has_same_text(self, other: ModelInfo) -> bool:
         """Whether the tokenizer, template and reader of images fit another model too."""
         return _text_of(self.info) == _text_of(other)
@@ -127,8 +138,18 @@ class ServedModel:
             await self.template.close()
 
 
-def _image_token_id(info: ModelInfo) -> int | None:
-    return info.image_processor.image_token_id if info.HasField("image_processor") else None
+def template_token_id(info: ModelInfo) -> int:
+    """Returns the token that the chat template of a model writes for an image."""
+    processor = info.image_processor
+    if processor.HasField("template_token_id"):
+        return processor.template_token_id
+    return processor.image_token_id
+
+
+def _image_token_ids(info: ModelInfo) -> tuple[int, ...]:
+    if not info.HasField("image_processor"):
+        return ()
+    return info.image_processor.image_token_id, template_token_id(info)
 
 
 def _text_of(info: ModelInfo) -> tuple[str, int, bytes]:

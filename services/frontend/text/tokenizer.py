@@ -27,9 +27,9 @@ class Tokenizer(Encoder):
         files: Mapping[str, bytes],
         *,
         vocab_size: int = 0,
-        image_token_id: int | None = None,
+        image_token_ids: Collection[int] = (),
     ) -> None:
-        """Reads the tokenizer; texts cannot spell the token that stands for an image.
+        """Reads the tokenizer; texts cannot spell the tokens that stand for images.
 
         Raises:
             TokenizerFilesError: tokenizer.json is missing or unusable.
@@ -38,8 +38,8 @@ class Tokenizer(Encoder):
             content = files["tokenizer.json"]
         except KeyError:
             raise TokenizerFilesError("the tokenizer has no tokenizer.json") from None
-        if image_token_id is not None:
-            content = _with_special(content, image_token_id)
+        for token_id in image_token_ids:
+            content = _with_special(content, token_id)
         with library_errors(TokenizerFilesError, "tokenizer.json cannot be read"):
             super().__init__(content)
         parts: Mapping[str, Any] = json.loads(content)
@@ -70,6 +70,10 @@ class Tokenizer(Encoder):
     def is_special(self, token_id: int) -> bool:
         """Whether a token is an added one that texts of callers cannot spell."""
         return token_id in self._special
+
+    def spelling(self, token_id: int) -> str:
+        """Returns how a template spells a special token."""
+        return self._special[token_id]
 
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
         """Returns the UTF-8 bytes of each token id; a token may hold part of a character."""

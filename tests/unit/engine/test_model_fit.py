@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,6 +11,7 @@ from models.loading.model_config import read_model_config
 from services.engine.config.engine_config import EngineConfig
 from services.engine.model_fit import check_model_fit
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.vision_variants import write_vision_checkpoint
 
 ODD_SIZES = {"llama": {"intermediate_size": 57}, "qwen3_moe": {"moe_intermediate_size": 13}}
 
@@ -100,6 +102,25 @@ def test_flags_that_do_not_fit_the_model_are_refused(tmp_path, variant, flags, r
 )
 def test_flags_that_fit_the_model_pass(tmp_path, variant, flags):
     check(tmp_path, variant, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"max_num_batched_tokens": 15}, "--max-num-batched-tokens is 15; it must be 16 or more"),
+        ({"batch_invariant": True}, "--batch-invariant does not cover images of Gemma3"),
+        ({"max_num_batched_tokens": 16}, None),
+        ({"max_num_batched_tokens": 15, "language_model_only": True}, None),
+        ({"batch_invariant": True, "language_model_only": True}, None),
+    ],
+)
+def test_images_that_one_step_computes_need_room(tmp_path, flags, reason):
+    write_vision_checkpoint(tmp_path, "gemma3")
+    config = EngineConfig.from_flags(**{"max_num_seqs": 8} | flags)
+    sees_images = not config.images.language_model_only
+    model = read_model_config(tmp_path, config.checkpoint.model_impl, sees_images=sees_images)
+    with nullcontext() if reason is None else pytest.raises(ValueError, match=reason):
+        check_model_fit(config, model)
 
 
 def test_the_engine_refuses_them_before_it_listens_or_starts_a_rank():

@@ -15,9 +15,12 @@ from services.frontend.pipeline.image_reading import ImageParts
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 from tests.support.vision import (
+    BREAK_ID,
+    BREAK_TOKEN,
     IMAGE_ID,
     IMAGE_TOKEN,
     PATCH_BYTES,
+    TEMPLATE,
     png,
     prompt,
     seen,
@@ -54,6 +57,15 @@ async def refusal(call) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await answer(call)
     return caught.value
+
+
+async def test_an_image_may_have_a_token_of_the_template_and_text_around():
+    template = TEMPLATE.replace(IMAGE_TOKEN, BREAK_TOKEN)
+    place = {"template_token_id": BREAK_ID, "text_around": "\n\n"}
+    engine = vision_engine(template=template, place=place)
+    async with vision_stack(engine) as (engine, stack, _):
+        await answer(stack.stub.Chat(chat(user("a\n", CAT, BREAK_TOKEN))))
+    assert shown(engine) == prompt(("user", f"a\n(\n\n<2x3>\n\n){BREAK_TOKEN}"))
 
 
 async def test_the_engine_gets_images_before_the_prompt_that_names_them():

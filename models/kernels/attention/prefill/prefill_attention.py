@@ -90,12 +90,13 @@ class Outputs(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Tensors of AttentionMetadata, and the entries of a row of block_tables."""
+    """Tensors of AttentionMetadata, the entries of a row of block_tables, and key_ends or None."""
 
     block_tables: Any
     seq_lens: Any
     query_start: Any
     table_stride: Any
+    key_ends: Any
 
 
 @triton.jit
@@ -141,6 +142,10 @@ def _attend_tile(
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
     diagonal = (num_cached + first_query + 1) // form.keys * form.keys
     end = num_cached + tl.minimum(first_query + form.queries, num_queries)
+    last, own = positions, None
+    if requests.key_ends is not None:
+        ends = tl.load(requests.key_ends + token, mask=queries < num_queries, other=0)
+        last, own, end = ends - 1, positions, tl.max(ends, 0)
     if form.window > 0:
         # From the first query's first key on, any tile may need the mask of a query's window.
         diagonal = num_cached + first_query + 1 - form.window
@@ -152,22 +157,22 @@ def _attend_tile(
         table_ptr = requests.block_tables + request.to(tl.int64) * requests.table_stride
         if form.window == 0:
             acc, highest, total = attend_keys(
-                q, acc, highest, total, start, diagonal, positions, table_ptr, cache, kv_head, dims,
+                q, acc, highest, total, start, diagonal, last, table_ptr, cache, kv_head, dims,
                 scale_log2, False, 0, form,
             )  # fmt: skip
         acc, highest, total = attend_keys(
-            q, acc, highest, total, diagonal, end, positions, table_ptr, cache, kv_head, dims,
-            scale_log2, True, form.window, form,
+            q, acc, highest, total, diagonal, end, last, table_ptr, cache, kv_head, dims,
+            scale_log2, True, form.window, form, own=own,
         )  # fmt: skip
     else:
         if form.window == 0:
             acc, highest, total = attend_new_keys(
-                q, acc, highest, total, 0, diagonal, positions, new, query_start, kv_head,
+                q, acc, highest, total, 0, diagonal, last, new, query_start, kv_head,
                 scale_log2, False, 0, form,
             )  # fmt: skip
         acc, highest, total = attend_new_keys(
-            q, acc, highest, total, diagonal, end, positions, new, query_start, kv_head, scale_log2,
-            True, form.window, form,
+            q, acc, highest, total, diagonal, end, last, new, query_start, kv_head, scale_log2,
+            True, form.window, form, own=own,
         )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -203,7 +208,8 @@ def _before_keys(sinks_ptr, head, kv_head, part, HAS_PARTS: tl.constexpr, form: 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
     q_ptr, cache, new_k, new_v, new_k_stride, new_v_stride, output_ptr, output_scale_ptr,
-    block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr, is_done_ptr, is_left_ptr, parts,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, key_ends_ptr, sinks_ptr, is_done_ptr,
+    is_left_ptr, parts,
     table_stride, num_requests, min_queries, num_tiles, num_splits, output_scale_stride, scale_log2,
     form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -218,7 +224,7 @@ def _prefill_kernel(
     kv_head = tl.program_id(0)
     new = NewKeys(new_k, new_v, new_k_stride, new_v_stride)
     outputs = Outputs(output_ptr, output_scale_ptr, output_scale_stride)
-    requests = Requests(block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride)
+    requests = Requests(block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride, key_ends_ptr)
     # The last tiles of a chunk have the most keys; they start first.
     tile = num_tiles - 1 - tl.program_id(1)
     if is_done_ptr is None:
@@ -263,15 +269,17 @@ def prefill_attention(
     sinks: torch.Tensor | None,
     scale: float,
     soft_cap: float,
+    key_ends: torch.Tensor | None = None,
 ) -> None:
-    """Attends each query of longer chunks to its sequence's keys up to its own.
+    """Attends each query of longer chunks to its sequence's keys up to its own, or to key_ends.
 
     A chunk that begins its sequence reads keys where they were computed; a later chunk reads all
-    keys through the block table. hopper_attention does both on GPUs of compute capability 9.0; an
-    8-bit cache's keys it reads from copies, as far as widen has room. Elsewhere these are two
-    kernels, as one would run half the programs at a time: 8192 tokens took 1270 us instead of 960,
-    and 764 instead of about 610 after a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11). Grids
-    depend on T, R and Hk only and the host reads nothing, so launches may be captured.
+    keys through the block table. hopper_attention does both on GPUs of compute capability 9.0,
+    without key_ends; an 8-bit cache's keys it reads from copies, as far as widen has room.
+    Elsewhere these are two kernels, as one would run half the programs at a time: 8192 tokens took
+    1270 us instead of 960, and 764 instead of about 610 after a prefix (H200, 32 heads, 8 kv heads
+    of 128, 2026-11). Grids depend on T, R and Hk only and the host reads nothing, so launches may
+    be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
     q, output: [T, Hq, D], contiguous, possibly the same.
@@ -283,6 +291,7 @@ def prefill_attention(
     sinks: [Hq], scores without keys.
     scale: factor of the scores.
     soft_cap: of scaled scores; 0 for none. hopper_attention has none.
+    key_ends: [T] int32 of ImageMetadata.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
     """
@@ -294,7 +303,8 @@ def prefill_attention(
     is_done, is_left, all_fit = None, None, False
     dtype = cache.k.dtype if cache.k_scale is None else q.dtype
     hopper = hopper_tiles(q, dtype, cache.k.shape[1], num_kv_heads)
-    if hopper is not None and metadata.workspace is not None and not soft_cap:
+    is_causal = key_ends is None
+    if hopper is not None and metadata.workspace is not None and not soft_cap and is_causal:
         readable = cache, metadata
         if cache.k_scale is not None:
             copies = widen(
@@ -324,7 +334,7 @@ def prefill_attention(
         num_tiles = num_tokens // queries + num_requests
         num_programs = num_tiles if is_left is None else min(num_tiles, _PROGRAMS_OF_REST)
         shared = None
-        if has_prefix and is_done is None:
+        if has_prefix and is_done is None and is_causal:
             shared = split_tiles(
                 metadata, num_tokens=num_tokens, num_pieces=num_tiles * num_kv_heads,
                 rows=queries * triton.next_power_of_2(num_heads // num_kv_heads), head_dim=head_dim,
@@ -333,7 +343,7 @@ def prefill_attention(
         launch(
             (num_kv_heads, num_programs, num_splits or 1),
             q, cache_tensors(cache), new_k, new_v, k.stride(1), v.stride(1), output, output_scale,
-            metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+            metadata.block_tables, metadata.seq_lens, metadata.query_start_loc, key_ends,
             q if sinks is None else sinks, is_done, is_left, parts_of(shared),
             metadata.block_tables.stride(0), num_requests, min_queries, num_tiles, num_splits,
             0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,

@@ -1,6 +1,7 @@
 """The worker's table of encoded images, and what the tokens of a step take from it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.config import ModelConfig
+from models.config_sections.vision import MutualLayers
 from models.forward_context import ImageMetadata
 from models.vision.rope_positions import image_rope_positions
 from services.engine.batch import EncodedImage, RowAssignment, read_int32
@@ -63,6 +65,11 @@ class ImageInputs:
         assert vision is not None, "the model sees images"
         self._image_token_id, self._merge = vision.image_token_id, vision.merge
         self._has_mrope = bool(config.rope.axes)
+        self.sees_later = vision.mutual_layers is not MutualLayers.NONE
+        """Whether tokens of an image attend to later ones of it."""
+        self._only_windows = vision.mutual_layers is MutualLayers.WINDOWS
+        self._key_ends: Tensor | None = None
+        self._builds_kernels = False
         self._device = device
         self._num_pages = limits.num_encoder_pages
         num_rows = self._num_pages * PAGE_VECTORS if num_features else 0
@@ -132,11 +139,15 @@ class ImageInputs:
             ValueError: the step names an image that its row does not have, or wrong pages.
         """
         starts = batch.seq_lens - np.diff(batch.query_start_loc)
+        self._key_ends = None
         showing = np.flatnonzero(starts < self._ends[batch.row_ids]).tolist()
         pages: dict[int, list[tuple[int, bytes]]] = {}
         for each in batch.images:
             require(each.request in showing, "an image of a request whose tokens show none")
             pages.setdefault(each.request, []).append((each.image, each.pages))
+        key_ends = batch.positions + 1
+        if self._builds_kernels:
+            self._key_ends = to_device(key_ends, self._device)
         if not showing and not self._num_written:
             return
         num_tokens = batch.num_tokens
@@ -157,9 +168,15 @@ class ImageInputs:
                 for part, before in enumerate((tokens, tokens - 1)):
                     is_here = (before >= start) & (before < start + last - first)
                     index[part, first + before[is_here] - start] = slots[is_here]
+                if self.sees_later:
+                    end = int(tokens[-1]) + 1
+                    require(end <= start + last - first, "a step that ends inside of an image")
+                    key_ends[first + tokens[tokens >= start] - start] = end
         self._index[:, :size] = to_device(index, self._device)
         self._own_positions[:, :size] = to_device(positions, self._device)
         self._num_written = num_tokens if showing else 0
+        if self.sees_later and batch.images:
+            self._key_ends = to_device(key_ends, self._device)
 
     def metadata(
         self,
@@ -194,7 +211,16 @@ class ImageInputs:
             rows=self.rows,
             index=self._index[int(is_draft), :num_padded] if has_index else None,
             rope_positions=rope_positions,
+            key_ends=None if are_decodes or is_draft else self._key_ends,
+            only_windows_see_later=self._only_windows,
         )
+
+    @contextmanager
+    def building_kernels(self) -> Iterator[None]:
+        """Has steps without images run the kernels of tokens that see later ones, to build them."""
+        self._builds_kernels = self.sees_later
+        yield
+        self._builds_kernels = False
 
     def _read_row(self, assignment: RowAssignment) -> tuple[_RowImages, int]:
         """Returns a row's images, and what later tokens add to their positions."""

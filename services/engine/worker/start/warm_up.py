@@ -183,6 +183,11 @@ def queue_small_steps(
     for q_lens in kinds:
         if _fits(q_lens, limits):
             yield runner.execute(_step(q_lens, _GREEDY, limits))
+            images = runner.forward.images if limits.max_whole_tokens else None
+            if q_lens == _SHORT_PROMPTS and images is not None:
+                with images.building_kernels():
+                    pending = runner.execute(_step(q_lens, _GREEDY, limits))
+                yield pending
 
 
 def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
@@ -158,7 +159,28 @@ def test_tiles_of_llava_onevision_are_in_two_files(tmp_path):
     }
 
 
+def test_images_of_gemma3_are_one_tile_between_line_breaks(tmp_path):
+    image = {"size": {"height": 896, "width": 896}, "do_pan_and_scan": None, "image_mean": HALF}
+    vision = {"patch_size": 14, "image_size": 896}
+    found = read(tmp_path, "gemma3", image, {"image_seq_length": 256}, vision, boi_token_index=5)
+    assert (found.kind, found.image_token_id) == ("internvl", 262144)
+    assert (found.template_token_id, found.text_around) == (5, "\n\n")
+    assert without_common(found) == {
+        "patch_size": 14,
+        "tile_height": 896,
+        "tile_width": 896,
+        "min_tiles": 1,
+        "max_tiles": 1,
+        "image_seq_length": 256,
+        "start_token_id": 5,
+        "end_token_id": 256000,
+    }
+    with pytest.raises(ConfigError, match="do_pan_and_scan is True; it must be false"):
+        read(tmp_path, "gemma3", {**image, "do_pan_and_scan": True}, vision=vision)
+
+
 DEFAULTS = [
+    ("gemma3", Gemma3ImageProcessorPil, {}, {}),
     ("qwen2_5_vl", Qwen2VLImageProcessorPil, {}, {}),
     ("mistral3", PixtralImageProcessorPil, {}, {}),
     ("internvl", GotOcr2ImageProcessorPil, {"image_seq_length": 169}, {}),
@@ -211,7 +233,7 @@ def test_steps_that_are_left_out_change_nothing(tmp_path):
 
 def test_models_without_images_have_none(tmp_path):
     assert read(tmp_path, "qwen3_vl") is None
-    assert read(tmp_path, "gemma3", QWEN3_VL) is None
+    assert read(tmp_path, "llama", QWEN3_VL) is None
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(QWEN3_VL))
     assert image_settings(tmp_path, {"model_type": "qwen3_5", "text_config": {}}) is None
     assert image_settings(tmp_path, {}) is None

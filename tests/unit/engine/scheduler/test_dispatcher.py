@@ -34,6 +34,17 @@ def prompts(num_tokens: int, graph_bs: int) -> GraphKey:
     )
 
 
+def test_whole_images_run_graphs_of_pieces_alone():
+    shape = BatchShape(
+        num_tokens=12, batch_size=2, max_q_len=8, sees_images=True, sees_whole_images=True
+    )
+    both = GraphDispatcher([prompts(16, 4), piecewise(64)])
+    assert both.dispatch(shape).graph_key == piecewise(64)
+    found = GraphDispatcher([prompts(16, 4)]).dispatch(shape)
+    assert found.graph_key is None
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSUPPORTED
+
+
 CATALOGUE = [full(8), full(1), full(4), full(4, q_len=3), piecewise(64), piecewise(16)]
 
 

@@ -96,6 +96,59 @@ def test_chunks_cut_through_images():
     check(request)
 
 
+def inside(request, end):
+    """Whether a position is after the first and before the last token of an image."""
+    return any(each.offset < end < each.end for each in request.images)
+
+
+def whole_rig(**fields):
+    return image_rig(**{"max_num_batched_tokens": 24, "max_whole_tokens": 20} | fields)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_step_ends_inside_of_an_image_that_is_computed_whole(seed):
+    order = random.Random(seed)
+    rig = whole_rig(max_num_mixed_tokens=6)
+    requests = []
+    for _ in range(8):
+        parts = [order.choices(range(90), k=order.randint(1, 9))]
+        for _ in range(order.randint(0, 2)):
+            parts += [(order.randint(1, 3), order.randint(1, 15)), [order.randint(0, 90)]]
+        requests.append(ask(*parts, max_tokens=order.randint(1, 9)))
+    rig.add(*requests)
+    while rig.scheduler.has_work:
+        rig.step()
+        assert not any(inside(each, each.num_computed_tokens) for each in requests)
+    for request in requests:
+        check(request)
+
+
+def test_a_whole_image_runs_beside_decodes_whatever_mixed_steps_may_have():
+    rig = whole_rig(max_num_mixed_tokens=4)
+    decoding = ask([1, 2], max_tokens=30)
+    rig.add(decoding)
+    rig.step()
+    rig.add(ask([3], (1, 17), [4]))
+    lengths = [q_lens(rig.send()) for _ in range(3)]
+    assert any(len(each) == 2 and max(each) >= 17 for each in lengths)
+    rig.run()
+    check(decoding)
+
+
+def test_an_image_that_is_partly_cached_is_computed_to_its_end():
+    rig = whole_rig()
+    first = ask([1, 2, 3], (1, 18), list(range(9)))
+    rig.add(first)
+    rig.run()
+    second = ask([1, 2, 3], (1, 18), [50, 51])
+    rig.add(second)
+    step = rig.send()
+    assert second.num_cached_tokens == 20
+    assert q_lens(step) == [3]
+    rig.run()
+    check(second)
+
+
 def test_a_step_encodes_a_bounded_number_of_vectors_and_a_large_image_alone():
     rig = image_rig(max_encoder_tokens=10)
     small, large = ask([1], (1, 6), (2, 6), [1]), ask([2], (3, 20), [1])

@@ -40,3 +40,12 @@ def test_a_failure_makes_the_count_of_good_steps_start_over():
     budget.halve(50)
     budget.count_good_step()
     assert budget.tokens == 25
+
+
+def test_steps_that_must_hold_an_image_do_not_shrink_further():
+    budget = StepBudget(64, least=12)
+    budget.halve(64)
+    assert budget.tokens == 32
+    budget.halve(32)
+    budget.halve(16)
+    assert budget.tokens == budget.least == 12

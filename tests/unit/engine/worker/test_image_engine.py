@@ -9,6 +9,7 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode
 from models.loading.loader import load_model
 from services.engine.request import SamplingParams
+from services.engine.worker.start.warm_up import run_small_steps
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.image_prompts import (
@@ -100,7 +101,8 @@ def engine_for(folder, level=0, mode=CUDAGraphMode.NONE, **sizes):
 )
 def test_the_tokens_are_those_of_transformers(seeing, variant, level, mode, max_num_batched_tokens):
     folder, model, prompts, expected = seeing(variant)
-    engine = engine_for(folder, level, mode, max_num_batched_tokens=max_num_batched_tokens)
+    most = max(max_num_batched_tokens, VARIANTS[variant].least_step)
+    engine = engine_for(folder, level, mode, max_num_batched_tokens=most)
     assert run(engine, model, prompts) == expected
     # Now prefixes with images are cached, and images encoded.
     assert run(engine, model, prompts[::-1]) == expected[::-1]
@@ -112,10 +114,10 @@ def test_few_blocks_and_pages_change_nothing(seeing, variant):
     longest = max(len(prompt.token_ids) for prompt in prompts) + NUM_OUTPUT
     engine = engine_for(
         folder,
-        num_blocks=2 + longest // 4 + 4,
+        num_blocks=2 + (longest // 4 + 4) * len(set(model.config.sliding_windows)),
         num_states=3,
         num_encoder_pages=2,
-        max_num_batched_tokens=11,
+        max_num_batched_tokens=max(11, VARIANTS[variant].least_step),
         max_encoder_tokens=1,
     )
     for _ in range(3):
@@ -171,6 +173,23 @@ async def test_a_lost_worker_encodes_again(seeing):
         for sink, tokens in zip(sinks, expected, strict=True):
             assert (await sink.wait_for_end()).error is None
             assert sink.token_ids == tokens
+
+
+def test_kernels_of_tokens_that_see_later_ones_are_built_before_serving(seeing):
+    folder, model, prompts, expected = seeing("gemma3")
+    engine = engine_for(folder)
+    images, seen = engine.runner.forward.images, []
+    metadata = images.metadata
+
+    def noted(*args, **options):
+        seen.append(metadata(*args, **options))
+        return seen[-1]
+
+    images.metadata = noted
+    run_small_steps(engine.runner, engine.limits, [(2, 2), (3,)])
+    key_ends = [None if each.key_ends is None else each.key_ends.tolist() for each in seen]
+    assert key_ends == [None, [1, 2, 1, 2], None]
+    assert run(engine, model, prompts) == expected
 
 
 def test_an_image_that_is_cached_with_its_prefix_is_not_encoded_again(seeing):

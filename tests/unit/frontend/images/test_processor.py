@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
@@ -129,6 +130,18 @@ def test_internvl_equals_transformers(size, min_tiles, max_tiles):
     text_processor.image_token, text_processor.image_seq_length = "I", 256
     text = text_processor.replace_image_token({"num_patches": theirs["num_patches"]}, 0)
     assert processed.tokens == tuple(SPELLINGS[letter] for letter in text)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gemma3_equals_transformers(size):
+    changes = {"resample": 2, "tile_height": 896, "tile_width": 896, "max_tiles": 1}
+    image = picture(size)
+    processed = processor("internvl", **changes).process(image)
+    theirs = Gemma3ImageProcessorPil(size={"height": 896, "width": 896})(image, **RAW)
+    [pixels] = theirs["pixel_values"]
+    assert_close(patches_of(processed, 14), cut(np.asarray(pixels), 14))
+    assert processed.grid == (1, 64, 64)
+    assert processed.tokens == (8, *(IMAGE_TOKEN_ID,) * 256, 9)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -160,7 +160,7 @@ def test_the_token_of_an_image_is_special_whatever_the_files_say():
     files = {"tokenizer.json": library.to_str().encode()}
     token_id = library.token_to_id("<picture>")
     assert not Tokenizer(files).is_special(token_id)
-    tokenizer = Tokenizer(files, image_token_id=token_id)
+    tokenizer = Tokenizer(files, image_token_ids=[token_id])
     assert tokenizer.is_special(token_id)
     assert "<picture>" in tokenizer.special_tokens
-    assert not Tokenizer(files, image_token_id=5).is_special(5)
+    assert not Tokenizer(files, image_token_ids=[5]).is_special(5)

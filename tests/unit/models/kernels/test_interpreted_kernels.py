@@ -42,6 +42,8 @@ CASES = [
     (([1] * 5, [5, 1, 0, 170, 16]), {"soft_cap": 1.5, "scale": 0.4}),
     (([1, 7, 40, 1], [5, 7, 170, 33]), {"soft_cap": 0.7, "sliding_window": 33, "has_sinks": True}),
     (([1, 17], [9, 33]), {"soft_cap": 2.0, "scale": 1.0, "has_rotation": False}),
+    (([1, 7, 40, 1], [5, 7, 170, 33]), {"images": [(1, 2, 6), (2, 132, 165), (2, 167, 170)]}),
+    (([45, 1, 9], [45, 9, 60]), {"images": [(0, 3, 44), (2, 40, 60)], "sliding_window": 11}),
 ]
 # Cases take turns with types; both see each kernel. tests/gpu has all of both.
 DTYPES = torch.float32, torch.float16
@@ -54,6 +56,7 @@ for number, (batch, options) in enumerate(CASES):
     attention.attend(
         case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
         case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
+        key_ends=case.key_ends,
     )
     live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
     assert_rows_close(output[live], exact.run()[live])
