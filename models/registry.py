@@ -6,7 +6,11 @@ from typing import Any
 from models.apertus import ApertusForCausalLM
 from models.cohere2 import Cohere2ForCausalLM
 from models.config import ConfigError, ModelConfig
-from models.config_sections.gemma_towers import Gemma3VisionConfig
+from models.config_sections.gemma_towers import (
+    Gemma3VisionConfig,
+    Gemma4UnifiedVisionConfig,
+    Gemma4VisionConfig,
+)
 from models.config_sections.llava_towers import LlavaOnevisionVisionConfig
 from models.config_sections.towers import (
     InternVLVisionConfig,
@@ -44,6 +48,7 @@ from models.qwen3 import Qwen3ForCausalLM
 from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeForCausalLM
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
 from models.vision.gemma3 import Gemma3Tower
+from models.vision.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from models.vision.internvl import InternVLTower
 from models.vision.llava_onevision import LlavaOnevisionTower
 from models.vision.pixtral import PixtralTower
@@ -104,6 +109,8 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
 
 _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
     Gemma3VisionConfig: Gemma3Tower,
+    Gemma4UnifiedVisionConfig: Gemma4UnifiedTower,
+    Gemma4VisionConfig: Gemma4Tower,
     InternVLVisionConfig: InternVLTower,
     LlavaOnevisionVisionConfig: LlavaOnevisionTower,
     PixtralVisionConfig: PixtralTower,

@@ -25,6 +25,7 @@ class Gemma4Config:
     sharing_scale: factor of these layers' inner size.
     token_size: elements of each token's embedding for each layer; 0 for none.
     token_vocab_size: tokens that have one.
+    pad_token_id: the token whose embeddings for each layer image tokens have.
     """
 
     local_heads: HeadSizes
@@ -33,6 +34,7 @@ class Gemma4Config:
     sharing_scale: int
     token_size: int
     token_vocab_size: int
+    pad_token_id: int
 
 
 def read_gemma4(fields: Fields, num_layers: int) -> Gemma4Config | None:
@@ -55,6 +57,7 @@ def read_gemma4(fields: Fields, num_layers: int) -> Gemma4Config | None:
         sharing_scale=2 if fields.flag("use_double_wide_mlp") else 1,
         token_size=fields.count("hidden_size_per_layer_input", 0, minimum=0),
         token_vocab_size=fields.count("vocab_size_per_layer_input"),
+        pad_token_id=fields.count("pad_token_id", 0, minimum=0),
     )
 
 

@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
-from models.config_sections.gemma_towers import read_gemma3
+from models.config_sections.gemma_towers import (
+    read_gemma3,
+    read_gemma4_unified,
+    read_gemma4_vision,
+)
 from models.config_sections.llava_towers import read_llava_onevision
 from models.config_sections.vision import (
     CLIP_MEAN,
@@ -232,6 +236,8 @@ _NORMS = ("layer_norm", "rms_norm")
 
 _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
     "Gemma3ForConditionalGeneration": read_gemma3,
+    "Gemma4ForConditionalGeneration": read_gemma4_vision,
+    "Gemma4UnifiedForConditionalGeneration": read_gemma4_unified,
     "InternVLForConditionalGeneration": _read_internvl,
     "LlavaOnevisionForConditionalGeneration": read_llava_onevision,
     "Mistral3ForConditionalGeneration": _read_pixtral,

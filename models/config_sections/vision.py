@@ -139,13 +139,15 @@ def check_sides(grid: tuple[int, ...], count: int) -> None:
         raise ValueError(f"it must be {count} numbers from 1 to {MAX_SIDE}")
 
 
-def read_colours(whole: Fields, mean: Colour, std: Colour) -> ColourScale:
+def read_colours(
+    whole: Fields, mean: Colour, std: Colour, *, normalizes: bool = True
+) -> ColourScale:
     """Reads how the image processor scales colours, from the file beside config.json.
 
-    mean, std: if it does not say.
+    mean, std, normalizes: if it does not say.
     """
-    fields = _processor(whole.file.parent)
-    if fields.flag("do_normalize", default=True):
+    fields = processor_fields(whole.file.parent)
+    if fields.flag("do_normalize", default=normalizes):
         mean = fields.numbers("image_mean", 3) if fields.has("image_mean") else mean
         std = fields.numbers("image_std", 3) if fields.has("image_std") else std
     else:
@@ -156,7 +158,7 @@ def read_colours(whole: Fields, mean: Colour, std: Colour) -> ColourScale:
     return ColourScale(factor=factor, mean=mean, std=std)
 
 
-def _processor(folder: Path) -> Fields:
+def processor_fields(folder: Path) -> Fields:
     """Returns the fields of a folder's image processor; none without a file."""
     for name in PROCESSOR_FILES:
         if (folder / name).exists():

@@ -31,6 +31,7 @@ class TokenInputDecoder(Decoder):
         self._size = sizes.token_size if sizes else 0
         if sizes is None or not self._size:
             return
+        self._pad_token_id, self._vision = sizes.pad_token_id, config.vision
         if group.stage.size > 1:
             raise ValueError(
                 "embeddings for each layer need token ids, which later pipeline stages do not get"
@@ -57,6 +58,10 @@ class TokenInputDecoder(Decoder):
         """Returns the vectors of T tokens for all layers, [T, layers, n], or None."""
         if not self._size:
             return None
+        if self._vision is not None:
+            # Tokens of images have the table's entry of padding.
+            is_image = token_ids == self._vision.image_token_id
+            token_ids = token_ids.masked_fill(is_image, self._pad_token_id)
         shape = (token_ids.shape[0], -1, self._size)
         projected = self.per_layer_model_projection(embedded) * self._projection_scale
         projected = self.per_layer_projection_norm(projected.view(shape))

@@ -19,9 +19,22 @@ TEXT_PREFIXES = {
     "model.language_model.": "model.",
 }
 """Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it."""
-_TEXT = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+_TEXT = (
+    "model.embed_tokens.",
+    "model.embed_tokens_per_layer.",
+    "model.per_layer_",
+    "model.layers.",
+    "model.norm.",
+    "lm_head.",
+)
 
-VISION_PARTS = ("vision_tower.", "multi_modal_projector.", "image_newline")
+VISION_PARTS = (
+    "vision_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "multi_modal_projector.",
+    "image_newline",
+)
 """Parts of an encoder of images in families that do not call it `visual`."""
 
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")

@@ -27,21 +27,28 @@ class Segments:
             index = starts[is_own].unsqueeze(1) + torch.arange(length)
             self._groups.append(index.to(device))
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Maps q, k and v, [N, heads, D], to [N, heads * D]."""
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None
+    ) -> torch.Tensor:
+        """Maps q, k and v, [N, heads, D], to [N, heads * D].
+
+        scale: factor of the scores; None means 1 / sqrt(D).
+        """
         if self._one_length is not None:
             split = [each.view(-1, self._one_length, *each.shape[1:]) for each in (q, k, v)]
-            return _attended(*split).flatten(0, 1).flatten(1)
+            return _attended(*split, scale=scale).flatten(0, 1).flatten(1)
         output = torch.empty_like(q)
         for index in self._groups:
-            output[index] = _attended(q[index], k[index], v[index])
+            output[index] = _attended(q[index], k[index], v[index], scale=scale)
         return output.flatten(1)
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None
+) -> torch.Tensor:
     """Maps [segments, length, heads, D] to the same."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
 
 
 class PatchRotation:
@@ -82,6 +89,28 @@ class PatchRotation:
         first, second = values.chunk(2, dim=-1)
         swapped = torch.cat((-second, first), dim=-1)
         return (values * self._cos + swapped * self._sin).to(heads.dtype)
+
+
+class HalvesRotation:
+    """Rotation of the two halves of a head, each by a coordinate of its own.
+
+    Source: transformers 5.24, models/gemma4, apply_multidimensional_rope.
+    """
+
+    def __init__(self, coordinates: torch.Tensor, *, head_dim: int, theta: float) -> None:
+        """Takes the coordinates, [2, N], by which the first and the second half turn."""
+        exponents = torch.arange(0, head_dim // 2, 2, device=coordinates.device).float()
+        frequencies = 1.0 / theta ** (exponents / (head_dim // 2))
+        angles = coordinates.t().unsqueeze(2) * frequencies  # [N, 2, D / 4]
+        self._cos = angles.cos().repeat(1, 1, 2).unsqueeze(1)
+        self._sin = angles.sin().repeat(1, 1, 2).unsqueeze(1)
+
+    def turn(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotates heads, [N, H, D], in float32."""
+        values = heads.float().view(*heads.shape[:2], 2, -1)
+        first, second = values.chunk(2, dim=-1)
+        swapped = torch.cat((-second, first), dim=-1)
+        return (values * self._cos + swapped * self._sin).flatten(2).to(heads.dtype)
 
 
 class FusedAttention(nn.Module):

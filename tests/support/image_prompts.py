@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from models.config_sections.gemma_towers import Gemma3VisionConfig
+from models.config_sections.gemma_towers import (
+    Gemma3VisionConfig,
+    Gemma4ImageConfig,
+    Gemma4UnifiedVisionConfig,
+)
 from models.config_sections.towers import (
     InternVLVisionConfig,
     PixtralVisionConfig,
@@ -54,6 +58,8 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
         frames = torch.cat(scaled).unsqueeze(2).expand(-1, -1, config.num_frames, -1)
         grids = torch.tensor([(1, *each.grid) for each in pictures])
         return {"pixel_values": frames.flatten(1), "image_grid_thw": grids}
+    if isinstance(config, Gemma4ImageConfig):
+        return _gemma4_inputs(config, pictures)
     images = [_pixels(each, picture.grid) for each, picture in zip(scaled, pictures, strict=True)]
     if isinstance(config, PixtralVisionConfig):
         sizes = torch.tensor([each.shape[-2:] for each in images])
@@ -62,6 +68,21 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
         return {"pixel_values": torch.cat(images)}
     sizes = torch.tensor([each.grid[3:] for each in pictures])
     return {"pixel_values": _stacked(images), "image_sizes": sizes}
+
+
+def _gemma4_inputs(config, pictures: list[Picture]) -> dict[str, torch.Tensor]:
+    """Returns patches pixel by pixel, and column and row of each, padded to the longest image."""
+    longest = max(len(each.patches) for each in pictures)
+    values = torch.zeros(len(pictures), longest, 3 * config.patch_size**2)
+    places = torch.full((len(pictures), longest, 2), -1)
+    for number, each in enumerate(pictures):
+        count = len(each.patches)
+        scaled = each.patches.unflatten(1, (3, -1)).transpose(1, 2).flatten(1) / 255
+        values[number, :count] = scaled
+        height, width = each.grid
+        rows, columns = torch.arange(height), torch.arange(width)
+        places[number, :count] = torch.cartesian_prod(rows, columns).flip(1)
+    return {"pixel_values": values, "image_position_ids": places}
 
 
 def _pixels(patches: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
@@ -197,9 +218,19 @@ def reference_logits(reference, model: CausalLM, prompt: Prompt) -> torch.Tensor
     token_ids = torch.tensor([prompt.token_ids])
     is_image = token_ids == model.config.vision.image_token_id
     inputs = reference_inputs(model, prompt.pictures)
-    if model.config.rope.axes:
+    if model.config.rope.axes or isinstance(model.config.vision, Gemma4ImageConfig):
         inputs["mm_token_type_ids"] = is_image.int()
     if model.config.vision.mutual_layers is MutualLayers.ALL:
         inputs["token_type_ids"] = is_image.int()
+    if isinstance(model.config.vision, Gemma4UnifiedVisionConfig):
+        # Called plainly, it has images see later tokens in all layers; not where it generates.
+        inputs["attention_mask"] = reference.create_masks_for_generate(
+            reference.config,
+            inputs_embeds=reference.get_input_embeddings()(token_ids),
+            attention_mask=None,
+            cache=None,
+            position_ids=None,
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+        )
     with torch.inference_mode():
         return reference(token_ids, **inputs).logits[0].float()

@@ -40,6 +40,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "start_token_id": 8,
         "end_token_id": 9,
     },
+    "gemma4": {
+        **_COMMON,
+        "patch_size": 16,
+        "merge_size": 3,
+        "max_soft_tokens": 280,
+        "start_token_id": 8,
+        "end_token_id": 9,
+    },
     "llava_onevision": {
         **_COMMON,
         "patch_size": 14,

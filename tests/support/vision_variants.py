@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tests.support.recent_variants import GROWING_ROPE
+from tests.support.recent_variants import GEMMA_4, GROWING_ROPE
 
 TEXT = {
     "vocab_size": 97,
@@ -111,6 +111,16 @@ ODD_SIGLIP = SIGLIP | {
     "patch_size": 3,
     "image_size": 9,
     "vision_use_head": True,
+}
+GEMMA4_TOWER = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "position_embedding_size": 20,
 }
 PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 48]]
 ODD_PINPOINTS = [[9, 27], [18, 18], [27, 9], [27, 27]]
@@ -228,6 +238,40 @@ VARIANTS = {
         ((1, 6, 6), (1, 6, 6), (1, 6, 6)),
         least_step=9,
     ),
+    "gemma4": Variant(
+        "Gemma4",
+        TEXT | GEMMA_4 | {"use_bidirectional_attention": "vision", "sliding_window": 5},
+        GEMMA4_TOWER | {"use_clipped_linears": True},
+        {"image_token_id": IMAGE_TOKEN},
+        ((3, 9), (6, 6), (9, 3)),
+        least_step=4,
+    ),
+    "gemma4_odd": Variant(
+        "Gemma4",
+        ODD_TEXT
+        | GEMMA_4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 97,
+        },
+        GEMMA4_TOWER
+        | {"patch_size": 3, "pooling_kernel_size": 2, "standardize": True, "hidden_size": 36}
+        | {"num_attention_heads": 3, "num_key_value_heads": 3},
+        {"image_token_id": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ((4, 6), (2, 10), (8, 2)),
+    ),
+    "gemma4_unified": Variant(
+        "Gemma4Unified",
+        TEXT | {name: each for name, each in GEMMA_4.items() if "per_layer" not in name},
+        {"patch_size": 2, "mm_embed_dim": 24, "mm_posemb_size": 20, "output_proj_dims": 24},
+        {"image_token_id": IMAGE_TOKEN},
+        ((2, 3), (1, 5), (3, 1)),
+        least_step=6,
+    ),
     "internvl": Variant(
         "InternVL",
         TEXT | HEADS_SHARE_ALL | {"model_type": "qwen2"},
@@ -270,6 +314,15 @@ VARIANTS = {
         ((10, 3, 3, 61, 53), (4, 3, 3, 7, 30), (5, 3, 3, 15, 13)),
     ),
 }
+BUFFERS = {
+    "input_min": -1.25,
+    "input_max": 1.5,
+    "output_min": -2.0,
+    "output_max": 1.75,
+    "std_bias": 0.125,
+    "std_scale": 0.75,
+}
+"""Values of tensors that are no parameters in transformers, and stored with them."""
 _ALWAYS = {"qwen3_vl", "qwen3_vl_odd", "gemma3"}
 EVERY_VARIANT = [
     name if name in _ALWAYS else pytest.param(name, marks=pytest.mark.families) for name in VARIANTS
@@ -296,5 +349,8 @@ def write_vision_checkpoint(folder: Path, variant: str, whole: dict | None = Non
             is_norm = "norm" in name.rpartition(".")[0].rpartition(".")[2]
             with torch.no_grad():
                 param.normal_(1.0 if is_norm and name.endswith("weight") else 0.0, 0.3)
+        for name, buffer in model.named_buffers():
+            if (own := name.rpartition(".")[2]) in BUFFERS:
+                buffer.fill_(BUFFERS[own])
     model.save_pretrained(folder)
     return model

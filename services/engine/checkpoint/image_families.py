@@ -118,6 +118,28 @@ def gemma3(files: ImageFiles) -> dict[str, Any]:
     }
 
 
+def gemma4(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of Gemma 4's kind."""
+    patch_size = files.image.count("patch_size", 16)
+    merge_size = files.image.count("pooling_kernel_size", 3)
+    check_equal(files.vision, "patch_size", patch_size)
+    check_equal(files.vision, "pooling_kernel_size", merge_size)
+    return {
+        "patch_size": patch_size,
+        "merge_size": merge_size,
+        "max_soft_tokens": files.image.count("max_soft_tokens", 280),
+        "start_token_id": files.config.count("boi_token_id", 255999, minimum=0),
+        "end_token_id": files.config.count("eoi_token_id", 258882, minimum=0),
+    }
+
+
+def gemma4_unified(files: ImageFiles) -> dict[str, Any]:
+    """Returns the same with squares of patches as single patches."""
+    settings = gemma4(files)
+    patch_size = settings["patch_size"] * settings["merge_size"]
+    return {**settings, "patch_size": patch_size, "merge_size": 1}
+
+
 def llava_onevision(files: ImageFiles) -> dict[str, Any]:
     """Returns the settings of LLaVA-OneVision's kind."""
     height, width = image_size(files.image, 384, edge="shortest_edge")

@@ -10,6 +10,8 @@ from models.config_sections.fields import Fields
 from models.config_sections.vision import CLIP_MEAN, CLIP_STD, HALF, Colour, read_image_token
 from services.engine.checkpoint.image_families import (
     gemma3,
+    gemma4,
+    gemma4_unified,
     internvl,
     llava_onevision,
     pixtral,
@@ -45,6 +47,8 @@ class _Family:
     read: Callable[[ImageFiles], dict[str, Any]]
     mean: Colour = CLIP_MEAN
     std: Colour = CLIP_STD
+    normalizes: bool = True
+    """Unless a file says otherwise; so are mean, std and resample."""
     resample: int = _BICUBIC
     template_token: tuple[str, int] | None = None
     """The field of config.json with the token that chat templates write, and its default; None:
@@ -104,7 +108,7 @@ def _check_steps(image: Fields, family: _Family) -> None:
 
 def _common(image: Fields, family: _Family) -> dict[str, Any]:
     """Returns the fields of all kinds but the size of patches."""
-    normalizes = image.flag("do_normalize", default=True)
+    normalizes = image.flag("do_normalize", default=family.normalizes)
     rescales = image.flag("do_rescale", default=True)
     return {
         "resample": image.count("resample", family.resample, minimum=0),
@@ -114,6 +118,7 @@ def _common(image: Fields, family: _Family) -> dict[str, Any]:
     }
 
 
+_PLAIN: tuple[Colour, Colour, bool] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), False
 _QWEN = ("qwen_vl", "Qwen2VLImageProcessor")
 _FAMILIES = {
     "gemma3": _Family(
@@ -126,6 +131,10 @@ _FAMILIES = {
         resample=_BILINEAR,
         template_token=("boi_token_index", 255999),
         text_around="\n\n",
+    ),
+    "gemma4": _Family("gemma4", "Gemma4ImageProcessor", 258880, gemma4, *_PLAIN),
+    "gemma4_unified": _Family(
+        "gemma4", "Gemma4UnifiedImageProcessor", 258880, gemma4_unified, *_PLAIN
     ),
     "qwen2_5_vl": _Family(*_QWEN, 151655, qwen_vl),
     "qwen3_vl": _Family(*_QWEN, 151655, qwen_vl),

@@ -3,6 +3,7 @@
 from pydantic import ValidationError
 
 from services.frontend.images.families.family import Family
+from services.frontend.images.families.gemma4 import Gemma4
 from services.frontend.images.families.internvl import InternVL
 from services.frontend.images.families.llava_onevision import LlavaOnevision
 from services.frontend.images.families.pixtral import Pixtral
@@ -13,6 +14,7 @@ FAMILIES: dict[str, type[Family]] = {
     "pixtral": Pixtral,
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,
+    "gemma4": Gemma4,
 }
 """`ImageProcessor.kind` -> the settings that it has."""
 

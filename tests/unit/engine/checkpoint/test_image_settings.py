@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
@@ -179,7 +180,25 @@ def test_images_of_gemma3_are_one_tile_between_line_breaks(tmp_path):
         read(tmp_path, "gemma3", {**image, "do_pan_and_scan": True}, vision=vision)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "patch_size", "merge_size"), [("gemma4", 16, 3), ("gemma4_unified", 48, 1)]
+)
+def test_images_of_gemma4_have_a_number_of_tokens(tmp_path, model_type, patch_size, merge_size):
+    found = read(tmp_path, model_type, {"max_soft_tokens": 560}, vision={"patch_size": 16})
+    assert (found.kind, found.image_token_id) == ("gemma4", 258880)
+    assert (found.template_token_id, found.text_around) == (258880, "")
+    assert found.settings["image_std"] == [1.0, 1.0, 1.0]
+    assert without_common(found) == {
+        "patch_size": patch_size,
+        "merge_size": merge_size,
+        "max_soft_tokens": 560,
+        "start_token_id": 255999,
+        "end_token_id": 258882,
+    }
+
+
 DEFAULTS = [
+    ("gemma4", Gemma4ImageProcessorPil, {}, {}),
     ("gemma3", Gemma3ImageProcessorPil, {}, {}),
     ("qwen2_5_vl", Qwen2VLImageProcessorPil, {}, {}),
     ("mistral3", PixtralImageProcessorPil, {}, {}),

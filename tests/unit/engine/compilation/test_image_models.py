@@ -18,7 +18,7 @@ EXAMPLES = [torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
 OPERATORS = ("image_rows", "rotation_rows")
 
 
-OTHERS = ("qwen3_vl_moe", "qwen3_5_moe_odd", "qwen2_5_vl", "ministral3")
+OTHERS = ("qwen3_vl_moe", "qwen3_5_moe_odd", "qwen2_5_vl", "ministral3", "gemma3_odd", "gemma4_odd")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
@@ -142,6 +143,32 @@ def test_gemma3_equals_transformers(size):
     assert_close(patches_of(processed, 14), cut(np.asarray(pixels), 14))
     assert processed.grid == (1, 64, 64)
     assert processed.tokens == (8, *(IMAGE_TOKEN_ID,) * 256, 9)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("max_soft_tokens", [70, 280])
+def test_gemma4_equals_transformers(size, max_soft_tokens):
+    image = picture(size)
+    processed = processor("gemma4", max_soft_tokens=max_soft_tokens).process(image)
+    theirs = Gemma4ImageProcessorPil(max_soft_tokens=max_soft_tokens)(image, do_rescale=False)
+    places = np.asarray(theirs["image_position_ids"])[0]
+    count = (places[:, 0] >= 0).sum()
+    pixels = np.asarray(theirs["pixel_values"])[0, :count].reshape(-1, 16, 16, 3)
+    assert_close(patches_of(processed, 16), pixels.transpose(0, 3, 1, 2))
+    assert processed.grid == tuple(1 + places[:count].max(axis=0)[::-1])
+    [num_tokens] = theirs["num_soft_tokens_per_image"]
+    assert processed.tokens == (8, *(IMAGE_TOKEN_ID,) * num_tokens, 9)
+
+
+def test_gemma4_unified_has_patches_of_whole_squares():
+    image = picture((640, 480))
+    small, large = processor("gemma4"), processor("gemma4", patch_size=48, merge_size=1)
+    one, other = small.process(image), large.process(image)
+    assert one.tokens == other.tokens
+    assert tuple(3 * each for each in other.grid) == one.grid
+    whole = patches_of(other, 48).reshape(*other.grid, 3, 48, 48).transpose(2, 0, 3, 1, 4)
+    pixels = whole.reshape(3, 48 * other.grid[0], -1)
+    assert np.array_equal(cut(pixels, 16), patches_of(one, 16))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -48,6 +48,17 @@ def test_towers_are_left_out_by_default(folder):
     assert not any(name.startswith("visual.") for name, _ in model.named_parameters())
 
 
+def test_the_text_of_gemma4_has_its_embeddings_for_each_layer(tmp_path):
+    write_vision_checkpoint(tmp_path, "gemma4_odd")
+    text, whole = load(tmp_path, sees_images=False), load(tmp_path)
+    found = dict(text.named_parameters())
+    expected = {
+        name: each for name, each in whole.named_parameters() if not name.startswith("visual.")
+    }
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
 def test_names_of_the_first_files_are_read(folder):
     expected = vectors(load(folder))
     weights = load_file(folder / "model.safetensors")
