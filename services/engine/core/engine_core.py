@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
-from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
-from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_scheduler import make_block_events, make_step_loop
 from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
@@ -22,6 +20,7 @@ from services.engine.core.live_requests import LiveRequests
 from services.engine.core.profiles import Profiles
 from services.engine.core.recent_work import RecentWork
 from services.engine.core.request_ends import RequestEnds
+from services.engine.core.saved_history import SavedHistory
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.survivors import Survivors
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
 log = structlog.get_logger()
-
-HISTORY_INTERVAL_S = 60.0
-"""Time between two writes of the step sizes, which take 1 ms, or 10 ms with 8192 sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +94,7 @@ class EngineCore:
         self._steps: StepLoop | None = None
         self._experts: ExpertBalance | None = None
         self._graphs = GraphLedger(WorkerReady())
-        self.history = load_history(config)
-        """Sizes of the steps of this run and of earlier ones."""
-        self._history_path = history_path(config)
-        self._num_steps_saved = self.history.num_steps
+        self.history = SavedHistory(config, lambda: self._graphs)
         self._coverage = GraphCoverage.of((), limits)
         self.requests = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
         """The live requests, and recent ones."""
@@ -138,14 +131,14 @@ class EngineCore:
         Raises:
             WorkerDiedError: the first worker could not start.
         """
-        saving = asyncio.create_task(self._save_history_regularly())
+        saving = asyncio.create_task(self.history.save_regularly())
         try:
             await self._supervisor.run()
         finally:
             saving.cancel()
             self.watchers.close()
             self._abort_all(EngineUnavailableError("the engine stopped"))
-            self._save_history()
+            self.history.save()
 
     def check_ready(self) -> None:
         """Raises EngineUnavailableError unless `is_ready`."""
@@ -286,7 +279,7 @@ class EngineCore:
             ready.planned_graphs, self._limits, allows_padding=allows_padding
         )
         if ready.planned_graphs:
-            self._coverage.report(self.history)
+            self._coverage.report(self.history.steps)
         if ready.HasField("experts"):
             interval = config.parallel.eplb_interval
             self._experts = ExpertBalance(
@@ -304,7 +297,7 @@ class EngineCore:
             publish=self.requests.publish,
             counters=self.counters,
             graphs=self._graphs,
-            history=self.history,
+            history=self.history.steps,
             watchers=self.watchers,
         )
         self._steps.experts = self._experts
@@ -367,26 +360,6 @@ class EngineCore:
             self._steps.scheduler.abort(request)
             self._steps.wake()
         self.requests.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
-
-    async def _save_history_regularly(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(HISTORY_INTERVAL_S)
-            self._save_history()
-
-    def _save_history(self) -> None:
-        """Writes the history if it has a file and new steps."""
-        history, path = self.history, self._history_path
-        num_steps = history.num_steps
-        if path is None or num_steps == self._num_steps_saved:
-            return
-        if self._graphs.captured:
-            history.cudagraph_mode = self._graphs.mode
-            history.decode_graphs = self._graphs.costs(GraphKind.GRAPH_KIND_DECODE)
-            history.piece_graphs = self._graphs.costs(
-                GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE
-            )
-        if save_history(history, path):
-            self._num_steps_saved = num_steps
 
     def _abort_all(self, error: EngineError) -> None:
         for request in self.requests.all():

@@ -177,7 +177,7 @@ class EngineServicer(EngineServiceServicer):
         stats = stats_to_proto(
             core.stats(),
             num_sessions=self._num_sessions,
-            step_sizes=core.history if has_step_sizes else None,
+            step_sizes=core.history.steps if has_step_sizes else None,
             weights=core.worker.weights if core.worker is not None else (),
             experts=await core.expert_figures() if request.include_experts else (),
         )

@@ -11,7 +11,7 @@ from services.engine.capture_sizes.history import (
     read_history,
     save_history,
 )
-from services.engine.core import engine_core
+from services.engine.core import saved_history
 from services.engine.core.engine_core import EngineCore
 from services.engine.errors import (
     DeadlineExpiredError,
@@ -329,7 +329,7 @@ async def test_the_sizes_of_steps_are_kept_when_the_engine_ends(tmp_path):
     config = engine_config(histogram_dir=str(tmp_path))
     async with running_core(config) as engine:
         await run_one(engine)
-        seen = engine.core.history
+        seen = engine.core.history.steps
         assert seen.others == {3: 1}
     kept = read_history(history_path(config))
     assert (kept.others, kept.decodes.keys()) == ({3: 1}, {1})
@@ -337,7 +337,7 @@ async def test_the_sizes_of_steps_are_kept_when_the_engine_ends(tmp_path):
 
 
 async def test_the_sizes_of_steps_are_kept_while_the_engine_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_core, "HISTORY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(saved_history, "INTERVAL_S", 0.01)
     config = engine_config(histogram_dir=str(tmp_path))
     async with running_core(config) as engine:
         await run_one(engine)
