@@ -28,19 +28,19 @@ class EventPart:
 
 
 async def follow(
-    ranks: Sequence[BlockEvents], cursors: Mapping[int, int]
+    ranks: Mapping[int, BlockEvents], cursors: Mapping[int, int]
 ) -> AsyncIterator[EventPart]:
     """Yields what a subscriber must apply, without an end.
 
     A subscriber that reads too slowly gets a snapshot in place of the changes that it missed.
 
     Args:
-        ranks: the record of each rank.
+        ranks: the records of the ranks to follow.
         cursors: number of the last changes that the subscriber has applied, by rank.
     """
     numbers: dict[int, int] = dict(cursors)
     while True:
-        for rank, record in enumerate(ranks):
+        for rank, record in ranks.items():
             number = numbers.get(rank)
             batches = None if number is None else record.since(number)
             if batches is None:

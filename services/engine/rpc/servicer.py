@@ -227,7 +227,7 @@ class EngineServicer(EngineServiceServicer):
         cursors = {each.data_parallel_rank: each.sequence_number for each in request.cursors}
         with self._streams.hold(KV_EVENTS, context):
             await context.send_initial_metadata(())
-            async for part in follow(self._core.block_events, cursors):
+            async for part in follow(dict(enumerate(self._core.block_events)), cursors):
                 await write_in_time(
                     context, part_to_proto(part), self._config.serving.slow_reader_timeout_s
                 )

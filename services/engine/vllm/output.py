@@ -12,8 +12,8 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import (
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
 from services.engine.edge.output import logprobs_to_proto, prompt_logprobs_to_proto
+from services.engine.edge.stop_strings import StopStrings
 from services.engine.request import FinishReason, Request, RequestOutput
-from services.engine.vllm.stop_strings import StopStrings
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -22,7 +22,7 @@ FINISH_REASONS = {
 }
 
 
-class CallOutput:
+class VllmOutput:
     """Collects the output of one request.
 
     A streamed output is written in chunks of new output and an ending without repetition. Otherwise

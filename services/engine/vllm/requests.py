@@ -6,7 +6,6 @@ defaults; the caller applies them.
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import vllm_engine_pb2
@@ -14,13 +13,12 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from services.engine.edge.request_reader import check_known
+from services.engine.edge.stop_strings import StopRule
 from services.engine.edge.structured_output import MAX_CHOICES
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_SAMPLES = 16
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_BYTES = 256
 
 REFUSED_FIELDS = {
     "text": "the engine takes tokens: send tokenized",
@@ -47,17 +45,6 @@ _PLAIN_FIELDS = (
     "min_p", "frequency_penalty", "presence_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
 )  # fmt: skip
 """Fields with the same meaning in both protocols, absent or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRule:
-    """The stop strings of an output and where to search for them."""
-
-    texts: tuple[str, ...]
-    skip_special_tokens: bool
-    """Whether special tokens are left out of the text."""
-    min_tokens: int
-    """Leading tokens that are not searched."""
 
 
 def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
@@ -122,16 +109,6 @@ def stop_rule(given: vllm_engine_pb2.SamplingParams) -> StopRule | None:
     """
     if not given.stop:
         return None
-    if len(given.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"stop has {len(given.stop)} strings; the limit is {MAX_STOP_STRINGS}"
-        )
-    for text in given.stop:
-        num_bytes = len(text.encode())
-        if not 0 < num_bytes <= MAX_STOP_STRING_BYTES:
-            raise InvalidRequestError(
-                f"a string of stop has {num_bytes} bytes; it must have 1 to {MAX_STOP_STRING_BYTES}"
-            )
     return StopRule(tuple(given.stop), given.skip_special_tokens, given.min_tokens)
 
 

@@ -15,14 +15,14 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.edge.call import ForeignCall, OpenCalls
 from services.engine.edge.kv_events import follow
 from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, OpenStreams, write_in_time
 from services.engine.edge.request_reader import RequestReader, check_known
-from services.engine.edge.status import count_rejection
-from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnsupportedError
+from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.vllm.call import VllmCall
 from services.engine.vllm.kv_events import part_to_batch
+from services.engine.vllm.message import VllmMessage
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
 from services.settings.installation import own_version
 
@@ -54,7 +54,7 @@ class VllmServicer:
         self._grammars = grammars
         self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
         self._tokenizer = TokenizerArchive(model.tokenizer)
-        self._calls: dict[str, VllmCall] = {}
+        self._calls = OpenCalls(core)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the methods."""
@@ -69,19 +69,8 @@ class VllmServicer:
         context: grpc.aio.ServicerContext,
     ) -> None:
         """Serves one request, with all its outputs."""
-        if request.request_id in self._calls:
-            error = DuplicateRequestError(
-                f"request_id {request.request_id!r} belongs to a live request"
-            )
-            count_rejection(self._core.counters, error)
-            raise error
-        call = VllmCall(self._core, self._reader, self._config, context, self._grammars)
-        if request.request_id:
-            self._calls[request.request_id] = call
-        try:
-            await call.run(request)
-        finally:
-            self._calls.pop(request.request_id, None)
+        call = ForeignCall(self._core, self._reader, self._config, context, self._grammars)
+        await self._calls.serve(request.request_id, call, VllmMessage(request))
 
     async def Abort(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
@@ -97,8 +86,8 @@ class VllmServicer:
                 f"request_ids has {len(request.request_ids)} entries; the limit is {MAX_ABORTED}"
             )
         for request_id in request.request_ids:
-            call = self._calls.get(request_id)
-            if call is not None and call.connection == context.peer():
+            call = self._calls.find(request_id)
+            if call is not None and call.context.peer() == context.peer():
                 call.abort()
         return vllm_engine_pb2.AbortResponse()
 
@@ -191,7 +180,7 @@ class VllmServicer:
         cursors = {0: start - 1} if start and len(ranks) == 1 else {}
         with self._streams.hold(KV_EVENTS, context):
             await context.send_initial_metadata(())
-            async for part in follow(ranks, cursors):
+            async for part in follow(dict(enumerate(ranks)), cursors):
                 batch = part_to_batch(part, self._config.cache.block_size)
                 await write_in_time(context, batch, self._config.serving.slow_reader_timeout_s)
 

@@ -32,7 +32,7 @@ async def test_each_rank_begins_with_a_snapshot_unless_its_cursor_is_known():
     number, _ = ranks[1].snapshot()
     for record in ranks:
         store(record, block(1), block(2, 1))
-    following = follow(ranks, {1: number})
+    following = follow(dict(enumerate(ranks)), {1: number})
     first, second = [await anext(following) for _ in range(2)]
     assert (first.rank, first.index, first.count, len(first.events)) == (0, 0, 1, 2)
     assert (second.rank, second.number, second.count) == (1, number + 1, 0)
@@ -41,7 +41,7 @@ async def test_each_rank_begins_with_a_snapshot_unless_its_cursor_is_known():
 
 async def test_a_reader_that_missed_too_much_gets_a_snapshot_in_parts():
     record = BlockEvents()
-    following = follow([record], {})
+    following = follow({0: record}, {})
     await anext(following)
     for _ in range(MAX_EVENTS):
         store(record, block(1))

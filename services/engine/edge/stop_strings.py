@@ -5,7 +5,38 @@ from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 
-from services.engine.vllm.requests import StopRule
+from services.engine.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The stop strings of an output and where to search for them.
+
+    Raises:
+        InvalidRequestError: there are too many, or one is empty or too long.
+    """
+
+    texts: tuple[str, ...]
+    skip_special_tokens: bool
+    """Whether special tokens are left out of the text."""
+    min_tokens: int
+    """Leading tokens that are not searched."""
+
+    def __post_init__(self) -> None:
+        if len(self.texts) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(
+                f"stop has {len(self.texts)} strings; the limit is {MAX_STOP_STRINGS}"
+            )
+        for text in self.texts:
+            num_bytes = len(text.encode())
+            if not 0 < num_bytes <= MAX_STOP_STRING_BYTES:
+                raise InvalidRequestError(
+                    f"a string of stop has {num_bytes} bytes; it must have 1 to"
+                    f" {MAX_STOP_STRING_BYTES}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ import functools
 import pytest
 import tokenizers
 
+from services.engine.edge.stop_strings import FoundStop, StopRule, StopStrings
 from services.engine.grammar.grammar_text import make_tokenizer
-from services.engine.vllm.requests import StopRule
-from services.engine.vllm.stop_strings import FoundStop, StopStrings
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_json
 
 END = "<|im_end|>"
