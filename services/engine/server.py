@@ -20,6 +20,7 @@ from services.engine.edge.open_streams import OpenStreams
 from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.limits import StepLimits
+from services.engine.openengine.servicer import OpenEngineServicer
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.nodes import NodeServicer
@@ -44,6 +45,7 @@ log = structlog.get_logger()
 
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 VLLM_SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
+OPENENGINE_SERVICE_NAMES = ("openengine.v1.Inference", "openengine.v1.Control")
 TEXT_ROOM_BYTES = 4 * 2**20
 """Text that a message may have beside a grammar; fields have limits of their own."""
 PACKED_ROOM_BYTES = 2**20
@@ -79,6 +81,7 @@ class EngineServer:
         self._health = Health(
             SERVICE_NAME,
             *((VLLM_SERVICE_NAME,) if config.serving.vllm_grpc else ()),
+            *(OPENENGINE_SERVICE_NAMES if config.serving.openengine_grpc else ()),
             counts=self._counts,
         )
         self._tracing = open_tracing(config.observability.otlp_endpoint, service="octavo-engine")
@@ -128,6 +131,10 @@ class EngineServer:
             from services.engine.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
+        if config.serving.openengine_grpc:
+            OpenEngineServicer(self.core, model, config, self._grammars, streams).add_to(
+                self._server
+            )
         if nodes is not None:
             NodeServicer(nodes, config.parallel, refused).add_to(self._server)
         self._lag = LoopLag()

@@ -56,6 +56,8 @@ class ServingConfig(ConfigSection):
     """Largest gRPC message taken."""
     vllm_grpc: VllmGrpc = False
     """Serve vllm.grpc.engine.VllmEngine too, on the same port, for gateways that speak it."""
+    openengine_grpc: bool = False
+    """Serve openengine.v1 too, on the same port, for orchestrators such as Dynamo."""
     allow_watch_tokens: bool = False
     """Let WatchSteps show token ids."""
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)

@@ -99,6 +99,12 @@ class BlockEvents:
                 held.clear()
             self._note(Cleared())
 
+    @property
+    def last_number(self) -> int:
+        """Number of the changes by now."""
+        self._seal()
+        return self._last_number
+
     def snapshot(self) -> tuple[int, list[Stored]]:
         """Returns the last number and all blocks by then; a parent comes before its children."""
         self._seal()

@@ -45,6 +45,7 @@ IRRELEVANT_FLAGS = {
     "max_streams_per_connection": _SERVICE,
     "max_sessions": _SERVICE,
     "vllm_grpc": _SERVICE,
+    "openengine_grpc": _SERVICE,
     "device": "the device itself takes part",
     "devices": "the device itself takes part",
     "num_nodes": "only says where ranks run",

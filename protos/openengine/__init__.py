@@ -1,0 +1,1 @@
+"""Contracts of package openengine, which is not ours."""
