@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1 import engine_pb2
 from protos.frontend.v1 import frontend_pb2 as pb
+from protos.openengine.v1 import openengine_pb2
 from tests.support.hostile_messages import HostileMessages, is_taken_whole
 
 HANG_S = 60.0
@@ -53,6 +54,14 @@ SEEDS: dict[type[Message], list[Message]] = {
         engine_pb2.FrontendMessage(abort=engine_pb2.Abort(handles=[1])),
         engine_pb2.FrontendMessage(credit=engine_pb2.Credit(steps_read=1)),
     ],
+    openengine_pb2.GenerateRequest: [
+        openengine_pb2.GenerateRequest(
+            request_id="r",
+            token_ids={"ids": [1, 2, 3]},
+            sampling={"temperature": 0},
+            stopping={"max_tokens": 2},
+        )
+    ],
     pb.GenerateRequest: [pb.GenerateRequest(text="Once", options=_OPTIONS)],
     pb.ChatRequest: [pb.ChatRequest(messages=_CHAT, options=_OPTIONS)],
     pb.SessionRequest: [
@@ -69,7 +78,7 @@ SEEDS: dict[type[Message], list[Message]] = {
     pb.DetokenizeRequest: [pb.DetokenizeRequest(token_ids=[1, 2, 3])],
 }
 HELLO = engine_pb2.FrontendMessage(hello=engine_pb2.FrontendHello(frontend_id="fuzz"))
-UNENDING_S = {"WatchSteps": 0.02, "Watch": 0.02, "Session": 0.5}
+UNENDING_S = {"WatchSteps": 0.02, "SubscribeKvEvents": 0.02, "Watch": 0.02, "Session": 0.5}
 """How long calls are watched that go on as long as the caller wants."""
 _ENDING_ALL = "Drain"
 

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1 import frontend_pb2
+from protos.openengine.v1 import openengine_pb2
 from tests.support.fuzz_calls import FuzzedService
 from tests.support.processes import Stack, free_port, stack
 
@@ -22,6 +23,7 @@ MAX_MEMORY_GROWTH_BYTES = 200 * 2**20
 TROUBLES = ("internal_error", "Traceback", "never retrieved", "was_to_blame", "worker_was_lost")
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 FRONTEND = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"]
+OPENENGINE = tuple(openengine_pb2.DESCRIPTOR.services_by_name.values())
 SHARED = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
@@ -35,6 +37,8 @@ _ENGINE_FLAGS = {
     "max_num_waiting": 32,
     "num_kv_blocks": 64,
     "allow_watch_tokens": True,
+    "kv_events": True,
+    "openengine_grpc": True,
 }
 
 
@@ -93,7 +97,7 @@ def fuzz_target() -> Iterator[Target]:
             stack=running,
             http_url=url,
             services=(
-                *(FuzzedService(engine, each) for each in (ENGINE, *SHARED)),
+                *(FuzzedService(engine, each) for each in (ENGINE, *OPENENGINE, *SHARED)),
                 *(FuzzedService(frontend, each) for each in (FRONTEND, *SHARED)),
             ),
             engine=stub,

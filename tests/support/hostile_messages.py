@@ -99,7 +99,10 @@ class HostileMessages:
         elif field.message_type.GetOptions().map_entry:
             key, value = field.message_type.fields
             for _ in range(count):
-                items[self._value(key)] = self._value(value)
+                if value.message_type is None:
+                    items[self._value(key)] = self._value(value)
+                elif depth < MAX_DEPTH:
+                    self._spoil(items[self._value(key)], depth + 1)
         elif depth < MAX_DEPTH:
             for _ in range(min(count, 70)):
                 self._spoil(items.add(), depth + 1)
@@ -169,7 +172,8 @@ def _any_field(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any] | N
         return None
     if field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields
-        return st.dictionaries(_any_value(key), _any_value(value), max_size=4)
+        values = _any_field(value, depth + 1)
+        return None if values is None else st.dictionaries(_any_value(key), values, max_size=4)
     message = any_message(message_factory.GetMessageClass(field.message_type), depth + 1)
     return st.lists(message, max_size=3) if field.is_repeated else message
 

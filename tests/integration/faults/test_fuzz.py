@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.fuzz_calls import HELLO, Outcome
-from tests.support.fuzz_target import ENGINE, FRONTEND, Target, fuzz_target
+from tests.support.fuzz_target import ENGINE, FRONTEND, OPENENGINE, Target, fuzz_target
 from tests.support.hostile_bodies import hostile_request
 from tests.support.hostile_messages import any_message
 
@@ -35,7 +35,7 @@ REFUSALS = ["400", "404", "405", "413", "415"]
 """How a wrong request may be refused; a list can be too long for the body's limit, too."""
 METHODS = [
     (service, method.name)
-    for service in (ENGINE, FRONTEND)
+    for service in (ENGINE, *OPENENGINE, FRONTEND)
     for method in service.methods
     if method.input_type.fields and method.name != "Drain"  # what it takes ends the engine
 ]
@@ -76,7 +76,9 @@ def in_threads(send: Callable[[random.Random], object], *, until: Callable[[], b
 @short_and_long("num_messages", 2_000, 80_000)
 def test_every_method_survives_random_and_damaged_messages(target, num_messages):
     outcome = Outcome()
-    weights = [10 if each.descriptor in (ENGINE, FRONTEND) else 1 for each in target.services]
+    weights = [
+        10 if each.descriptor in (ENGINE, *OPENENGINE, FRONTEND) else 1 for each in target.services
+    ]
 
     def send(rng: random.Random) -> None:
         [service] = rng.choices(target.services, weights)
