@@ -13,8 +13,10 @@ from models.config_sections.gemma_towers import (
 )
 from models.config_sections.llava_towers import LlavaOnevisionVisionConfig
 from models.config_sections.towers import (
+    Glm4vVisionConfig,
     InternVLVisionConfig,
     PixtralVisionConfig,
+    Qwen2VLVisionConfig,
     Qwen3VLVisionConfig,
     Qwen25VLVisionConfig,
 )
@@ -49,10 +51,11 @@ from models.qwen3_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMo
 from models.qwen3_next import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3NextForCausalLM
 from models.vision.gemma3 import Gemma3Tower
 from models.vision.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from models.vision.glm4v import Glm4vTower
 from models.vision.internvl import InternVLTower
 from models.vision.llava_onevision import LlavaOnevisionTower
 from models.vision.pixtral import PixtralTower
-from models.vision.qwen_vl import Qwen3VLTower, Qwen25VLTower
+from models.vision.qwen_vl import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "ApertusForCausalLM": ApertusForCausalLM,
@@ -111,9 +114,11 @@ _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
     Gemma3VisionConfig: Gemma3Tower,
     Gemma4UnifiedVisionConfig: Gemma4UnifiedTower,
     Gemma4VisionConfig: Gemma4Tower,
+    Glm4vVisionConfig: Glm4vTower,
     InternVLVisionConfig: InternVLTower,
     LlavaOnevisionVisionConfig: LlavaOnevisionTower,
     PixtralVisionConfig: PixtralTower,
+    Qwen2VLVisionConfig: Qwen2VLTower,
     Qwen25VLVisionConfig: Qwen25VLTower,
     Qwen3VLVisionConfig: Qwen3VLTower,
 }

@@ -3,6 +3,9 @@
 from models.config_sections.fields import Fields
 
 _SECTIONS = {
+    "Glm4vForConditionalGeneration": (8, 12, 12),
+    "Glm4vMoeForConditionalGeneration": (8, 12, 12),
+    "Qwen2VLForConditionalGeneration": (16, 24, 24),
     "Qwen2_5_VLForConditionalGeneration": (16, 24, 24),
     "Qwen3VLForConditionalGeneration": (24, 20, 20),
     "Qwen3VLMoeForConditionalGeneration": (24, 20, 20),
@@ -11,7 +14,12 @@ _SECTIONS = {
 }
 """Class of a whole model -> pairs that turn by time, height and width, if config.json is silent."""
 
-_IN_SEQUENCE = ("Qwen2_5_VLForConditionalGeneration",)
+_IN_SEQUENCE = (
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+)
 """Classes whose sections follow each other; in others they alternate pair by pair."""
 
 

@@ -64,6 +64,26 @@ class Qwen25VLVisionConfig(QwenVisionConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2VLVisionConfig(QwenVisionConfig):
+    """Shape of the tower of Qwen2-VL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4vVisionConfig(QwenVisionConfig):
+    """Shape of the tower of GLM-4V.
+
+    num_positions: learned positions, a square.
+    merger_size: inner elements of the layers that make vectors.
+    has_bias: of the projections to queries, keys and values.
+    """
+
+    num_positions: int
+    merger_size: int
+    norm_eps: float
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PixtralVisionConfig(VisionConfig):
     """Shape of Pixtral's tower, and of the projector that merges its patches.
 
@@ -159,6 +179,50 @@ def _read_qwen2_5_vl(whole: Fields, text: Fields, fields: Fields) -> VisionConfi
     )
 
 
+def _read_qwen2_vl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
+    hidden_size = fields.count("embed_dim", 1280)
+    out_size = text.count("hidden_size")
+    if fields.count("hidden_size", 3584) != out_size:
+        raise fields.error("hidden_size", f"{out_size}, the hidden size of the text")
+    return Qwen2VLVisionConfig(
+        image_token_id=read_image_token(whole, 151655),
+        num_layers=fields.count("depth", 32),
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * int(fields.number("mlp_ratio", 4)),
+        num_heads=read_heads(fields, hidden_size, "num_heads", 16, multiple=4),
+        out_size=out_size,
+        patch_size=fields.count("patch_size", 14),
+        merge=fields.count("spatial_merge_size", 2),
+        hidden_act=fields.choice("hidden_act", ("quick_gelu",), "quick_gelu"),
+        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
+        rope_theta=_read_theta(fields),
+        num_frames=fields.count("temporal_patch_size", 2),
+    )
+
+
+def _read_glm4v(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
+    hidden_size, patch_size = fields.count("hidden_size", 1536), fields.count("patch_size", 14)
+    is_moe = whole.architecture() == "Glm4vMoeForConditionalGeneration"
+    return Glm4vVisionConfig(
+        image_token_id=read_image_token(whole, 151363 if is_moe else 151343),
+        num_layers=fields.count("depth", 24),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("out_hidden_size", 4096),
+        num_heads=read_heads(fields, hidden_size, "num_heads", 12, multiple=4),
+        out_size=_read_out_size(fields, text),
+        patch_size=patch_size,
+        merge=fields.count("spatial_merge_size", 2),
+        hidden_act=fields.choice("hidden_act", ("silu",), "silu"),
+        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
+        rope_theta=_read_theta(fields),
+        num_frames=fields.count("temporal_patch_size", 2),
+        num_positions=(fields.count("image_size", 336) // patch_size) ** 2,
+        merger_size=fields.count("intermediate_size", 13696),
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+        has_bias=fields.flag("attention_bias"),
+    )
+
+
 def _read_out_size(fields: Fields, text: Fields) -> int:
     """Reads the elements of a vector, which are as many as a token's."""
     hidden_size = text.count("hidden_size")
@@ -238,9 +302,12 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
     "Gemma3ForConditionalGeneration": read_gemma3,
     "Gemma4ForConditionalGeneration": read_gemma4_vision,
     "Gemma4UnifiedForConditionalGeneration": read_gemma4_unified,
+    "Glm4vForConditionalGeneration": _read_glm4v,
+    "Glm4vMoeForConditionalGeneration": _read_glm4v,
     "InternVLForConditionalGeneration": _read_internvl,
     "LlavaOnevisionForConditionalGeneration": read_llava_onevision,
     "Mistral3ForConditionalGeneration": _read_pixtral,
+    "Qwen2VLForConditionalGeneration": _read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": _read_qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": _read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": _read_qwen3_vl,

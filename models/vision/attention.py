@@ -116,11 +116,13 @@ class HalvesRotation:
 class FusedAttention(nn.Module):
     """Attention whose projections to queries, keys and values are one."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, bias: bool = True, out_bias: bool = True
+    ) -> None:
         super().__init__()
         self._num_heads = num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.proj = nn.Linear(hidden_size, hidden_size)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=bias)
+        self.proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
 
     def forward(
         self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments

@@ -7,9 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Returns x * sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
     "silu": functional.silu,
 }
 """Name in config.json -> activation."""

@@ -1,9 +1,9 @@
-"""Encoders of Qwen3-VL, Qwen3.5 and Qwen2.5-VL: patches of two frames, rotated by row and column.
+"""Encoders of Qwen's models: patches of two frames, rotated by row and column.
 
 Squares of patches become one vector. In Qwen3-VL the outputs of some layers become further vectors,
 which are added after the text's first layers. In Qwen2.5-VL most layers attend within windows.
 Source: Qwen Team 2025, "Qwen3-VL Technical Report" and "Qwen2.5-VL Technical Report"; transformers
-5.24, models/qwen3_vl and models/qwen2_5_vl.
+5.24, models/qwen3_vl, models/qwen2_5_vl and models/qwen2_vl.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from models.config_sections.towers import (
+    Qwen2VLVisionConfig,
     Qwen3VLVisionConfig,
     Qwen25VLVisionConfig,
     QwenVisionConfig,
@@ -56,6 +57,18 @@ class QwenTower(VisionTower):
         config = self.config
         return PatchRotation(coordinates, head_dim=config.head_dim, theta=config.rope_theta)
 
+    def encoded(
+        self, blocks: nn.ModuleList, hidden: torch.Tensor, grids: Sequence[tuple[int, ...]]
+    ) -> torch.Tensor:
+        """Runs blocks in which all patches of an image attend to each other, on [N, hidden]."""
+        merge, device = self.config.merge, hidden.device
+        coordinates = [window_order(height, width, merge, device) for height, width in grids]
+        rotation = self.rotation(torch.cat(coordinates, dim=1))
+        segments = Segments([prod(grid) for grid in grids], device)
+        for block in blocks:
+            hidden = block(hidden, rotation, segments)
+        return hidden
+
 
 class Qwen3VLMerger(nn.Module):
     """Maps squares of patches to vectors.
@@ -81,11 +94,18 @@ class QwenBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
     def __init__(
-        self, config: QwenVisionConfig, norms: Sequence[nn.Module], mlp: nn.Module
+        self,
+        config: QwenVisionConfig,
+        norms: Sequence[nn.Module],
+        mlp: nn.Module,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
     ) -> None:
         super().__init__()
         self.norm1, self.norm2 = norms
-        self.attn = FusedAttention(config.hidden_size, config.num_heads)
+        size, num_heads = config.hidden_size, config.num_heads
+        self.attn = FusedAttention(size, num_heads, bias=bias, out_bias=out_bias)
         self.mlp = mlp
 
     def forward(
@@ -146,12 +166,12 @@ class Qwen3VLTower(QwenTower):
 
 
 class Qwen25VLMerger(nn.Module):
-    """Maps squares of patches to vectors."""
+    """Maps squares of patches, which a norm gets one by one, to vectors."""
 
-    def __init__(self, config: Qwen25VLVisionConfig) -> None:
+    def __init__(self, config: QwenVisionConfig, norm: nn.Module) -> None:
         super().__init__()
         self._size = config.hidden_size * config.merge**2
-        self.ln_q = RMSNorm(config.hidden_size, NORM_EPS)
+        self.ln_q = norm
         self.mlp = nn.Sequential(
             nn.Linear(self._size, self._size), nn.GELU(), nn.Linear(self._size, config.out_size)
         )
@@ -181,7 +201,7 @@ class Qwen25VLTower(QwenTower):
             )
             for _ in range(config.num_layers)
         )
-        self.merger = Qwen25VLMerger(config)
+        self.merger = Qwen25VLMerger(config, RMSNorm(size, NORM_EPS))
 
     def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Encodes images; see `VisionTower`."""
@@ -201,4 +221,29 @@ class Qwen25VLTower(QwenTower):
             is_whole = number in config.whole_layers
             hidden = block(hidden, rotation, of_image if is_whole else of_window)
         output: torch.Tensor = self.merger(hidden)[order.argsort()]
+        return output
+
+
+class Qwen2VLTower(QwenTower):
+    """The encoder of Qwen2-VL."""
+
+    def __init__(self, config: Qwen2VLVisionConfig) -> None:
+        super().__init__(config)
+        size, inner_size = config.hidden_size, config.intermediate_size
+        self.patch_embed = FramesEmbedding(config, bias=False)
+        self.blocks = nn.ModuleList(
+            QwenBlock(
+                config,
+                [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                FeedForward((size, inner_size, size), config.hidden_act),
+            )
+            for _ in range(config.num_layers)
+        )
+        self.merger = Qwen25VLMerger(config, nn.LayerNorm(size, NORM_EPS))
+
+    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Encodes images; see `VisionTower`."""
+        hidden = self.patch_embed(self.scaled(patches))
+        hidden = self.encoded(self.blocks, hidden, grids)
+        output: torch.Tensor = self.merger(hidden)
         return output

@@ -20,6 +20,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "min_pixels": 56 * 56,
         "max_pixels": 28 * 28 * 1280,
     },
+    "glm4v": {
+        **_COMMON,
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 56 * 112,
+        "max_pixels": 14 * 28 * 15000,
+    },
     "pixtral": {
         **_COMMON,
         "patch_size": 14,

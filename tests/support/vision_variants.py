@@ -70,6 +70,32 @@ QWEN25_TOWER = {
     "fullatt_block_indexes": [1],
     "out_hidden_size": 32,
 }
+QWEN2_TOWER = {
+    "depth": 3,
+    "embed_dim": 24,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "mlp_ratio": 2,
+    "patch_size": 4,
+}
+GLM_TOWER = {
+    "depth": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "image_size": 24,
+    "out_hidden_size": 32,
+}
+GLM_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def half_sections(head_dim: int, sections: list[int]) -> dict:
+    """Returns fields of a text of which half of each head is rotated, in sections."""
+    rope = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": sections}
+    return {"pad_token_id": 0, "head_dim": head_dim, "rope_parameters": rope}
+
+
 PIXTRAL = {
     "model_type": "pixtral",
     "hidden_size": 24,
@@ -202,6 +228,46 @@ VARIANTS = {
         | {"fullatt_block_indexes": [0, 3], "num_heads": 3, "hidden_size": 36},
         TIED,
         ((14, 6), (2, 10), (8, 8)),
+    ),
+    "qwen2_vl": Variant(
+        "Qwen2VL",
+        TEXT | HEADS_SHARE_ALL | {"rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1]}},
+        QWEN2_TOWER,
+        UNTIED,
+        QWEN_GRIDS,
+    ),
+    "qwen2_vl_odd": Variant(
+        "Qwen2VL",
+        ODD_TEXT
+        | HEADS_SHARE_ALL
+        | {"head_dim": 12, "rope_parameters": SECTIONS | {"mrope_section": [1, 2, 3]}},
+        QWEN2_TOWER
+        | {"depth": 4, "patch_size": 3, "hidden_size": 36, "spatial_merge_size": 3, "mlp_ratio": 3},
+        TIED,
+        ((3, 6), (9, 3), (6, 6)),
+    ),
+    "glm4v": Variant(
+        "Glm4v",
+        TEXT | half_sections(8, [1, 1, 0]),
+        GLM_TOWER,
+        UNTIED,
+        QWEN_GRIDS,
+    ),
+    "glm4v_odd": Variant(
+        "Glm4v",
+        ODD_TEXT | half_sections(12, [0, 2, 1]),
+        GLM_TOWER
+        | {"patch_size": 3, "image_size": 15, "out_hidden_size": 36, "attention_bias": True}
+        | {"spatial_merge_size": 3, "hidden_size": 36, "num_heads": 3},
+        TIED,
+        ((3, 6), (9, 3), (6, 6)),
+    ),
+    "glm4v_moe": Variant(
+        "Glm4vMoe",
+        TEXT | half_sections(16, [1, 2, 1]) | GLM_EXPERTS,
+        GLM_TOWER,
+        UNTIED,
+        QWEN_GRIDS,
     ),
     "mistral3": Variant(
         "Mistral3",

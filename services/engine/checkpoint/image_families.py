@@ -4,6 +4,7 @@ The fields of each kind are the ones of `services.frontend.images.families`. Abs
 defaults of transformers 5.24's classes.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.config_sections.fields import Fields
@@ -37,6 +38,15 @@ def qwen_vl(files: ImageFiles) -> dict[str, Any]:
     ):
         check_equal(files.vision, of_encoder, settings[name])
     return settings
+
+
+def glm4v(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of GLM-4V's kind: as Qwen's, with areas of one frame, not of several."""
+    defaults = {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
+    settings = qwen_vl(replace(files, image=files.image.with_defaults(defaults)))
+    num_frames = settings["temporal_patch_size"]
+    areas = {name: settings[name] // num_frames for name in ("min_pixels", "max_pixels")}
+    return settings | areas
 
 
 def pixtral(files: ImageFiles) -> dict[str, Any]:

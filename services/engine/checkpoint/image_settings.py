@@ -12,6 +12,7 @@ from services.engine.checkpoint.image_families import (
     gemma3,
     gemma4,
     gemma4_unified,
+    glm4v,
     internvl,
     llava_onevision,
     pixtral,
@@ -136,6 +137,9 @@ _FAMILIES = {
     "gemma4_unified": _Family(
         "gemma4", "Gemma4UnifiedImageProcessor", 258880, gemma4_unified, *_PLAIN
     ),
+    "glm4v": _Family("glm4v", "Glm4vImageProcessor", 151343, glm4v),
+    "glm4v_moe": _Family("glm4v", "Glm4vImageProcessor", 151363, glm4v),
+    "qwen2_vl": _Family(*_QWEN, 151655, qwen_vl),
     "qwen2_5_vl": _Family(*_QWEN, 151655, qwen_vl),
     "qwen3_vl": _Family(*_QWEN, 151655, qwen_vl),
     "qwen3_vl_moe": _Family(*_QWEN, 151655, qwen_vl),

@@ -20,13 +20,14 @@ from services.engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_SAMPLES = 16
 
+_TEXT_ALONE = "this service takes text alone; Octavo's frontend takes images"
 REFUSED_FIELDS = {
     "text": "the engine takes tokens: send tokenized",
     "kv_transfer_params": "prompts are computed where they are continued",
     "kv_transfer_params_json": "prompts are computed where they are continued",
-    "mm_inputs": "models take text alone",
-    "extra_mm_inputs": "models take text alone",
-    "media_refs": "models take text alone",
+    "mm_inputs": _TEXT_ALONE,
+    "extra_mm_inputs": _TEXT_ALONE,
+    "media_refs": _TEXT_ALONE,
     "structural_tag": "use json_schema, regex, grammar, json_object or choice",
     "truncate_prompt_tokens": "send the tokens that are wanted",
 }

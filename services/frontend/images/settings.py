@@ -7,10 +7,11 @@ from services.frontend.images.families.gemma4 import Gemma4
 from services.frontend.images.families.internvl import InternVL
 from services.frontend.images.families.llava_onevision import LlavaOnevision
 from services.frontend.images.families.pixtral import Pixtral
-from services.frontend.images.families.qwen_vl import QwenVL
+from services.frontend.images.families.qwen_vl import Glm4v, QwenVL
 
 FAMILIES: dict[str, type[Family]] = {
     "qwen_vl": QwenVL,
+    "glm4v": Glm4v,
     "pixtral": Pixtral,
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,

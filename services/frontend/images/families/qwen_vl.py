@@ -1,4 +1,4 @@
-"""Qwen2.5-VL, Qwen3-VL and Qwen3.5: any size, patches in windows that the encoder merges."""
+"""Qwen2-VL to Qwen3.5 and GLM-4V: any size, patches in windows that the encoder merges."""
 
 import math
 from typing import Annotated
@@ -85,3 +85,19 @@ class QwenVL(Family):
             resized_height = math.ceil(height * beta / factor) * factor
             resized_width = math.ceil(width * beta / factor) * factor
         return resized_height, resized_width
+
+
+class Glm4v(QwenVL):
+    """Settings of transformers' Glm4vImageProcessor; areas are those of one frame."""
+
+    def resized_size(self, height: int, width: int, *, max_patches: int) -> tuple[int, int]:
+        """Returns the height and width that an image is resized to.
+
+        Images that are less than a window high or wide are scaled to one before.
+        Source: `smart_resize` in transformers 5.24, image_processing_pil_glm4v.py.
+        """
+        factor = self.patch_size * self.merge_size
+        if min(height, width) < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
+        return QwenVL.resized_size(self, height, width, max_patches=max_patches)

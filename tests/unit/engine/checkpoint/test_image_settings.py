@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
@@ -197,7 +198,16 @@ def test_images_of_gemma4_have_a_number_of_tokens(tmp_path, model_type, patch_si
     }
 
 
+def test_areas_of_glm4v_are_those_of_one_frame(tmp_path):
+    found = read(tmp_path, "glm4v_moe", {"size": {"shortest_edge": 12544, "longest_edge": 9633792}})
+    assert (found.kind, found.image_token_id) == ("glm4v", 151363)
+    areas = [found.settings[name] for name in ("min_pixels", "max_pixels")]
+    assert areas == [6272, 4816896]
+
+
 DEFAULTS = [
+    ("glm4v", Glm4vImageProcessorPil, {}, {}),
+    ("qwen2_vl", Qwen2VLImageProcessorPil, {}, {}),
     ("gemma4", Gemma4ImageProcessorPil, {}, {}),
     ("gemma3", Gemma3ImageProcessorPil, {}, {}),
     ("qwen2_5_vl", Qwen2VLImageProcessorPil, {}, {}),

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
@@ -90,6 +91,19 @@ def test_qwen_vl_equals_transformers(size, patch_size):
     pixels = np.asarray(theirs["pixel_values"]).reshape(-1, 3, 2, patch_size, patch_size)
     for frame in range(2):
         assert_close(patches_of(processed, patch_size), pixels[:, :, frame])
+    assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * (len(pixels) // 4)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size != (1000, 1)])
+@pytest.mark.parametrize("longest_edge", [28 * 28 * 15000, 700_000])
+def test_glm4v_equals_transformers(size, longest_edge):
+    image = picture(size)
+    processed = processor("glm4v", max_pixels=longest_edge // 2).process(image)
+    area = {"shortest_edge": 112 * 112, "longest_edge": longest_edge}
+    theirs = Glm4vImageProcessorPil(size=area)(image, **RAW)
+    pixels = np.asarray(theirs["pixel_values"]).reshape(-1, 3, 2, 14, 14)
+    assert_close(patches_of(processed, 14), pixels[:, :, 0])
     assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
     assert processed.tokens == (IMAGE_TOKEN_ID,) * (len(pixels) // 4)
 
