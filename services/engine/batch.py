@@ -13,6 +13,7 @@ import numpy.typing as npt
 from models import cudagraph_mode
 from protos.engine.v1.batch_pb2 import (
     BatchDescriptor,
+    BlockCopies,
     CUDAGraphMode,
     DPMetadata,
     EncodedImage,
@@ -35,6 +36,7 @@ from services.engine.request import SamplingParams
 __all__ = [
     "BatchBuilder",
     "BatchDescriptor",
+    "BlockCopies",
     "CUDAGraphMode",
     "DPMetadata",
     "EncodedImage",
@@ -51,6 +53,7 @@ __all__ = [
     "encoded_image",
     "num_rows",
     "ordered_mode",
+    "pack_block_copies",
     "pack_copies",
     "pack_float32",
     "pack_int32",
@@ -101,14 +104,28 @@ def pack_copies(
     saved: Sequence[tuple[int, int]], restored: Sequence[tuple[int, int]]
 ) -> StateMetadata:
     """Packs pairs of blocks, from and to, that a step copies in this order."""
-    saved_from, saved_to = zip(*saved, strict=True) if saved else ((), ())
-    restored_from, restored_to = zip(*restored, strict=True) if restored else ((), ())
+    saved_from, saved_to = _pack_pairs(saved)
+    restored_from, restored_to = _pack_pairs(restored)
     return StateMetadata(
-        saved_from=pack_int32(saved_from),
-        saved_to=pack_int32(saved_to),
-        restored_from=pack_int32(restored_from),
-        restored_to=pack_int32(restored_to),
+        saved_from=saved_from,
+        saved_to=saved_to,
+        restored_from=restored_from,
+        restored_to=restored_to,
     )
+
+
+def pack_block_copies(
+    stored: Sequence[tuple[int, int]], loaded: Sequence[tuple[int, int]]
+) -> BlockCopies:
+    """Packs pairs of blocks and slots that a step stores, and of slots and blocks that it loads."""
+    (stored_from, stored_to), (loaded_from, loaded_to) = map(_pack_pairs, (stored, loaded))
+    return BlockCopies(
+        stored_from=stored_from, stored_to=stored_to, loaded_from=loaded_from, loaded_to=loaded_to
+    )
+
+
+def _pack_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+    return pack_int32([first for first, _ in pairs]), pack_int32([second for _, second in pairs])
 
 
 def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:

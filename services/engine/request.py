@@ -241,6 +241,8 @@ class Request:
     """Where drafts are looked up; made with the first of them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
+    num_loaded_blocks: int = 0
+    """Blocks that were loaded into the cache for the request since it last began to wait."""
     block_ids: list[int] = field(default_factory=list)
     """Blocks that the request holds, in order of position, one of each layer group."""
     block_keys: list[bytes] = field(default_factory=list)

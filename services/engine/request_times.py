@@ -18,6 +18,7 @@ class Stage(enum.Enum):
     SAME_PREFIX = "same prefix"
     GRAMMAR = "grammar"
     IMAGE = "image"
+    LOADING = "loading"
     ALONE = "alone"
     NO_WORKER = "no worker"
     PREFILL = "prefill"

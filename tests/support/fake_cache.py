@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from protos.engine.v1.batch_pb2 import BlockTableUpdates, StateMetadata
+from protos.engine.v1.batch_pb2 import BlockCopies, BlockTableUpdates, StateMetadata
 from services.engine.batch import read_int32
 from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_model import require
@@ -30,6 +30,7 @@ class FakeCache:
         block_size: int,
         windows: Sequence[int | None],
         state_blocks: StateBlocks | None = None,
+        num_host_slots: int = 0,
     ) -> None:
         self._block_size = block_size
         self._windows = tuple(windows)
@@ -39,6 +40,7 @@ class FakeCache:
         num_of_states = 0 if state_blocks is None else state_blocks.num_live
         self._block_table = np.full((max_num_seqs, width + num_of_states), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
+        self._host = np.zeros((num_host_slots, block_size), np.uint64)
 
     def clear_row(self, row: int) -> None:
         """Takes all blocks from a row."""
@@ -131,13 +133,35 @@ class FakeCache:
             require(bool(np.all(to > NULL_BLOCK)), "a state goes into the null block")
             self._kv[to] = self._kv[read_int32(sources)]
 
+    def copy_blocks(self, copies: BlockCopies, *, max_loads: int) -> None:
+        """Stores blocks in the host's memory and loads others; reads all before it writes any."""
+        stored_from, stored_to, loaded_from, loaded_to = (
+            read_int32(data)
+            for data in (
+                copies.stored_from, copies.stored_to, copies.loaded_from, copies.loaded_to,
+            )
+        )  # fmt: skip
+        for to in (stored_to, loaded_to):
+            require(len(set(to.tolist())) == len(to), "a copy is overwritten")
+        require(bool(np.all(loaded_to > NULL_BLOCK)), "the null block is loaded")
+        require(len(loaded_to) <= max_loads, "a step loads too much")
+        stored, loaded = self._kv[stored_from], self._host[loaded_from]
+        self._host[stored_to] = stored
+        self._kv[loaded_to] = loaded
+
     def spoil(
-        self, updates: BlockTableUpdates, starts: Mapping[int, int], copies: StateMetadata
+        self,
+        updates: BlockTableUpdates,
+        starts: Mapping[int, int],
+        copies: StateMetadata,
+        block_copies: BlockCopies,
     ) -> None:
         """Makes new blocks wrong from the first position that their row's failed step writes.
 
         So are the states of its rows and the copies that it makes.
         """
+        self._kv[read_int32(block_copies.loaded_to)] = _GARBAGE
+        self._host[read_int32(block_copies.stored_to)] = _GARBAGE
         self._kv[read_int32(copies.saved_to)] = _GARBAGE
         self._kv[read_int32(copies.restored_to)] = _GARBAGE
         self._kv[self._block_table[list(starts), self._token_width :]] = _GARBAGE

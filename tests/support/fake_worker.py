@@ -25,6 +25,7 @@ from services.engine.batch import (
     set_prompt_logprobs,
     step_result,
 )
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_cache import FakeCache
 from tests.support.fake_images import FakeImages
@@ -64,7 +65,9 @@ class FakeWorker:
         makes_drafts: bool = True,
         has_stages: bool = False,
         pools: bool = False,
+        host: HostLimits | None = None,
     ) -> None:
+        self._max_loads = 0 if host is None else host.max_step_loads
         self._has_stages = has_stages
         self._pools = pools
         self._makes_drafts = makes_drafts
@@ -81,6 +84,7 @@ class FakeWorker:
             block_size=block_size,
             windows=windows,
             state_blocks=state_blocks,
+            num_host_slots=0 if host is None else host.num_slots,
         )
         self._images = FakeImages()
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
@@ -113,7 +117,10 @@ class FakeWorker:
         require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
         if num_rows(descriptor) > self.memory_tokens:
             return self._fail(descriptor)
-        if not descriptor.context.batch_size:  # other data-parallel ranks have requests
+        self._cache.copy_blocks(descriptor.block_copies, max_loads=self._max_loads)
+        if (
+            not descriptor.context.batch_size
+        ):  # it copies, or other data-parallel ranks have requests
             return StepResult(step_id=descriptor.step_id)
         self.update_tables(descriptor)
         self._cache.copy_states(descriptor.state_metadata)
@@ -163,7 +170,12 @@ class FakeWorker:
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
         self._images.spoil(descriptor.encoded_images)
-        self._cache.spoil(attention.block_table_updates, starts, descriptor.state_metadata)
+        self._cache.spoil(
+            attention.block_table_updates,
+            starts,
+            descriptor.state_metadata,
+            descriptor.block_copies,
+        )
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )

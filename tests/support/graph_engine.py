@@ -16,6 +16,7 @@ from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.limits import StepLimits
 from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, SamplingParams
@@ -28,6 +29,9 @@ from services.engine.worker.start.graph_setup import (
     prepare_graphs,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, state_pages
+from services.engine.worker.tiers.block_memory import BlockMemory
+from services.engine.worker.tiers.host_memory import PlainHostMemory
+from services.engine.worker.tiers.pinned_memory import PinnedHostMemory
 from tests.support.compiled_models import compile_model
 from tests.support.engine_harness import RecordingSink
 
@@ -63,6 +67,8 @@ class GraphEngine:
         max_encoder_tokens: int = 64,
         model: CausalLM | None = None,
         max_in_flight: int = 2,
+        num_host_slots: int = 0,
+        max_step_loads: int = 16,
     ) -> None:
         target = torch.device(device)
         level = int(config.level_on(target.type))
@@ -139,7 +145,15 @@ class GraphEngine:
             cudagraph_mode=str(self.prepared.mode),
         )
         self.ledger = GraphLedger(ready, allows_padding=config.cudagraph_padding)
-        self.scheduler = Scheduler(limits, num_blocks=num_blocks, dispatcher=self.ledger.dispatcher)
+        host = None
+        if num_host_slots:
+            sizes = {"num_slots": num_host_slots, "max_step_loads": max_step_loads}
+            host = HostLimits(**sizes)
+            kind = PinnedHostMemory if target.type == "cuda" else PlainHostMemory
+            self.runner.host = kind(BlockMemory(self.cache), **sizes)
+        self.scheduler = Scheduler(
+            limits, num_blocks=num_blocks, dispatcher=self.ledger.dispatcher, host=host
+        )
         self.max_in_flight = max_in_flight
         self.sent: dict[int, BatchDescriptor] = {}
         self.steps: list[tuple[BatchDescriptor, StepResult]] = []

@@ -22,6 +22,7 @@ class Rig:
         num_blocks=33,
         max_num_waiting=8,
         enable_prefix_caching=True,
+        host=None,
         **limits,
     ):
         self.now_s = 100.0
@@ -33,6 +34,7 @@ class Rig:
             max_num_waiting=max_num_waiting,
             enable_prefix_caching=enable_prefix_caching,
             clock=lambda: self.now_s,
+            host=host,
         )
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
@@ -43,6 +45,7 @@ class Rig:
             state_blocks=self.limits.state_blocks,
             num_cache_tokens=self.limits.num_cache_tokens(num_blocks),
             pools=self.limits.pooling is not None,
+            host=host,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

@@ -58,7 +58,7 @@ STEP_FAILURE_OUT_OF_MEMORY: StepFailure
 STEP_FAILURE_SKIPPED: StepFailure
 
 class BatchDescriptor(_message.Message):
-    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "state_metadata", "encoded_images", "images", "num_failed_steps")
+    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "state_metadata", "encoded_images", "images", "block_copies", "num_failed_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class BatchDescriptor(_message.Message):
     STATE_METADATA_FIELD_NUMBER: _ClassVar[int]
     ENCODED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     context: Context
@@ -86,8 +87,9 @@ class BatchDescriptor(_message.Message):
     state_metadata: StateMetadata
     encoded_images: _containers.RepeatedCompositeFieldContainer[EncodedImage]
     images: _containers.RepeatedCompositeFieldContainer[StepImage]
+    block_copies: BlockCopies
     num_failed_steps: int
-    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., state_metadata: _Optional[_Union[StateMetadata, _Mapping]] = ..., encoded_images: _Optional[_Iterable[_Union[EncodedImage, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[StepImage, _Mapping]]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., state_metadata: _Optional[_Union[StateMetadata, _Mapping]] = ..., encoded_images: _Optional[_Iterable[_Union[EncodedImage, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[StepImage, _Mapping]]] = ..., block_copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
     __slots__ = ("is_prefill", "batch_size", "num_tokens", "max_q_len")
@@ -152,6 +154,18 @@ class StateMetadata(_message.Message):
     restored_from: bytes
     restored_to: bytes
     def __init__(self, saved_from: _Optional[bytes] = ..., saved_to: _Optional[bytes] = ..., restored_from: _Optional[bytes] = ..., restored_to: _Optional[bytes] = ...) -> None: ...
+
+class BlockCopies(_message.Message):
+    __slots__ = ("stored_from", "stored_to", "loaded_from", "loaded_to")
+    STORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    STORED_TO_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FROM_FIELD_NUMBER: _ClassVar[int]
+    LOADED_TO_FIELD_NUMBER: _ClassVar[int]
+    stored_from: bytes
+    stored_to: bytes
+    loaded_from: bytes
+    loaded_to: bytes
+    def __init__(self, stored_from: _Optional[bytes] = ..., stored_to: _Optional[bytes] = ..., loaded_from: _Optional[bytes] = ..., loaded_to: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
     __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs", "last_token_ids")
@@ -272,7 +286,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ..., num_sampling_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs", "pooled")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "block_copy_us", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs", "pooled")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +301,7 @@ class StepResult(_message.Message):
     NUM_COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_GRAPH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPY_US_FIELD_NUMBER: _ClassVar[int]
     ACROSS_DP_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -306,9 +321,10 @@ class StepResult(_message.Message):
     num_collectives: int
     drafted_by_graph: bool
     prompt_logprobs: bytes
+    block_copy_us: int
     across_dp: _containers.RepeatedCompositeFieldContainer[StepResult]
     num_prompt_top_logprobs: int
     prompt_top_token_ids: bytes
     prompt_top_logprobs: bytes
     pooled: bytes
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., block_copy_us: _Optional[int] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...

@@ -30,6 +30,7 @@ _STAGES = {
     "SAME_PREFIX": "waited for a request that was computing the same prefix",
     "GRAMMAR": "waited for its grammar",
     "IMAGE": "waited for an image to be encoded",
+    "LOADING": "waited for blocks from the host's memory or from disk",
     "ALONE": "waited for a suspect that had to run alone",
     "NO_WORKER": "waited for a new worker",
     "PREFILL": "prefill",

@@ -21,6 +21,8 @@ class CacheConfig(ConfigSection):
     """MiB for the KV cache on a CPU, when num_kv_blocks is absent."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that weights, activations and KV cache may take together."""
+    host_kv_gb: float = Field(default=0.0, ge=0, le=65536)
+    """GiB of each rank's host memory for blocks that leave the GPU; 0 for none."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
     kv_events: bool = False

@@ -135,6 +135,16 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_tiers(self) -> Self:
+        """Refuses memory for blocks that no request could find."""
+        if self.cache.host_kv_gb and not self.cache.enable_prefix_caching:
+            raise ValueError(
+                f"--host-kv-gb is {self.cache.host_kv_gb:g}: it must be 0 without "
+                "--enable-prefix-caching, which finds its blocks"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_speculation(self) -> Self:
         """Refuses speculation with settings that do not allow it."""
         num_drafts = self.speculation.num_speculative_tokens

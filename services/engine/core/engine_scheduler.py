@@ -4,26 +4,28 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import StepResult, num_rows
 from services.engine.config.engine_config import EngineConfig
+from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepLoop
 from services.engine.kv_cache.block_events import BlockEvents
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
 from services.engine.scheduler.data_parallel import DataParallelScheduler
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
-from services.engine.scheduler.stats import SchedulerCounts
 
 
 def make_step_loop(
     config: EngineConfig,
     limits: StepLimits,
+    ready: WorkerReady,
     *,
-    num_blocks: int,
     dispatcher: GraphDispatcher,
-    counts: SchedulerCounts,
+    counters: Counters,
     events: Sequence[BlockEvents] = (),
     **others: Any,
 ) -> StepLoop:
@@ -32,19 +34,24 @@ def make_step_loop(
     Args:
         config: settings of the queue and the cache.
         limits: of steps and sequences.
-        num_blocks: blocks of a rank's KV cache.
+        ready: the sizes of a rank's KV cache and of its memory on the host.
         dispatcher: knows the graphs.
-        counts: of the schedulers before this one.
+        counters: of the workers before this one.
         events: take each rank's stored and removed blocks; none without --kv-events.
         others: arguments of the loop, besides its scheduler.
     """
     make = partial(
         Scheduler,
         limits,
-        num_blocks=num_blocks,
+        num_blocks=ready.num_blocks,
         max_num_waiting=config.scheduler.max_num_waiting,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        counts=counts,
+        counts=counters.scheduler,
+        host=HostLimits(
+            num_slots=ready.num_host_slots,
+            max_step_loads=ready.max_step_loads,
+            block_load_s=ready.block_load_s,
+        ),
         priority_ageing_s=config.scheduler.priority_ageing_s,
     )
     num_ranks = limits.data_parallel_size
@@ -52,10 +59,11 @@ def make_step_loop(
     journals = [BlockJournal(joint, each) for each in events]
     journals = journals or [BlockJournal(joint) for _ in range(num_ranks)]
     if joint is None:
-        return StepLoop(scheduler=make(dispatcher=dispatcher, journal=journals[0]), **others)
+        alone = make(dispatcher=dispatcher, journal=journals[0])
+        return StepLoop(scheduler=alone, counters=counters, **others)
     ranks = [make(journal=each) for each in journals]
-    scheduler = DataParallelScheduler(ranks, dispatcher, draft_lengths=limits.draft_lengths)
-    return DataParallelLoop(scheduler=scheduler, **others)
+    together = DataParallelScheduler(ranks, dispatcher, draft_lengths=limits.draft_lengths)
+    return DataParallelLoop(scheduler=together, counters=counters, **others)
 
 
 def make_block_events(config: EngineConfig, limits: StepLimits) -> list[BlockEvents]:
@@ -94,7 +102,10 @@ class DataParallelLoop(StepLoop):
             num_tokens=num_rows(step.descriptor),
             batch_size=max(each.batch_size for each in contexts),
         )
+
+    def _publish_step(self, step: ScheduledStep, result: StepResult) -> None:
         if self._watchers.are_any:
+            parts = (step, *step.others)
             for part, own in zip(parts, _separate(result), strict=True):
                 self._watchers.publish(part, own)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from protos.engine.v1.worker_pb2 import RankInfo
+from protos.engine.v1.worker_pb2 import RankInfo, WorkerReady
 from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
@@ -101,6 +101,10 @@ class EngineStats:
     """Blocks of a request's state; 0 of a model without states."""
     num_snapshots: int
     """Snapshots of states that can be found."""
+    num_host_blocks: int
+    """Blocks that the host's memory holds."""
+    worker: WorkerReady
+    """The last worker's announcement; empty before the first."""
     num_speculative_tokens: int
     num_batched_tokens_limit: int
     is_ready: bool

@@ -156,21 +156,23 @@ class StepLoop:
         counters.schedule_ns += time.perf_counter_ns() - started_ns
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
-        self._count(step, result)
-        context = step.descriptor.context
-        counters.recent_steps.add(
-            step.step_id,
-            self._progress_s,
-            num_tokens=context.num_tokens,
-            batch_size=context.batch_size,
-        )
+        if step.has_requests:
+            self._count(step, result)
+            context = step.descriptor.context
+            counters.recent_steps.add(
+                step.step_id,
+                self._progress_s,
+                num_tokens=context.num_tokens,
+                batch_size=context.batch_size,
+            )
+        self._publish_step(step, result)
         return outputs
 
     def _send(self, step: ScheduledStep) -> None:
         self._channel.send(step.descriptor)
 
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
-        """Counts a step by its size and its graph, and shows it to watchers."""
+        """Counts a step by its size and its graph."""
         counters = self._counters
         counters.drafts.count_step(step.descriptor)
         counters.drafts.count(step.descriptor, result)
@@ -179,6 +181,9 @@ class StepLoop:
         num_tokens = context.num_tokens
         counters.num_step_tokens += num_tokens
         self._history.count(num_tokens=num_tokens, batch_size=context.batch_size)
+
+    def _publish_step(self, step: ScheduledStep, result: StepResult) -> None:
+        """Shows a step to watchers."""
         self._watchers.publish(step, result)
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:

@@ -23,6 +23,7 @@ from services.engine.kv_cache.prefix_index import (
     root_key,
 )
 from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
+from services.engine.kv_cache.prefix_search import PrefixSearch
 from services.engine.kv_cache.snapshots import StateCopies
 from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.kv_cache.states import StateCache
@@ -91,6 +92,8 @@ class KVCache:
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
         self._num_cached_blocks = 0
+        snapshots = None if self.states is None else self.states.search(self.states.index.has)
+        self._present = PrefixSearch(groups, [index.has for index in self._indexes], snapshots)
 
     @property
     def num_free_blocks(self) -> int:
@@ -126,11 +129,11 @@ class KVCache:
         if self.states is None and len(groups) == 1 and groups.windows[0] is None:
             block_ids = self._indexes[0].find(islice(keys, limit))
             return Prefix(block_ids=block_ids, num_tokens=len(block_ids) * size)
-        length, snapshot, junction = self._prefix_length(keys, limit), None, 0
+        length, snapshot, junction = self._present.length(keys, limit), None, 0
         if self.states is not None:
-            snapshot = self._snapshot_within(self.states, keys, length)
             place = length * size // self.states.interval * self.states.interval
-            length = 0 if snapshot is None else snapshot.num_tokens // size
+            length = self._present.snapshot_length(keys, length)
+            snapshot = self.states.index.find(keys[length - 1]) if length else None
             junction = place if place > length * size and self._indexes else 0
         first = [groups.first_block(g, length * size) for g in range(len(groups))]
         block_ids = [
@@ -171,7 +174,7 @@ class KVCache:
             if snapshot is not None and copies:
                 states.index.pin(snapshot)
             elif snapshot is not None:
-                own = states.index.take(snapshot)
+                own = self._move_snapshot(states, snapshot)
             blocks = self._take(states.blocks.num_live - len(own))
             states.start(request, snapshot, blocks, own, prefix.junction)
 
@@ -201,23 +204,20 @@ class KVCache:
     def _take(self, count: int) -> list[int]:
         """Takes free blocks, whose content can no longer be found."""
         new = self._pool.take(count)
-        for block_id in new:
+        self._overwrite(new)
+        return new
+
+    def _overwrite(self, block_ids: Sequence[int]) -> None:
+        """Forgets the content of blocks that the step being planned overwrites."""
+        for block_id in block_ids:
             for index in self._indexes:  # at most one of them has the block
                 self._num_cached_blocks -= index.forget(block_id)
             if self.states is not None:
                 self.states.index.forget_block(block_id)
-        return new
 
-    def _snapshot_within(
-        self, states: StateCache, keys: list[bytes], length: int
-    ) -> Snapshot | None:
-        """Returns the last snapshot within `length` blocks that all groups have the blocks for."""
-        num_tokens = length * self._block_size
-        while (snapshot := states.find(keys, num_tokens)) is not None:
-            if self._last_hole(keys, snapshot.num_tokens // self._block_size) is None:
-                return snapshot
-            num_tokens = snapshot.num_tokens - states.interval
-        return None
+    def _move_snapshot(self, states: StateCache, snapshot: Snapshot) -> list[int]:
+        """Returns the blocks of a free snapshot, which become a request's state."""
+        return states.index.take(snapshot)
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extends the request's blocks to its first `num_tokens` tokens.
@@ -319,25 +319,6 @@ class KVCache:
                     break  # earlier entries were freed before
                 self._release(table[entry])
                 table[entry] = NULL_BLOCK
-
-    def _prefix_length(self, keys: list[bytes], limit: int) -> int:
-        """Returns the number of blocks of the longest prefix in all groups."""
-        length = limit
-        for index, window in zip(self._indexes, self._groups.windows, strict=True):
-            if window is None:
-                length = len(index.find(islice(keys, length)))
-        while (hole := self._last_hole(keys, length)) is not None:
-            length = hole
-        return length
-
-    def _last_hole(self, keys: list[bytes], length: int) -> int | None:
-        """Returns the last uncached block that the token after `length` blocks reads, if any."""
-        for group, index in enumerate(self._indexes):
-            first = self._groups.first_block(group, length * self._block_size)
-            for i in range(length - 1, first - 1, -1):
-                if index.block_of(keys[i]) is None:
-                    return i
-        return None
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         keys, size = request.block_keys, self._block_size

@@ -100,6 +100,14 @@ class PrefixIndex:
             blocks.append(block_id)
         return blocks
 
+    def has(self, key: bytes) -> bool:
+        """Whether a block has a key's content."""
+        return key in self._block_by_key
+
+    def key_of(self, block_id: int) -> bytes | None:
+        """Returns the key of a block's content, if it can be found."""
+        return self._key_by_block.get(block_id)
+
     def block_of(self, key: bytes) -> int | None:
         """Returns the block with a key's content, if any."""
         return self._block_by_key.get(key)

@@ -66,6 +66,14 @@ class SnapshotIndex:
         """Returns the snapshot after the tokens of a key, if there is one."""
         return self._by_key.get(key)
 
+    def has(self, key: bytes) -> bool:
+        """Whether there is a snapshot after the tokens of a key."""
+        return key in self._by_key
+
+    def with_block(self, block_id: int) -> Snapshot | None:
+        """Returns the known snapshot that has a block, if any."""
+        return self._by_block.get(block_id)
+
     def is_free(self, snapshot: Snapshot) -> bool:
         """Whether it is held by no step, so that its blocks count as free."""
         return self._pool.is_free(snapshot.block_ids[0])

@@ -10,9 +10,10 @@ before it is known which of them hold. A slot has the state after each, so it is
 same; `settle` drops the copy if a draft before it was rejected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.engine.kv_cache.block_pool import BlockPool
+from services.engine.kv_cache.prefix_search import SnapshotSearch
 from services.engine.kv_cache.snapshots import (
     LONG_PROMPT,
     SnapshotIndex,
@@ -49,14 +50,9 @@ class StateCache:
         self._block_size = block_size
         self._copies = StateCopies()
 
-    def find(self, keys: Sequence[bytes], num_tokens: int) -> Snapshot | None:
-        """Returns the snapshot after the most of a request's first `num_tokens` tokens."""
-        last = num_tokens - num_tokens % self.interval
-        for position in range(last, 0, -self.interval):
-            snapshot = self.index.find(keys[position // self._block_size - 1])
-            if snapshot is not None:
-                return snapshot
-        return None
+    def search(self, is_present: Callable[[bytes], bool]) -> SnapshotSearch:
+        """Returns a search of snapshots, which are present after some keys."""
+        return SnapshotSearch(is_present, self.interval)
 
     def start(
         self,

@@ -72,6 +72,12 @@ class BlockNumbers:
             numbers = np.where(ids == 0, used[-1] + 1 + columns, numbers)
         updates.block_ids = pack_int32(numbers)
 
+    def numbers_of(self, block_ids: bytes) -> Slots:
+        """Returns the numbers of packed block ids that were noted."""
+        used = np.cumsum(self._is_used) - 1
+        numbers: Slots = used[read_int32(block_ids)]
+        return numbers
+
     def renumber_copies(self, copies: StateMetadata) -> None:
         """Replaces the noted block ids of copies by their numbers."""
         used = np.cumsum(self._is_used) - 1
@@ -153,6 +159,11 @@ class CacheContent:
         states = np.stack([self.state_blocks(row) for row in batch.row_ids.tolist()])
         self._states.run(batch, states)
         return StepSlots(written=written, missing=missing, states=states, copies=copies)
+
+    def lose(self, blocks: Slots) -> None:
+        """Notes blocks whose content came from the host's memory, which a replay lacks."""
+        self._is_written.reshape(-1, self._limits.block_size)[blocks] = False
+        self._states.lose(blocks)
 
     def _compute_all(self, row: int, end: int) -> range:
         """Returns all tokens of a row before `end`, of which a state is, and counts them."""

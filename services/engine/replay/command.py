@@ -66,6 +66,9 @@ def _run(
         replayer.restore(opening.descriptor, opening.num_computed)
         for step in recording.steps():
             step_id = step.descriptor.step_id
+            replayer.lose_loaded(step.descriptor)
+            if not step.descriptor.context.batch_size:
+                continue  # it only copies blocks
             findings = replayer.replay(step)
             if replayer.totals.first_difference == step_id:
                 write(describe_first(findings, names))
@@ -88,6 +91,9 @@ def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
         for name in COPIES:
             blocks.use(getattr(descriptor.state_metadata, name))
+        blocks.use(descriptor.block_copies.loaded_to)
+        if not descriptor.context.batch_size:
+            continue
         try:
             key = orders.graph_key(descriptor)
         except ValueError as error:

@@ -10,7 +10,7 @@ from services.engine.batch import (
     GraphKey,
     ordered_mode,
 )
-from services.engine.replay.cache_content import BlockNumbers
+from services.engine.replay.cache_content import BlockNumbers, Slots
 from services.engine.replay.rows_alone import rows_alone
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
@@ -76,6 +76,10 @@ class Orders:
             graph_key=dispatch.graph_key,
         )
 
+    def loaded_blocks(self, descriptor: BatchDescriptor) -> Slots:
+        """Returns the blocks that a recorded step loads from the host's memory."""
+        return self._blocks.numbers_of(descriptor.block_copies.loaded_to)
+
     def _dispatch(self, descriptor: BatchDescriptor) -> Dispatch:
         key = descriptor.graph_key
         is_of_mode = descriptor.cudagraph_runtime_mode == self._mode
@@ -99,6 +103,7 @@ class Orders:
         ordered.cudagraph_runtime_mode = ordered_mode(key)
         ordered.fallback_reason = dispatch.fallback_reason
         ordered.ClearField("graph_key")
+        ordered.ClearField("block_copies")  # what they bring is computed again
         if key is not None:
             ordered.graph_key.CopyFrom(key)
         attention = ordered.attn_metadata

@@ -86,6 +86,10 @@ class Replayer:
         for row, tokens in self._content.restore(opening, num_computed).items():
             self._rebuild(row, tokens)
 
+    def lose_loaded(self, descriptor: BatchDescriptor) -> None:
+        """Notes what a recorded step loads; steps that read it compute it first."""
+        self._content.lose(self._orders.loaded_blocks(descriptor))
+
     @torch.inference_mode()
     def replay(self, recorded: WatchStepsResponse) -> StepFindings:
         """Runs one step; if it differs, returns the deviations of every attention layer."""

@@ -27,6 +27,10 @@ class StateContent:
         if self._numbers is not None:
             self._known.update(self._numbers.after(blocks.tolist(), num_tokens))
 
+    def lose(self, blocks: Blocks) -> None:
+        """Notes that blocks have other content, which no step of the replay made."""
+        self._known.difference_update(blocks.tolist())
+
     def save(self, batch: Batch) -> None:
         """Notes the snapshots that a step makes before it computes."""
         if batch.saved_states is not None:

@@ -66,6 +66,8 @@ class EngineFamilies:
         yield gauge("kv_cache_cached_blocks", stats.num_cached_blocks, "Free blocks with content")
         if stats.num_state_blocks:
             yield gauge("snapshots", stats.num_snapshots, "States that requests can start from")
+        if stats.worker.num_host_slots:
+            yield gauge("kv_host_blocks", stats.num_host_blocks, "Blocks in the host's memory")
         yield gauge("sessions", self._num_sessions(), "Frontends connected")
         yield gauge("ready", stats.is_ready, "1 while new requests are taken")
         yield gauge("step_age_seconds", load.step_age_s, "Time since the last step, 0 when idle")
@@ -100,6 +102,8 @@ class EngineFamilies:
         if stats.num_state_blocks:
             yield counter("snapshots_made", done.num_snapshots_made, "Copies of states kept")
             yield counter("snapshots_used", done.num_snapshots_used, "Requests started from one")
+        if stats.worker.num_host_slots:
+            yield from self._tiers(stats)
         if done.num_encoded_images:
             yield counter("images_encoded", done.num_encoded_images, "Images encoded")
             yield counter("images_found", done.num_found_images, "Images encoded before")
@@ -148,6 +152,15 @@ class EngineFamilies:
             dict.fromkeys(REJECTED, 0) | stats.counters.rejected,
             "Requests that were refused, by status code",
         )
+
+    def _tiers(self, stats: EngineStats) -> Iterable[Any]:
+        counter, tiers = self._families.counter, stats.counters.scheduler.tiers
+        num_bytes = (tiers.num_stored + tiers.num_loaded) * stats.worker.block_bytes
+        yield counter("kv_host_stores", tiers.num_stored, "Blocks copied to the host's memory")
+        yield counter("kv_host_loads", tiers.num_loaded, "Blocks copied back")
+        yield counter("kv_host_copy_bytes", num_bytes, "Bytes of these copies")
+        yield counter("kv_host_copy_seconds", tiers.copy_s, "Time of these copies")
+        yield counter("kv_host_hits", tiers.hit_tokens, "Prefix tokens that came back")
 
     def _steps(self, stats: EngineStats) -> Iterable[Any]:
         counter, counts = self._families.counter, stats.counters

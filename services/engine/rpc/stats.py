@@ -30,6 +30,7 @@ def stats_to_proto(
 ) -> GetStatsResponse:
     """Converts a snapshot of the statistics."""
     load, counters = stats.load, stats.counters
+    tiers = counters.scheduler.tiers
     return GetStatsResponse(
         uptime_s=stats.uptime_s,
         num_running=load.num_running,
@@ -41,6 +42,12 @@ def stats_to_proto(
         num_snapshots=stats.num_snapshots,
         num_snapshots_made=counters.scheduler.num_snapshots_made,
         num_snapshots_used=counters.scheduler.num_snapshots_used,
+        num_host_blocks=stats.num_host_blocks,
+        num_host_stores=tiers.num_stored,
+        num_host_loads=tiers.num_loaded,
+        host_copy_bytes=(tiers.num_stored + tiers.num_loaded) * stats.worker.block_bytes,
+        host_copy_s=tiers.copy_s,
+        host_hit_tokens=tiers.hit_tokens,
         num_encoded_images=counters.scheduler.num_encoded_images,
         num_found_images=counters.scheduler.num_found_images,
         num_steps=counters.num_steps,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from services.engine.kv_cache.cache import NO_PREFIX, Prefix
+from services.engine.kv_cache.tiered_cache import TieredKVCache
 from services.engine.limits import StepLimits
 from services.engine.request import Request, StepMark
 from services.engine.request_times import Stage
@@ -56,12 +57,11 @@ class Admission:
         """
         holdings, cache, limits = self._holdings, self._holdings.cache, self._limits
         while (request := self._next(step, is_in_flight=is_in_flight)) is not None:
-            # Cached tokens have no log-probabilities.
-            prefix = NO_PREFIX if request.needs_prompt_logits else cache.match_prefix(request)
-            if hindrance := self._hindrance(request, prefix, step.budget):
+            num_tokens = len(request.token_ids)
+            prefix, hindrance = self._find_prefix(request, step.budget)
+            if hindrance is not None:
                 request.times.enter(hindrance, self._clock())
                 break
-            num_tokens = len(request.token_ids)
             row = holdings.start(request, prefix, self._reach(num_tokens))
             self._count(request, step_id)
             q_len = self._bound(request, step)
@@ -96,15 +96,43 @@ class Admission:
         request.times.enter(hindrance, self._clock())
         return None
 
-    def _hindrance(self, request: Request, prefix: Prefix, budget: int) -> Stage | None:
-        """Returns what the next request waits for, None if it can start."""
+    def _find_prefix(self, request: Request, budget: int) -> tuple[Prefix, Stage | None]:
+        """Returns a request's cached tokens, and what hinders it to start, if anything does."""
+        cache, tiers = self._holdings.cache, self._holdings.tiers
+        num_tokens = self._reach(len(request.token_ids))
+        # Cached tokens have no log-probabilities.
+        prefix = NO_PREFIX if request.needs_prompt_logits else cache.match_prefix(request)
         if self._is_being_computed(request, prefix.num_tokens):
-            return Stage.SAME_PREFIX
-        if not self._holdings.cache.fits(prefix, self._reach(len(request.token_ids))):
-            return Stage.FULL_CACHE
+            return prefix, Stage.SAME_PREFIX
+        if not cache.fits(prefix, num_tokens):
+            return prefix, Stage.FULL_CACHE
+        if tiers is not None and not request.needs_prompt_logits:
+            is_whole, before = self._load(tiers, request, prefix), prefix.num_tokens
+            prefix = cache.match_prefix(request)
+            tiers.host.counts.hit_tokens += prefix.num_tokens - before
+            if not is_whole:
+                return prefix, Stage.LOADING
+            if not cache.fits(prefix, num_tokens):
+                return prefix, Stage.FULL_CACHE
         if not self._can_begin(request, prefix.num_tokens, budget):
-            return Stage.IMAGE
-        return None
+            return prefix, Stage.IMAGE
+        return prefix, None
+
+    def _load(self, tiers: TieredKVCache, request: Request, prefix: Prefix) -> bool:
+        """Loads what tiers below the GPU have of a longer prefix; returns whether that is all.
+
+        Other requests may overwrite what was loaded before all is there. So a request loads no
+        more blocks than its tokens have, and computes what is missing then.
+        """
+        absent = tiers.find_below(request, prefix)
+        limits = self._limits
+        most = len(request.block_keys) * limits.num_groups + limits.num_state_blocks
+        if absent is None or request.num_loaded_blocks + absent.num_blocks > most:
+            request.num_loaded_blocks = 0
+            return True
+        num_loaded = tiers.load(absent)
+        request.num_loaded_blocks += num_loaded
+        return num_loaded == absent.num_blocks
 
     def _bound(self, request: Request, step: PlannedStep) -> int:
         """Returns how many of a started request's tokens the step computes."""

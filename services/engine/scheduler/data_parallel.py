@@ -93,6 +93,11 @@ class DataParallelScheduler:
         return sum(each.num_snapshots for each in self._ranks)
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks that the host's memory holds, of all ranks."""
+        return sum(each.num_host_blocks for each in self._ranks)
+
+    @property
     def num_batched_tokens_limit(self) -> int:
         """Most query tokens of a rank's step at present."""
         return min(each.num_batched_tokens_limit for each in self._ranks)
@@ -214,6 +219,8 @@ class DataParallelScheduler:
         One graph for all ranks means equally many rows: as many as its size.
         """
         contexts = [step.descriptor.context for step in steps]
+        if not any(each.batch_size for each in contexts):
+            return  # they only copy blocks
         shapes = [
             BatchShape(
                 num_tokens=context.num_tokens,

@@ -3,10 +3,13 @@
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from services.engine.errors import InvalidRequestError
 from services.engine.kv_cache.cache import KVCache, Prefix
+from services.engine.kv_cache.host_tier import HostLimits, HostTier
 from services.engine.kv_cache.prefix_journal import BlockJournal
+from services.engine.kv_cache.tiered_cache import TieredKVCache
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.request_times import Stage
@@ -29,9 +32,9 @@ class Holdings:
     """Moves requests between waiting, running and finished, with their rows and blocks.
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
-    live. cache: the blocks. num_cache_tokens: most tokens of a request that holds all of them.
-    images: the encoded images of running requests. row_needs: `sampling_needs` of the request in
-    each row.
+    live. cache: the blocks. tiers: the same with the host's memory; None without any.
+    num_cache_tokens: most tokens of a request that holds all blocks. images: the encoded images of
+    running requests. row_needs: `sampling_needs` of the request in each row.
     """
 
     def __init__(
@@ -44,15 +47,20 @@ class Holdings:
         priority_ageing_s: float,
         clock: Callable[[], float],
         journal: BlockJournal | None = None,
+        host: HostLimits | None = None,
     ) -> None:
-        self.cache = KVCache(
-            num_blocks=num_blocks,
-            block_size=limits.block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            groups=limits.cache_groups,
-            state_blocks=limits.state_blocks,
-            journal=journal,
-        )
+        settings: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_size": limits.block_size,
+            "enable_prefix_caching": enable_prefix_caching,
+            "groups": limits.cache_groups,
+            "state_blocks": limits.state_blocks,
+            "journal": journal,
+        }
+        self.tiers: TieredKVCache | None = None
+        if host is not None and host.num_slots and enable_prefix_caching:
+            self.tiers = TieredKVCache(HostTier(host, counts.tiers), **settings)
+        self.cache = self.tiers or KVCache(**settings)
         self.images = ImagePlan(
             EncoderCache(limits.num_encoder_pages),
             limits.max_encoder_tokens,

@@ -53,6 +53,11 @@ class ScheduledStep:
     """The steps that the other data-parallel ranks run at the same time, in their order."""
 
     @property
+    def has_requests(self) -> bool:
+        """Whether any rank computes a request's token; else the step only copies blocks."""
+        return any(each.requests or each.unsampled for each in (self, *self.others))
+
+    @property
     def num_drafts(self) -> Sequence[int]:
         """Drafts of each request that samples."""
         counts = read_int32(self.descriptor.spec_decode_metadata.num_draft_tokens)

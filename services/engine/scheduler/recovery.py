@@ -69,11 +69,14 @@ class Recovery:
                 request.num_pending_drafts -= num_drafts
         while holdings.running:
             holdings.preempt_last()
+        if holdings.tiers is not None:
+            holdings.tiers.undo_tier_copies()
         holdings.images.forget()
         self.num_failed_steps += 1
         # A data-parallel rank computes as many rows as the one with most tokens.
         num_tokens = num_rows(failed.descriptor)
-        self.budget.halve(num_tokens)
+        if num_tokens:
+            self.budget.halve(num_tokens)
         requests = failed.requests + failed.unsampled
         is_smallest = num_tokens <= self.budget.least
         if not is_smallest or not requests or requests[0].status is RequestStatus.FINISHED:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 
 from services.engine.batch import BatchDescriptor, StepResult, pack_copies
 from services.engine.errors import InvalidRequestError, QueueFullError
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.admission import Admission
-from services.engine.scheduler.continuation import continue_running
+from services.engine.scheduler.continuation import continue_running, plan_drafts
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
@@ -32,9 +33,7 @@ from services.engine.scheduler.pooled_requests import end_pooled
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
-from services.engine.spec_decode.carried_drafts import CarriedDrafts
-from services.engine.spec_decode.draft_length import choice_of
-from services.engine.spec_decode.draft_plan import DraftPlan
+from services.engine.scheduler.tier_orders import observe_copies, order_copies
 
 __all__ = ["ScheduledStep", "Scheduler"]
 
@@ -62,6 +61,7 @@ class Scheduler:
         priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         journal: BlockJournal | None = None,
+        host: HostLimits | None = None,
     ) -> None:
         """Starts without requests and with an empty cache.
 
@@ -75,6 +75,7 @@ class Scheduler:
             priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: returns the time of `Request.arrival_s`, in seconds.
             journal: notes the blocks that can be found; by default one of its own.
+            host: the worker's memory for blocks that are reused; None without.
         """
         self._limits = limits
         enable_prefix_caching = enable_prefix_caching and limits.shares_prefixes
@@ -90,13 +91,14 @@ class Scheduler:
             priority_ageing_s=priority_ageing_s,
             clock=clock,
             journal=journal,
+            host=host,
         )
         self._recovery = Recovery(
             self._holdings,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_num_tokens=limits.min_step_tokens,
         )
-        self._drafts = _plan_drafts(limits, self._holdings.num_cache_tokens)
+        self._drafts = plan_drafts(limits, self._holdings.num_cache_tokens)
         self._admission = Admission(
             limits,
             self._holdings,
@@ -153,6 +155,12 @@ class Scheduler:
         """Snapshots of states that requests can start from."""
         states = self._holdings.cache.states
         return 0 if states is None else len(states.index)
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks that the host's memory holds."""
+        tiers = self._holdings.tiers
+        return 0 if tiers is None else len(tiers.host)
 
     @property
     def must_wait(self) -> bool:
@@ -255,24 +263,29 @@ class Scheduler:
             is_in_flight = self._last_result_id != self._last_step_id
             self._admission.admit(step, step_id=self.next_step_id, is_in_flight=is_in_flight)
         if step.is_empty:
-            return None
+            is_loading = holdings.tiers is not None and holdings.tiers.host.has_copies
+            return self.idle_step() if is_loading else None
         self._last_step_id += 1
         ordered = step.order(self._last_step_id, self._dispatcher)
-        if copies := holdings.cache.take_copies():
-            ordered.descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
-        if recovery.num_failed_steps:
-            ordered.descriptor.num_failed_steps = recovery.num_failed_steps
+        self._order_copies(ordered.descriptor)
         return ordered
 
+    def _order_copies(self, descriptor: BatchDescriptor) -> None:
+        """Adds to a step what it copies before it computes."""
+        holdings, recovery = self._holdings, self._recovery
+        if copies := holdings.cache.take_copies():
+            descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
+        if holdings.tiers is not None:
+            order_copies(holdings.tiers, descriptor)
+        if recovery.num_failed_steps:
+            descriptor.num_failed_steps = recovery.num_failed_steps
+
     def idle_step(self) -> ScheduledStep:
-        """Returns a step without requests, for when other data-parallel ranks have some."""
-        self._last_step_id += 1
-        descriptor = BatchDescriptor(
-            step_id=self._last_step_id, num_failed_steps=self._recovery.num_failed_steps
-        )
-        return ScheduledStep(
-            step_id=self._last_step_id, descriptor=descriptor, requests=[], unsampled=[]
-        )
+        """Returns a step without requests: of copies alone, or as data-parallel ranks have some."""
+        step_id = self._last_step_id = self.next_step_id
+        descriptor = BatchDescriptor(step_id=step_id)
+        self._order_copies(descriptor)
+        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=[], unsampled=[])
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes the result of the oldest step in flight and ends finished requests.
@@ -283,6 +296,10 @@ class Scheduler:
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
         holdings, drafts = self._holdings, self._drafts
+        if holdings.tiers is not None:
+            observe_copies(holdings.tiers, step, result)
+        if not step.requests and not step.unsampled:
+            return []  # it computed no request's token
         if self._limits.pooling is not None:
             return end_pooled(step, result, holdings, at_s=self._clock())
         if drafts is not None:
@@ -311,27 +328,3 @@ class Scheduler:
         """
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
-
-
-def _plan_drafts(limits: StepLimits, num_cache_tokens: int) -> DraftPlan | None:
-    """Returns the speculation of a scheduler with these limits; None without any.
-
-    num_cache_tokens: most tokens of a request that holds all blocks.
-    """
-    if not limits.num_speculative_tokens:
-        return None
-    rows = None
-    if not limits.lookup_sizes:
-        rows = CarriedDrafts(
-            max_num_seqs=limits.max_num_seqs, num_drafts=limits.num_speculative_tokens
-        )
-    return DraftPlan(
-        num_tokens=limits.num_speculative_tokens,
-        # The token after all drafts, if they are accepted, is within max_model_len too.
-        max_seq_len=min(limits.max_model_len - 1, num_cache_tokens),
-        num_written_ahead=limits.num_written_ahead,
-        lookup_sizes=limits.lookup_sizes,
-        # Data-parallel ranks have equally many drafts, which the caller chooses.
-        length=None if limits.data_parallel_size > 1 else choice_of(limits.draft_lengths),
-        rows=rows,
-    )

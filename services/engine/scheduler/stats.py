@@ -1,6 +1,8 @@
 """Counts of the scheduler's work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.engine.kv_cache.host_tier import TierCounts
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class SchedulerCounts:
     """Tokens generated for requests that were still live."""
     num_preemptions: int = 0
     """Times a running request gave its blocks back to start over."""
+    tiers: TierCounts = field(default_factory=TierCounts)
+    """Blocks that went to the host's memory and came back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,10 +36,11 @@ from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.image_encoder import ImageEncoder
 from services.engine.worker.runner.outputs import ForwardOutput
-from services.engine.worker.runner.pending_result import PendingResult
+from services.engine.worker.runner.pending_result import PendingCopies, PendingResult
 from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
 from services.engine.worker.runner.step_pooler import StepPooler
 from services.engine.worker.runner.step_sampler import NoSampling, StepSampler
+from services.engine.worker.tiers.host_memory import HostMemory, copy_blocks
 
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
@@ -72,6 +73,9 @@ class ModelRunner:
         """
         self.model = model
         self.device = device
+        self.kv_cache_data = kv_cache_data
+        self.host: HostMemory | None = None
+        """Keeps blocks that leave the cache; None without such memory."""
         self.buffers = InputBuffers(limits, device)
         num_own = len(model.cache_specs())
         self.forward = ForwardPass(
@@ -197,13 +201,16 @@ class ModelRunner:
         self._sampler.assign(assignments)
 
     @torch.inference_mode()
-    def execute(self, descriptor: BatchDescriptor) -> PendingResult:
+    def execute(self, descriptor: BatchDescriptor) -> PendingResult | PendingCopies:
         """Runs one step, or on CUDA queues it.
 
         Raises:
             ValueError: the descriptor is inconsistent or exceeds the worker's limits.
         """
         started_ns = time.perf_counter_ns()
+        copy_us = copy_blocks(descriptor, self.host, num_blocks=self._num_blocks)
+        if not descriptor.context.batch_size and not descriptor.HasField("dp_metadata"):
+            return PendingCopies(descriptor.step_id, copy_us)
         batch = self._read(descriptor)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
@@ -227,6 +234,7 @@ class ModelRunner:
             drafted,
             started_ns=started_ns,
             fallback_reason=output.fallback_reason,
+            block_copy_us=copy_us,
         )
 
     def _take_images(self, batch: Batch) -> None:

@@ -12,6 +12,26 @@ from services.engine.worker.inputs.transfer import to_host
 from services.engine.worker.runner.outputs import Sampled
 
 
+@dataclass(frozen=True, slots=True)
+class PendingCopies:
+    """The result of a step that copies blocks and computes nothing.
+
+    block_copy_us: as in `PendingResult`.
+    """
+
+    step_id: int
+    block_copy_us: int
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `message` returns without waiting."""
+        return True
+
+    def message(self) -> StepResult:
+        """Returns the result."""
+        return StepResult(step_id=self.step_id, block_copy_us=self.block_copy_us)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingResult:
     """A step's result in host memory that is valid once `done` has happened.
@@ -21,6 +41,7 @@ class PendingResult:
     done: absent on a CPU, where every step is done at once.
     started_ns: `time.perf_counter_ns()` when the step began.
     fallback_reason: why the ordered graph did not run; unspecified if the order was followed.
+    block_copy_us: microseconds of copies between tiers that ended since the result before.
     """
 
     step_id: int
@@ -29,6 +50,7 @@ class PendingResult:
     done: torch.cuda.Event | None
     started_ns: int
     fallback_reason: FallbackReason
+    block_copy_us: int
 
     @classmethod
     def begin(
@@ -39,6 +61,7 @@ class PendingResult:
         *,
         started_ns: int,
         fallback_reason: FallbackReason,
+        block_copy_us: int = 0,
     ) -> "PendingResult":
         """Starts to copy a step's results to the host, after the work queued so far."""
         token_ids = sampled.token_ids if drafted is None else drafted.sampled
@@ -67,6 +90,7 @@ class PendingResult:
             done=done,
             started_ns=started_ns,
             fallback_reason=fallback_reason,
+            block_copy_us=block_copy_us,
         )
 
     @property
@@ -91,6 +115,7 @@ class PendingResult:
             fallback_reason=self.fallback_reason,
             pooled=None if pooled is None else pooled.numpy(),
         )
+        result.block_copy_us = self.block_copy_us
         if prompt is not None:
             set_prompt_logprobs(
                 result, prompt.chosen.numpy(), prompt.top_token_ids.numpy(), prompt.top.numpy()

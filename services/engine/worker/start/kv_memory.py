@@ -235,17 +235,27 @@ def choose_num_blocks(
     return num_blocks
 
 
-def check_host_memory(num_bytes: int, num_available_bytes: int) -> None:
-    """Checks that a CPU's memory has room for the KV cache, before it is allocated.
+def check_host_memory(
+    num_bytes: int,
+    num_available_bytes: int,
+    flags: str = "--num-kv-blocks or --kv-cache-memory-mb",
+    what: str = "the KV cache",
+) -> None:
+    """Checks that the host's memory has room for blocks, before they are allocated.
+
+    Args:
+        num_bytes: of the blocks.
+        num_available_bytes: that the machine can still give.
+        flags: which decide on the bytes.
+        what: the blocks are.
 
     Raises:
-        ValueError: the cache takes more than the machine can still give.
+        ValueError: they take more than the machine can still give.
     """
     if num_bytes > num_available_bytes:
         raise ValueError(
-            f"the KV cache would take {num_bytes / 2**30:.1f} GiB, and this process can have "
-            f"{num_available_bytes / 2**30:.1f} GiB more. Lower --num-kv-blocks or "
-            "--kv-cache-memory-mb"
+            f"{what} would take {num_bytes / 2**30:.1f} GiB, and this process can have "
+            f"{num_available_bytes / 2**30:.1f} GiB more. Lower {flags}"
         )
 
 

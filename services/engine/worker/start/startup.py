@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.limits import StepLimits
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
@@ -33,6 +34,7 @@ from services.engine.worker.start.graph_setup import (
     prepare_graphs,
     warm_up_first_graphs,
 )
+from services.engine.worker.start.host_tier import add_host_memory, staging_bytes
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import (
     available_host_bytes,
@@ -142,6 +144,7 @@ def start_worker(
     num_own_blocks = _choose_num_blocks(loaded, settings, step_bytes)
     num_blocks = ranks.least(num_own_blocks)
     runner = loaded.make_runner(num_blocks)
+    host = add_host_memory(loaded, runner)
     clock.end("memory")
 
     compilation.install(runner)
@@ -169,7 +172,7 @@ def start_worker(
         capture = BackgroundCapture(prepared.graphs, compilation=background)
     else:
         outcomes = prepared.capture_all(report_progress)
-    ready = _announcement(loaded, num_blocks, prepared, compilation.report)
+    ready = _announcement(loaded, num_blocks, prepared, compilation.report, host)
     ready.ranks.append(_rank_info(loaded, num_own_blocks))
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     if runner.experts.layout is not None:
@@ -249,7 +252,9 @@ def _choose_num_blocks(
         limits=limits,
         dtype=loaded.cache_dtype,
         device=loaded.device,
-        graph_bytes=lambda runner: estimate_graph_bytes(runner, settings, limits=limits),
+        graph_bytes=lambda runner: (
+            estimate_graph_bytes(runner, settings, limits=limits) + staging_bytes(loaded)
+        ),
         step_bytes=step_bytes,
         forward=loaded.forward,
     )
@@ -298,9 +303,14 @@ def _announcement(
     num_blocks: int,
     prepared: PreparedGraphs,
     report: CompileReport | None,
+    host: HostLimits | None,
 ) -> WorkerReady:
     device = loaded.device
+    host = host or HostLimits(num_slots=0, max_step_loads=0)
     return WorkerReady(
+        num_host_slots=host.num_slots,
+        max_step_loads=host.max_step_loads,
+        block_load_s=host.block_load_s,
         num_blocks=num_blocks,
         state_pages=loaded.limits.state_pages,
         block_bytes=loaded.block_bytes,

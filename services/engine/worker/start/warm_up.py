@@ -35,7 +35,7 @@ from services.engine.batch import (
 from services.engine.limits import StepLimits
 from services.engine.request import SamplingParams
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.pending_result import PendingResult
+from services.engine.worker.runner.pending_result import PendingCopies, PendingResult
 
 FIRST_STEPS = ((1,), (128,))
 """Prompt lengths of the steps whose kernels the first request needs."""
@@ -176,7 +176,7 @@ def run_small_steps(
 
 def queue_small_steps(
     runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
-) -> Iterator[PendingResult]:
+) -> Iterator[PendingResult | PendingCopies]:
     """Queues the same steps one at a time, as the caller asks for their results."""
     if runner.device.type == "cuda":
         torch.cuda.set_device(runner.device)  # this may be a new thread

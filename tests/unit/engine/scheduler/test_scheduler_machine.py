@@ -12,6 +12,7 @@ from services.engine.errors import InvalidRequestError, MemoryExhaustedError, Qu
 from services.engine.kv_cache import snapshots, states
 from services.engine.kv_cache.block_events import BlockEvents
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
+from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestStatus
@@ -74,8 +75,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_stages=st.sampled_from([1, 1, 2, 3]),
         num_encoder_pages=st.integers(2, 4),
         max_encoder_tokens=st.sampled_from([1, 5, 40]),
+        num_host_slots=st.sampled_from([0, 1, 4, 60, 60]),
+        max_step_loads=st.sampled_from([1, 3, 30]),
     )
-    def start(self, num_blocks, windows, state_pages, enable_prefix_caching, **fields):
+    def start(
+        self, num_blocks, windows, state_pages, enable_prefix_caching, num_host_slots,
+        max_step_loads, **fields,
+    ):  # fmt: skip
         num_states = windows.count(STATE)
         if fields["num_speculative_tokens"]:
             fields["num_stages"] = 1
@@ -84,6 +90,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_of_states = num_slots * num_states * state_pages
         self.num_blocks = 1 + (num_blocks - 1) * len(windows) + num_of_states
         self.enable_prefix_caching = enable_prefix_caching
+        num_pages = num_states * state_pages
+        self.host = HostLimits(
+            num_slots=num_host_slots, max_step_loads=max(num_pages, max_step_loads)
+        )
         self.limits = StepLimits(
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
@@ -107,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=self.enable_prefix_caching,
             clock=lambda: self.now_s,
             journal=BlockJournal(events=self.events),
+            host=self.host,
         )
         # The second one runs steps as they are recorded.
         self.worker, self.replay = (
@@ -120,6 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 num_cache_tokens=self.capacity,
                 makes_drafts=self.limits.lookup_sizes is None,
                 has_stages=self.limits.num_stages > 1,
+                host=self.host,
             )
             for _ in range(2)
         )

@@ -1,0 +1,1 @@
+"""The tiers below the KV cache: the host's memory."""
