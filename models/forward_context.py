@@ -20,7 +20,7 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
 PROCESS_LOCAL_FIELDS = frozenset(
-    {"kv_cache_data", "layer_attn_metadata", "index_choice", "image_metadata"}
+    {"kv_cache_data", "layer_attn_metadata", "index_choice", "image_metadata", "adapter_slots"}
 )
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
@@ -229,6 +229,9 @@ class ForwardContext:
     """Set in the passes of draft layers only."""
     image_metadata: ImageMetadata | None = None
     """None: all tokens are text, and have the same position in time, height and width."""
+    adapter_slots: torch.Tensor | None = None
+    """[at least T] int32: 0 for a token without an adapter, n + 1 for the one in slot n; None of a
+    model without room for adapters."""
     batch_descriptor: GraphKey | None = None
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE

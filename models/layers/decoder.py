@@ -285,6 +285,8 @@ class CausalLM(nn.Module):
         """Makes vectors of hidden states; None of a model that generates. Set by the loader."""
         self.draft_models: tuple[DraftingModel, ...] = ()
         """Models that guess tokens for this one; no part of its trace and its weights."""
+        self.num_adapter_slots = self.max_adapter_rank = 0
+        """Adapters for which layers have room, and their largest rank; see `adapter_room`."""
         if config.tie_word_embeddings and self.stage.is_last:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -297,13 +299,21 @@ class CausalLM(nn.Module):
         return hidden
 
     def expected_passes(self) -> Collection[str]:
-        """Returns the compiler passes that must match something in the model."""
-        return self.model.expected_passes()
+        """Returns the compiler passes that must match something in the model.
+
+        Adapters come between products and what passes put them together with.
+        """
+        return () if self.num_adapter_slots else self.model.expected_passes()
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the hidden states."""
         return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.parameters()).device
 
     @property
     def stored_module(self) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from models.layers.quantization import QuantizableLinear
-from models.layers.weight import check_shape, empty_parameter
+from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
 
@@ -39,12 +39,34 @@ class MergedColumnParallelLinear(QuantizableLinear):
             for size, count in zip(output_sizes, replicas, strict=True)
         )
         self._shares = tuple(group.rank // count for count in replicas)
+        self._input_size = input_size
         self.weight = empty_parameter(sum(self.local_sizes), input_size)
         self.bias = empty_parameter(sum(self.local_sizes)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, input_size] to [T, sum of local_sizes]."""
-        return self.method.product(self, x, self.bias)
+        return self.product(x, self.bias)
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """This rank's outputs of each projection in the layer."""
+        return self.local_sizes
+
+    @property
+    def num_inputs(self) -> int:
+        """All inputs."""
+        return self._input_size
+
+    def parts_of(self, shard_id: ShardId, num_rows: int) -> Sequence[int]:
+        """Returns the projections that a stored tensor of `num_rows` rows holds: one, or all."""
+        assert isinstance(shard_id, int), "only experts are numbered"
+        is_of_all = num_rows == sum(self.output_sizes)
+        return range(len(self.output_sizes)) if is_of_all else (shard_id,)
+
+    def local_inputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns values for each input, [n, input_size], as they are: each rank has all inputs."""
+        check_shape(values, (len(values), self._input_size))
+        return values
 
     @property
     def has_all_inputs(self) -> bool:
@@ -160,10 +182,30 @@ class RowParallelLinear(QuantizableLinear):
         """Maps this rank's [T, input_size / ranks] to [T, output_size]."""
         # One rank adds the bias, or it would count once per rank.
         bias = self.bias if self._group.rank == 0 else None
-        product = self.method.product(self, x, bias)
+        product = self.product(x, bias)
         if self._group.size == 1 or not self._is_reduced:
             return product
         return all_reduce(product, self._group.name)
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """All outputs, of one projection."""
+        return (self.weight.shape[0],)
+
+    @property
+    def num_inputs(self) -> int:
+        """This rank's inputs."""
+        return self._group.split(self._input_size, "input features")
+
+    def parts_of(self, shard_id: ShardId, num_rows: int) -> Sequence[int]:
+        """Returns the one projection."""
+        del shard_id, num_rows
+        return (0,)
+
+    def local_inputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's share of values for each input, [n, input_size / ranks]."""
+        check_shape(values, (len(values), self._input_size))
+        return values.narrow(1, self._group.rank * self.num_inputs, self.num_inputs)
 
     @property
     def is_summed(self) -> bool:

@@ -1,7 +1,7 @@
 """The formats in which a linear layer keeps its weight, and their products."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from models.kernels.gpu import HOPPER, gpu_of, is_hopper
+from models.layers.weight import ShardId
 from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
 from models.operands.packed_weights import RUN
+from models.ops.products.add_adapters import add_adapters
 from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
 
@@ -82,6 +84,10 @@ class QuantizableLinear(nn.Module, ABC):
     """Of packed integers: zero points [N, K / group], uint8 or int8."""
     weight_order: nn.Parameter | None
     """The input of each column, [K] int32; None: the first of the first, and so on."""
+    adapter_a: torch.Tensor | None
+    """Room for low-rank adapters: [slots, parts * R, K]; None without any."""
+    adapter_b: torch.Tensor | None
+    """Their other factor, scaled: [slots, N, R]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +95,37 @@ class QuantizableLinear(nn.Module, ABC):
         self.weight_scale = None
         self.weight_zero = None
         self.weight_order = None
+        self.register_buffer("adapter_a", None, persistent=False)
+        self.register_buffer("adapter_b", None, persistent=False)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Maps x [T, K] to [T, N], this rank's inputs and outputs, with each token's adapter."""
+        product = self.method.product(self, x, bias)
+        if self.adapter_a is None or self.adapter_b is None:
+            return product
+        return add_adapters(product, x, self.adapter_a, self.adapter_b, self.part_sizes)
+
+    @property
+    @abstractmethod
+    def part_sizes(self) -> tuple[int, ...]:
+        """This rank's outputs of each projection in the layer."""
+
+    @property
+    @abstractmethod
+    def num_inputs(self) -> int:
+        """This rank's inputs."""
+
+    @abstractmethod
+    def parts_of(self, shard_id: ShardId, num_rows: int) -> Sequence[int]:
+        """Returns the projections that a stored tensor of `num_rows` rows holds."""
+
+    @abstractmethod
+    def local_inputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's share of values for each input, [n, all inputs].
+
+        Raises:
+            ValueError: they are of another number of inputs.
+        """
 
     @property
     @abstractmethod

@@ -109,6 +109,12 @@ class JoinedColumnLinear(MergedColumnParallelLinear):
         self._stored = stored
         self._num_interleaved = num_interleaved
 
+    def parts_of(self, shard_id: ShardId, num_rows: int) -> Sequence[int]:
+        """Returns the projections that a stored tensor holds."""
+        del num_rows
+        assert isinstance(shard_id, int), "only experts are numbered"
+        return self._stored[shard_id]
+
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards, projections and their heads begin at multiples of `multiple`."""
         heads = self._num_interleaved or 1

@@ -44,6 +44,7 @@ class TransformersForCausalLM(CausalLM):
         self.config = config
         self.visual = self.pooling = None
         self.draft_models = ()
+        self.num_adapter_slots = self.max_adapter_rank = 0
         self.network = network
         self._calls = tuple(calls)
         self._prefix = network.base_model_prefix

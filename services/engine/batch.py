@@ -275,6 +275,7 @@ def row_assignment(
     num_prompt_tokens: int,
     sampling: SamplingParams,
     images: Sequence[PromptImage] = (),
+    adapter_slot: int = 0,
 ) -> RowAssignment:
     """Builds the message for the request that takes `row`."""
     message = RowSampling(
@@ -303,6 +304,7 @@ def row_assignment(
             RowImage(offset=each.offset, num_tokens=each.num_tokens, grid=each.image.grid)
             for each in images
         ],
+        adapter_slot=adapter_slot,
     )
 
 

@@ -52,6 +52,10 @@ class StepLimits:
     prompts may end inside of images."""
     pooling: str | None = None
     """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
+    num_adapter_slots: int = 0
+    """Adapters that requests of one step may use; 0 without any."""
+    num_adapter_ranks: int = 1
+    """Ranks that share the layers with adapters."""
     num_stages: int = 1
     """Pipeline stages, which run as many steps at a time."""
     data_parallel_size: int = 1
@@ -95,6 +99,9 @@ class StepLimits:
             max_encoder_tokens=config.images.max_encoder_tokens,
             max_whole_tokens=max_whole_tokens,
             pooling=pooling,
+            num_adapter_slots=config.adapters.max_loras,
+            num_adapter_ranks=config.parallel.tensor_parallel_size
+            * config.parallel.pipeline_parallel_size,
             num_stages=config.parallel.pipeline_parallel_size,
             data_parallel_size=config.parallel.data_parallel_size,
         )

@@ -33,6 +33,11 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
             "--enable-expert-parallel needs a model with experts that Octavo's own modules run; "
             f"{model.architecture} is not one"
         )
+    if model.transformers is not None and config.adapters.max_loras:
+        raise ValueError(
+            f"--max-loras is {config.adapters.max_loras}: adapters do not work with "
+            f"{model.architecture}, which runs as modules of transformers"
+        )
     if model.transformers is not None:
         _check_single(model, parallel)
         return

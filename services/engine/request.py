@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.engine.adapter import Adapter
 from services.engine.errors import EngineError, InvalidRequestError
 from services.engine.prompt_image import PromptImage
 from services.engine.request_times import RequestTimes
@@ -206,6 +207,8 @@ class Request:
     sink: OutputSink
     priority: int = 0
     cache_salt: str = ""
+    adapter: Adapter | None = None
+    """Computes the request; None: the model itself."""
     caller: str = ""
     """Opaque name of the caller, whose grammars take turns with those of others."""
     resumed_token_ids: list[int] = field(default_factory=list)
@@ -283,6 +286,11 @@ class Request:
         self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.times = RequestTimes(self.arrival_s)
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """Digest of the adapter, which cached tokens depend on; empty without one."""
+        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def num_output_tokens(self) -> int:

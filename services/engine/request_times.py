@@ -19,6 +19,7 @@ class Stage(enum.Enum):
     GRAMMAR = "grammar"
     IMAGE = "image"
     LOADING = "loading"
+    ADAPTER = "adapter"
     ALONE = "alone"
     NO_WORKER = "no worker"
     PREFILL = "prefill"

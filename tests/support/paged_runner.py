@@ -26,6 +26,7 @@ class Sequence:
     row: int
     token_ids: list[int]
     num_cached: int = 0
+    adapter_slot: int = 0
     block_ids: list[int] = field(default_factory=list)
 
 
@@ -70,9 +71,9 @@ class PagedRunner:
             for cache in self.kv_caches
         ]
 
-    def add(self, token_ids: list[int]) -> Sequence:
+    def add(self, token_ids: list[int], adapter_slot: int = 0) -> Sequence:
         """Takes a row for a new sequence of which nothing is computed yet."""
-        return Sequence(self._free_rows.pop(), list(token_ids))
+        return Sequence(self._free_rows.pop(), list(token_ids), adapter_slot=adapter_slot)
 
     def step(self, chunks: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
         """Computes the next n tokens of each sequence in one forward pass.
@@ -126,8 +127,10 @@ class PagedRunner:
             num_tokens=starts[-1],
             max_q_len=max(lengths),
         )
+        adapter_slots = [s.adapter_slot for s, n in chunks for _ in range(n)]
         context = ForwardContext(
             context=shape,
+            adapter_slots=self._tensor(adapter_slots) if self.model.num_adapter_slots else None,
             attn_metadata=metadata,
             kv_cache_data=self.kv_caches,
             layer_attn_metadata=tuple(

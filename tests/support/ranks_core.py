@@ -48,7 +48,11 @@ class RanksCore:
         self._num_requests = 0
 
     def submit(
-        self, prompt: Sequence[int], sampling: SamplingParams, images: Sequence[PromptImage] = ()
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[PromptImage] = (),
+        adapter: str = "",
     ) -> RecordingSink:
         """Submits a request and returns what collects its tokens."""
         sink = RecordingSink()
@@ -58,6 +62,7 @@ class RanksCore:
             handle=self._num_requests,
             prompt_token_ids=list(prompt),
             images=tuple(images),
+            adapter=self.core.adapters.find(adapter) if adapter else None,
             sampling=sampling,
             sink=sink,
             arrival_s=0.0,
@@ -71,11 +76,14 @@ class RanksCore:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         images: Sequence[Sequence[PromptImage]] | None = None,
+        adapters: Sequence[str] | None = None,
     ) -> list[list[int]]:
-        """Returns the tokens of requests that run together, each with its images."""
+        """Returns the tokens of requests that run together, each with its images and adapter."""
         shown = images or [()] * len(prompts)
+        names = adapters or [""] * len(prompts)
         sinks = [
-            self.submit(prompt, sampling, own) for prompt, own in zip(prompts, shown, strict=True)
+            self.submit(prompt, sampling, own, name)
+            for prompt, own, name in zip(prompts, shown, names, strict=True)
         ]
         for sink in sinks:
             last = await sink.wait_for_end()

@@ -19,6 +19,7 @@ class RequestStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STAGE_GRAMMAR: _ClassVar[RequestStage]
     REQUEST_STAGE_IMAGE: _ClassVar[RequestStage]
     REQUEST_STAGE_LOADING: _ClassVar[RequestStage]
+    REQUEST_STAGE_ADAPTER: _ClassVar[RequestStage]
     REQUEST_STAGE_ALONE: _ClassVar[RequestStage]
     REQUEST_STAGE_NO_WORKER: _ClassVar[RequestStage]
     REQUEST_STAGE_PREFILL: _ClassVar[RequestStage]
@@ -33,6 +34,7 @@ REQUEST_STAGE_SAME_PREFIX: RequestStage
 REQUEST_STAGE_GRAMMAR: RequestStage
 REQUEST_STAGE_IMAGE: RequestStage
 REQUEST_STAGE_LOADING: RequestStage
+REQUEST_STAGE_ADAPTER: RequestStage
 REQUEST_STAGE_ALONE: RequestStage
 REQUEST_STAGE_NO_WORKER: RequestStage
 REQUEST_STAGE_PREFILL: RequestStage

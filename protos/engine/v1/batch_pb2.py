@@ -24,51 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\x89\x06\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x37\n\x0estate_metadata\x18\x0b \x01(\x0b\x32\x1f.octavo.engine.v1.StateMetadata\x12\x36\n\x0e\x65ncoded_images\x18\x0c \x03(\x0b\x32\x1e.octavo.engine.v1.EncodedImage\x12+\n\x06images\x18\r \x03(\x0b\x32\x1b.octavo.engine.v1.StepImage\x12\x33\n\x0c\x62lock_copies\x18n \x01(\x0b\x32\x1d.octavo.engine.v1.BlockCopies\x12\x18\n\x10num_failed_steps\x18\x1e \x01(\r\"x\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07R\x08graph_bsR\x08is_draft\"\x8d\x01\n\x08GraphKey\x12)\n\x04kind\x18\x05 \x01(\x0e\x32\x1b.octavo.engine.v1.GraphKind\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08<\x10=R\x07uniformR\x08is_draft\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"a\n\rStateMetadata\x12\x12\n\nsaved_from\x18\x01 \x01(\x0c\x12\x10\n\x08saved_to\x18\x02 \x01(\x0c\x12\x15\n\rrestored_from\x18\x03 \x01(\x0c\x12\x13\n\x0brestored_to\x18\x04 \x01(\x0c\"]\n\x0b\x42lockCopies\x12\x13\n\x0bstored_from\x18\x01 \x01(\x0c\x12\x11\n\tstored_to\x18\x02 \x01(\x0c\x12\x13\n\x0bloaded_from\x18\x03 \x01(\x0c\x12\x11\n\tloaded_to\x18\x04 \x01(\x0c\"\xf4\x01\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x14\n\x0cgrammar_rows\x18( \x01(\x0c\x12\x15\n\rgrammar_masks\x18) \x01(\x0c\x12\x1f\n\x17prompt_logprob_requests\x18* \x01(\x0c\x12\x1b\n\x13num_prompt_logprobs\x18+ \x01(\r\x12\x16\n\x0elast_token_ids\x18\x32 \x01(\x0c\"\xa7\x01\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\x12*\n\x06images\x18< \x03(\x0b\x32\x1a.octavo.engine.v1.RowImage\"<\n\x08RowImage\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0c\n\x04grid\x18\x03 \x03(\r\":\n\tStepImage\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\r\n\x05image\x18\x02 \x01(\r\x12\r\n\x05pages\x18\x03 \x01(\x0c\"<\n\x0c\x45ncodedImage\x12\x0f\n\x07patches\x18\x01 \x01(\x0c\x12\x0c\n\x04grid\x18\x02 \x03(\r\x12\r\n\x05pages\x18\x03 \x01(\x0c\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"\x92\x01\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\x12\x17\n\x0fnum_next_drafts\x18\x04 \x01(\r\x12\x18\n\x10\x63\x61rried_requests\x18\x05 \x01(\x0c\"J\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\x12\x1e\n\x16num_sampling_across_dp\x18\x02 \x01(\x0c\"\xbe\x04\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1b\n\x13num_accepted_tokens\x18\x14 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x15 \x01(\x0c\x12.\n\x07\x66\x61ilure\x18\x1e \x01(\x0e\x32\x1d.octavo.engine.v1.StepFailure\x12\x17\n\x0fnum_collectives\x18\x1f \x01(\x04\x12\x18\n\x10\x64rafted_by_graph\x18< \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18( \x01(\x0c\x12\x15\n\rblock_copy_us\x18n \x01(\r\x12/\n\tacross_dp\x18\x46 \x03(\x0b\x32\x1c.octavo.engine.v1.StepResult\x12\x1f\n\x17num_prompt_top_logprobs\x18) \x01(\r\x12\x1c\n\x14prompt_top_token_ids\x18* \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18+ \x01(\x0c\x12\x0e\n\x06pooled\x18P \x01(\x0c*\x84\x01\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11GRAPH_KIND_DECODE\x10\x01\x12\x14\n\x10GRAPH_KIND_MIXED\x10\x02\x12\x18\n\x14GRAPH_KIND_PIECEWISE\x10\x03\x12\x14\n\x10GRAPH_KIND_DRAFT\x10\x04*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xf7\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05\x12!\n\x1d\x46\x41LLBACK_REASON_NO_EXACT_SIZE\x10\x06*e\n\x0bStepFailure\x12\x1c\n\x18STEP_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTEP_FAILURE_OUT_OF_MEMORY\x10\x01\x12\x18\n\x14STEP_FAILURE_SKIPPED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\xbf\x06\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x37\n\x0estate_metadata\x18\x0b \x01(\x0b\x32\x1f.octavo.engine.v1.StateMetadata\x12\x36\n\x0e\x65ncoded_images\x18\x0c \x03(\x0b\x32\x1e.octavo.engine.v1.EncodedImage\x12+\n\x06images\x18\r \x03(\x0b\x32\x1b.octavo.engine.v1.StepImage\x12\x34\n\radapter_loads\x18\x64 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterLoad\x12\x33\n\x0c\x62lock_copies\x18n \x01(\x0b\x32\x1d.octavo.engine.v1.BlockCopies\x12\x18\n\x10num_failed_steps\x18\x1e \x01(\r\"x\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07R\x08graph_bsR\x08is_draft\"\x8d\x01\n\x08GraphKey\x12)\n\x04kind\x18\x05 \x01(\x0e\x32\x1b.octavo.engine.v1.GraphKind\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08<\x10=R\x07uniformR\x08is_draft\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"a\n\rStateMetadata\x12\x12\n\nsaved_from\x18\x01 \x01(\x0c\x12\x10\n\x08saved_to\x18\x02 \x01(\x0c\x12\x15\n\rrestored_from\x18\x03 \x01(\x0c\x12\x13\n\x0brestored_to\x18\x04 \x01(\x0c\"]\n\x0b\x42lockCopies\x12\x13\n\x0bstored_from\x18\x01 \x01(\x0c\x12\x11\n\tstored_to\x18\x02 \x01(\x0c\x12\x13\n\x0bloaded_from\x18\x03 \x01(\x0c\x12\x11\n\tloaded_to\x18\x04 \x01(\x0c\"\xf4\x01\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x14\n\x0cgrammar_rows\x18( \x01(\x0c\x12\x15\n\rgrammar_masks\x18) \x01(\x0c\x12\x1f\n\x17prompt_logprob_requests\x18* \x01(\x0c\x12\x1b\n\x13num_prompt_logprobs\x18+ \x01(\r\x12\x16\n\x0elast_token_ids\x18\x32 \x01(\x0c\"\xbd\x01\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\x12*\n\x06images\x18< \x03(\x0b\x32\x1a.octavo.engine.v1.RowImage\x12\x14\n\x0c\x61\x64\x61pter_slot\x18\x64 \x01(\r\"+\n\x0b\x41\x64\x61pterLoad\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"<\n\x08RowImage\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0c\n\x04grid\x18\x03 \x03(\r\":\n\tStepImage\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\r\n\x05image\x18\x02 \x01(\r\x12\r\n\x05pages\x18\x03 \x01(\x0c\"<\n\x0c\x45ncodedImage\x12\x0f\n\x07patches\x18\x01 \x01(\x0c\x12\x0c\n\x04grid\x18\x02 \x03(\r\x12\r\n\x05pages\x18\x03 \x01(\x0c\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"\x92\x01\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\x12\x17\n\x0fnum_next_drafts\x18\x04 \x01(\r\x12\x18\n\x10\x63\x61rried_requests\x18\x05 \x01(\x0c\"J\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\x12\x1e\n\x16num_sampling_across_dp\x18\x02 \x01(\x0c\"\xbe\x04\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1b\n\x13num_accepted_tokens\x18\x14 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x15 \x01(\x0c\x12.\n\x07\x66\x61ilure\x18\x1e \x01(\x0e\x32\x1d.octavo.engine.v1.StepFailure\x12\x17\n\x0fnum_collectives\x18\x1f \x01(\x04\x12\x18\n\x10\x64rafted_by_graph\x18< \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18( \x01(\x0c\x12\x15\n\rblock_copy_us\x18n \x01(\r\x12/\n\tacross_dp\x18\x46 \x03(\x0b\x32\x1c.octavo.engine.v1.StepResult\x12\x1f\n\x17num_prompt_top_logprobs\x18) \x01(\r\x12\x1c\n\x14prompt_top_token_ids\x18* \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18+ \x01(\x0c\x12\x0e\n\x06pooled\x18P \x01(\x0c*\x84\x01\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11GRAPH_KIND_DECODE\x10\x01\x12\x14\n\x10GRAPH_KIND_MIXED\x10\x02\x12\x18\n\x14GRAPH_KIND_PIECEWISE\x10\x03\x12\x14\n\x10GRAPH_KIND_DRAFT\x10\x04*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xf7\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05\x12!\n\x1d\x46\x41LLBACK_REASON_NO_EXACT_SIZE\x10\x06*e\n\x0bStepFailure\x12\x1c\n\x18STEP_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTEP_FAILURE_OUT_OF_MEMORY\x10\x01\x12\x18\n\x14STEP_FAILURE_SKIPPED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRAPHKIND']._serialized_start=3260
-  _globals['_GRAPHKIND']._serialized_end=3392
-  _globals['_CUDAGRAPHMODE']._serialized_start=3395
-  _globals['_CUDAGRAPHMODE']._serialized_end=3526
-  _globals['_FALLBACKREASON']._serialized_start=3529
-  _globals['_FALLBACKREASON']._serialized_end=3776
-  _globals['_STEPFAILURE']._serialized_start=3778
-  _globals['_STEPFAILURE']._serialized_end=3879
+  _globals['_GRAPHKIND']._serialized_start=3381
+  _globals['_GRAPHKIND']._serialized_end=3513
+  _globals['_CUDAGRAPHMODE']._serialized_start=3516
+  _globals['_CUDAGRAPHMODE']._serialized_end=3647
+  _globals['_FALLBACKREASON']._serialized_start=3650
+  _globals['_FALLBACKREASON']._serialized_end=3897
+  _globals['_STEPFAILURE']._serialized_start=3899
+  _globals['_STEPFAILURE']._serialized_end=4000
   _globals['_BATCHDESCRIPTOR']._serialized_start=51
-  _globals['_BATCHDESCRIPTOR']._serialized_end=828
-  _globals['_CONTEXT']._serialized_start=830
-  _globals['_CONTEXT']._serialized_end=950
-  _globals['_GRAPHKEY']._serialized_start=953
-  _globals['_GRAPHKEY']._serialized_end=1094
-  _globals['_ATTENTIONMETADATA']._serialized_start=1097
-  _globals['_ATTENTIONMETADATA']._serialized_end=1286
-  _globals['_BLOCKTABLEUPDATES']._serialized_start=1288
-  _globals['_BLOCKTABLEUPDATES']._serialized_end=1373
-  _globals['_STATEMETADATA']._serialized_start=1375
-  _globals['_STATEMETADATA']._serialized_end=1472
-  _globals['_BLOCKCOPIES']._serialized_start=1474
-  _globals['_BLOCKCOPIES']._serialized_end=1567
-  _globals['_SAMPLINGMETADATA']._serialized_start=1570
-  _globals['_SAMPLINGMETADATA']._serialized_end=1814
-  _globals['_ROWASSIGNMENT']._serialized_start=1817
-  _globals['_ROWASSIGNMENT']._serialized_end=1984
-  _globals['_ROWIMAGE']._serialized_start=1986
-  _globals['_ROWIMAGE']._serialized_end=2046
-  _globals['_STEPIMAGE']._serialized_start=2048
-  _globals['_STEPIMAGE']._serialized_end=2106
-  _globals['_ENCODEDIMAGE']._serialized_start=2108
-  _globals['_ENCODEDIMAGE']._serialized_end=2168
-  _globals['_ROWSAMPLING']._serialized_start=2171
-  _globals['_ROWSAMPLING']._serialized_end=2455
-  _globals['_SPECDECODEMETADATA']._serialized_start=2458
-  _globals['_SPECDECODEMETADATA']._serialized_end=2604
-  _globals['_DPMETADATA']._serialized_start=2606
-  _globals['_DPMETADATA']._serialized_end=2680
-  _globals['_STEPRESULT']._serialized_start=2683
-  _globals['_STEPRESULT']._serialized_end=3257
+  _globals['_BATCHDESCRIPTOR']._serialized_end=882
+  _globals['_CONTEXT']._serialized_start=884
+  _globals['_CONTEXT']._serialized_end=1004
+  _globals['_GRAPHKEY']._serialized_start=1007
+  _globals['_GRAPHKEY']._serialized_end=1148
+  _globals['_ATTENTIONMETADATA']._serialized_start=1151
+  _globals['_ATTENTIONMETADATA']._serialized_end=1340
+  _globals['_BLOCKTABLEUPDATES']._serialized_start=1342
+  _globals['_BLOCKTABLEUPDATES']._serialized_end=1427
+  _globals['_STATEMETADATA']._serialized_start=1429
+  _globals['_STATEMETADATA']._serialized_end=1526
+  _globals['_BLOCKCOPIES']._serialized_start=1528
+  _globals['_BLOCKCOPIES']._serialized_end=1621
+  _globals['_SAMPLINGMETADATA']._serialized_start=1624
+  _globals['_SAMPLINGMETADATA']._serialized_end=1868
+  _globals['_ROWASSIGNMENT']._serialized_start=1871
+  _globals['_ROWASSIGNMENT']._serialized_end=2060
+  _globals['_ADAPTERLOAD']._serialized_start=2062
+  _globals['_ADAPTERLOAD']._serialized_end=2105
+  _globals['_ROWIMAGE']._serialized_start=2107
+  _globals['_ROWIMAGE']._serialized_end=2167
+  _globals['_STEPIMAGE']._serialized_start=2169
+  _globals['_STEPIMAGE']._serialized_end=2227
+  _globals['_ENCODEDIMAGE']._serialized_start=2229
+  _globals['_ENCODEDIMAGE']._serialized_end=2289
+  _globals['_ROWSAMPLING']._serialized_start=2292
+  _globals['_ROWSAMPLING']._serialized_end=2576
+  _globals['_SPECDECODEMETADATA']._serialized_start=2579
+  _globals['_SPECDECODEMETADATA']._serialized_end=2725
+  _globals['_DPMETADATA']._serialized_start=2727
+  _globals['_DPMETADATA']._serialized_end=2801
+  _globals['_STEPRESULT']._serialized_start=2804
+  _globals['_STEPRESULT']._serialized_end=3378
 # @@protoc_insertion_point(module_scope)

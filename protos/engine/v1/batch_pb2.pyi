@@ -58,7 +58,7 @@ STEP_FAILURE_OUT_OF_MEMORY: StepFailure
 STEP_FAILURE_SKIPPED: StepFailure
 
 class BatchDescriptor(_message.Message):
-    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "state_metadata", "encoded_images", "images", "block_copies", "num_failed_steps")
+    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "state_metadata", "encoded_images", "images", "adapter_loads", "block_copies", "num_failed_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class BatchDescriptor(_message.Message):
     STATE_METADATA_FIELD_NUMBER: _ClassVar[int]
     ENCODED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
@@ -87,9 +88,10 @@ class BatchDescriptor(_message.Message):
     state_metadata: StateMetadata
     encoded_images: _containers.RepeatedCompositeFieldContainer[EncodedImage]
     images: _containers.RepeatedCompositeFieldContainer[StepImage]
+    adapter_loads: _containers.RepeatedCompositeFieldContainer[AdapterLoad]
     block_copies: BlockCopies
     num_failed_steps: int
-    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., state_metadata: _Optional[_Union[StateMetadata, _Mapping]] = ..., encoded_images: _Optional[_Iterable[_Union[EncodedImage, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[StepImage, _Mapping]]] = ..., block_copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., state_metadata: _Optional[_Union[StateMetadata, _Mapping]] = ..., encoded_images: _Optional[_Iterable[_Union[EncodedImage, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[StepImage, _Mapping]]] = ..., adapter_loads: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ..., block_copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
     __slots__ = ("is_prefill", "batch_size", "num_tokens", "max_q_len")
@@ -190,18 +192,28 @@ class SamplingMetadata(_message.Message):
     def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ..., grammar_rows: _Optional[bytes] = ..., grammar_masks: _Optional[bytes] = ..., prompt_logprob_requests: _Optional[bytes] = ..., num_prompt_logprobs: _Optional[int] = ..., last_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class RowAssignment(_message.Message):
-    __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling", "images")
+    __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling", "images", "adapter_slot")
     ROW_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SLOT_FIELD_NUMBER: _ClassVar[int]
     row: int
     token_ids: bytes
     num_prompt_tokens: int
     sampling: RowSampling
     images: _containers.RepeatedCompositeFieldContainer[RowImage]
-    def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[RowImage, _Mapping]]] = ...) -> None: ...
+    adapter_slot: int
+    def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[RowImage, _Mapping]]] = ..., adapter_slot: _Optional[int] = ...) -> None: ...
+
+class AdapterLoad(_message.Message):
+    __slots__ = ("slot", "digest")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    digest: bytes
+    def __init__(self, slot: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class RowImage(_message.Message):
     __slots__ = ("offset", "num_tokens", "grid")

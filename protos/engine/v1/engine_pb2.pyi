@@ -116,7 +116,7 @@ class ImageProcessor(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., settings: _Optional[str] = ..., image_token_id: _Optional[int] = ..., max_patches: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., template_token_id: _Optional[int] = ..., text_around: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "caller", "traceparent", "num_resumed_tokens", "images", "pool")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "caller", "traceparent", "num_resumed_tokens", "images", "pool", "adapter")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class Submit(_message.Message):
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -141,7 +142,8 @@ class Submit(_message.Message):
     num_resumed_tokens: int
     images: _containers.RepeatedCompositeFieldContainer[Image]
     pool: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., caller: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., pool: _Optional[bool] = ...) -> None: ...
+    adapter: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., caller: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., pool: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("digest", "offset", "num_tokens")
@@ -248,7 +250,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks", "num_recent_tokens")
+    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks", "adapters", "num_recent_tokens")
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +258,7 @@ class Heartbeat(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     NUM_RECENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step_age_ms: int
     num_running: int
@@ -264,8 +267,25 @@ class Heartbeat(_message.Message):
     ready: bool
     prefixes: PrefixChanges
     num_used_blocks: int
+    adapters: KnownAdapters
     num_recent_tokens: int
-    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., num_recent_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., adapters: _Optional[_Union[KnownAdapters, _Mapping]] = ..., num_recent_tokens: _Optional[int] = ...) -> None: ...
+
+class KnownAdapters(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[KnownAdapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[KnownAdapter, _Mapping]]] = ...) -> None: ...
+
+class KnownAdapter(_message.Message):
+    __slots__ = ("name", "digest", "is_resident")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    is_resident: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., is_resident: _Optional[bool] = ...) -> None: ...
 
 class PrefixChanges(_message.Message):
     __slots__ = ("reset", "added", "removed")

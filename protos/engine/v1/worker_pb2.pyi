@@ -33,20 +33,24 @@ GRAPH_STATE_QUARANTINED: GraphState
 GRAPH_STATE_PROVISIONAL: GraphState
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load")
+    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load", "read_adapter", "forget_adapter")
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_FIELD_NUMBER: _ClassVar[int]
     PLACE_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     READ_EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    READ_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    FORGET_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     step: bytes
     start_profile: ProfileStart
     stop_profile: ProfileStop
     capture: GraphOrder
     place_experts: ExpertPlacement
     read_expert_load: ExpertLoadOrder
-    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ...) -> None: ...
+    read_adapter: ReadAdapter
+    forget_adapter: ForgetAdapter
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., read_adapter: _Optional[_Union[ReadAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[ForgetAdapter, _Mapping]] = ...) -> None: ...
 
 class ExpertPlacement(_message.Message):
     __slots__ = ("layer", "physical_to_logical")
@@ -55,6 +59,34 @@ class ExpertPlacement(_message.Message):
     layer: int
     physical_to_logical: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, layer: _Optional[int] = ..., physical_to_logical: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadAdapter(_message.Message):
+    __slots__ = ("order_id", "path")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    path: str
+    def __init__(self, order_id: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
+class ForgetAdapter(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class AdapterRead(_message.Message):
+    __slots__ = ("order_id", "error", "digest", "rank", "num_bytes")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    order_id: int
+    error: str
+    digest: bytes
+    rank: int
+    num_bytes: int
+    def __init__(self, order_id: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class ExpertLoadOrder(_message.Message):
     __slots__ = ()
@@ -105,7 +137,7 @@ class ProfileReport(_message.Message):
     def __init__(self, error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due", "expert_load")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due", "expert_load", "adapter_read")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +149,7 @@ class WorkerEvent(_message.Message):
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_DUE_FIELD_NUMBER: _ClassVar[int]
     EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_READ_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
@@ -128,7 +161,8 @@ class WorkerEvent(_message.Message):
     compiled: CompileReport
     capture_due: GraphOrder
     expert_load: ExpertLoad
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ...) -> None: ...
+    adapter_read: AdapterRead
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ..., adapter_read: _Optional[_Union[AdapterRead, _Mapping]] = ...) -> None: ...
 
 class ExpertLoad(_message.Message):
     __slots__ = ("counts",)

@@ -31,6 +31,7 @@ _STAGES = {
     "GRAMMAR": "waited for its grammar",
     "IMAGE": "waited for an image to be encoded",
     "LOADING": "waited for blocks from the host's memory or from disk",
+    "ADAPTER": "waited for a slot of its adapter (max_loras)",
     "ALONE": "waited for a suspect that had to run alone",
     "NO_WORKER": "waited for a new worker",
     "PREFILL": "prefill",

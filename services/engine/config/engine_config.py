@@ -10,6 +10,7 @@ from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.compilation import AUTO, CompilationConfig
 from services.engine.config.grammar import GrammarConfig
 from services.engine.config.images import ImagesConfig
+from services.engine.config.lora import LoraConfig
 from services.engine.config.observability import ObservabilityConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE, ParallelConfig
 from services.engine.config.scheduler import SchedulerConfig
@@ -40,6 +41,7 @@ class EngineConfig(BaseModel):
     speculation: SpeculationConfig = SpeculationConfig()
     grammar: GrammarConfig = GrammarConfig()
     images: ImagesConfig = ImagesConfig()
+    adapters: LoraConfig = LoraConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
     @classmethod
@@ -141,6 +143,17 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"--host-kv-gb is {self.cache.host_kv_gb:g}: it must be 0 without "
                 "--enable-prefix-caching, which finds its blocks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        """Refuses adapters in batch-invariant mode."""
+        num_slots = self.adapters.max_loras
+        if num_slots and self.worker.batch_invariant:
+            raise ValueError(
+                f"--max-loras is {num_slots}: it must be 0 with --batch-invariant, as products of "
+                "adapters depend on the tokens of a step that share one"
             )
         return self
 

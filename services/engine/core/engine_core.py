@@ -13,6 +13,7 @@ import structlog
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.config.engine_config import EngineConfig
+from services.engine.core.adapters import Adapters
 from services.engine.core.engine_scheduler import make_block_events, make_step_loop
 from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
@@ -101,6 +102,13 @@ class EngineCore:
         self._survivors = Survivors(
             self.requests, time_limit_s=config.worker.worker_patience_s, end=self.abort
         )
+        self.adapters = Adapters(
+            config.adapters,
+            model=config.checkpoint.model_name,
+            live=self.requests.all,
+            end=self.abort,
+        )
+        self._is_open = False
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -111,7 +119,7 @@ class EngineCore:
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes new requests."""
-        return self._steps is not None and not self._is_draining
+        return self._is_open and not self._is_draining
 
     @property
     def num_blocks(self) -> int:
@@ -144,7 +152,7 @@ class EngineCore:
         """Raises EngineUnavailableError unless `is_ready`."""
         if self._is_draining:
             raise EngineUnavailableError("the engine is draining and takes no new requests")
-        if self._steps is None:
+        if not self._is_open:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
 
     def submit(self, request: Request) -> None:
@@ -304,17 +312,17 @@ class EngineCore:
         self._steps.experts = self._experts
         self.profiles.use_worker(executor.order_profile)
         num_steps = self.counters.num_steps
-        self._survivors.hand_over(self._steps.scheduler)
-        self._on_readiness(self.is_ready)
         was_killed = False
         try:
-            await self._steps.run()
+            await self._run_steps(self._steps, executor)
         except WorkerKilledError:
             was_killed = True
             raise
         finally:
             in_flight = self._steps.requests_in_flight
             self._steps = self._experts = None
+            self._is_open = False
+            self.adapters.lose_worker()
             self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
@@ -325,6 +333,32 @@ class EngineCore:
                 was_killed=was_killed,
                 has_progressed=self.counters.num_steps > num_steps,
             )
+
+    async def _run_steps(self, steps: StepLoop, executor: Executor) -> NoReturn:
+        """Runs steps, and takes requests once the worker has all adapters."""
+        if not self.adapters.must_read:
+            await self.adapters.use_worker(executor)
+            self._open(steps)
+            await steps.run()
+        running = asyncio.create_task(steps.run())
+        reading = asyncio.create_task(self.adapters.use_worker(executor))
+        try:
+            await asyncio.wait((running, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                reading.result()
+                self._open(steps)
+            await running
+        finally:
+            running.cancel()
+            reading.cancel()
+            await asyncio.gather(running, reading, return_exceptions=True)
+        raise AssertionError("steps run until the worker is lost")
+
+    def _open(self, steps: StepLoop) -> None:
+        """Takes requests from now on."""
+        self._survivors.hand_over(steps.scheduler)
+        self._is_open = True
+        self._on_readiness(self.is_ready)
 
     def _take(self, request: Request) -> None:
         self.check_ready()

@@ -1,12 +1,17 @@
 """Snapshots of the rows before a step, which begin a recording."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from protos.engine.v1.recording_pb2 import RowSnapshot, Snapshot
 from services.engine.batch import StepResult, pack_int32, read_tokens, row_assignment
 from services.engine.request import Request
 from services.engine.scheduler.scheduler import ScheduledStep
+
+
+def _no_slot(request: Request) -> int:
+    """Returns the adapter slot of a request of an engine without adapters."""
+    return 0
 
 
 @dataclass(slots=True)
@@ -16,6 +21,7 @@ class _Row:
     block_ids: bytes
     state_block_ids: bytes
     num_computed_tokens: int
+    adapter_slot: int
 
 
 class PendingSnapshot:
@@ -26,18 +32,24 @@ class PendingSnapshot:
     """
 
     def __init__(
-        self, running: Iterable[Request], *, next_step_id: int, num_in_flight: int
+        self,
+        running: Iterable[Request],
+        *,
+        adapter_slot: Callable[[Request], int] = _no_slot,
+        next_step_id: int,
+        num_in_flight: int,
     ) -> None:
         """Copies the rows of running requests.
 
         Args:
             running: the scheduler's running requests, between two steps.
+            adapter_slot: returns one more than the slot of a request's adapter.
             next_step_id: the next step to be scheduled.
             num_in_flight: earlier steps without a result.
         """
         self._next_step_id = next_step_id
         self._num_in_flight = num_in_flight
-        self._rows = {request: _row(request) for request in running}
+        self._rows = {request: _row(request, adapter_slot(request)) for request in running}
 
     @property
     def is_settled(self) -> bool:
@@ -67,6 +79,7 @@ class PendingSnapshot:
                         num_prompt_tokens=request.num_prompt_tokens,
                         sampling=request.sampling,
                         images=request.images,
+                        adapter_slot=row.adapter_slot,
                     ),
                     block_ids=row.block_ids,
                     state_block_ids=row.state_block_ids,
@@ -77,7 +90,7 @@ class PendingSnapshot:
         )
 
 
-def _row(request: Request) -> _Row:
+def _row(request: Request, adapter_slot: int) -> _Row:
     assert request.row is not None, "a running request has a row"
     return _Row(
         row=request.row,
@@ -85,4 +98,5 @@ def _row(request: Request) -> _Row:
         block_ids=pack_int32(request.block_ids),
         state_block_ids=pack_int32(request.state_block_ids),
         num_computed_tokens=request.num_computed_tokens,
+        adapter_slot=adapter_slot,
     )

@@ -106,6 +106,7 @@ class StepLoop:
         """Returns the state before the next step to be scheduled."""
         return PendingSnapshot(
             self.scheduler.running,
+            adapter_slot=self.scheduler.adapter_slot,
             next_step_id=self.scheduler.next_step_id,
             num_in_flight=len(self._in_flight),
         )

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 import structlog
 
 from protos.engine.v1.worker_pb2 import ProfileStart, ProfileStop, WorkerReady
+from services.engine.core.adapters import AdapterChannel, StartRefusedError
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepChannel, WorkerHungError
 from services.engine.worker.executor import ProfileAnswer
@@ -23,7 +24,7 @@ STABLE_AFTER_S = 10.0
 """A worker that served for this long, no less than the longest pause, is no repeated failure."""
 
 
-class Executor(StepChannel, Protocol):
+class Executor(StepChannel, AdapterChannel, Protocol):
     """A worker process as the service sees it."""
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
@@ -80,8 +81,8 @@ class WorkerSupervisor:
         """Supervises until it is cancelled.
 
         Raises:
-            WorkerDiedError: the first worker could not start. A shortage of processes, memory or
-                files is retried instead.
+            WorkerDiedError: the first worker could not start or read an adapter. A shortage of
+                processes, memory or files is retried instead.
         """
         backoff_s = MIN_BACKOFF_S
         has_served = False
@@ -97,6 +98,8 @@ class WorkerSupervisor:
                 started_s = self._clock()
                 self.progress = ""
                 await self._serve(executor, ready)
+            except StartRefusedError:
+                raise
             except Exception as error:  # any error costs a worker, not the service
                 if not has_served and not _is_shortage(error):
                     raise

@@ -12,7 +12,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
+from services.engine.adapter import Adapter
 from services.engine.checkpoint.model_folder import ModelFolder
+from services.engine.core.adapters import Adapters
 from services.engine.edge.prompt_images import read_images
 from services.engine.edge.session_images import SessionImages
 from services.engine.edge.structured_output import structured_output_of
@@ -79,6 +81,8 @@ class RequestReader:
 
     model: ModelFolder
     max_grammar_bytes: int = 2**16
+    adapters: Adapters | None = None
+    """The adapters that requests may name; None: none."""
 
     def session_images(self) -> SessionImages:
         """Returns the store of a new session's images."""
@@ -131,6 +135,7 @@ class RequestReader:
             sink=sink,
             priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
+            adapter=self._adapter(submit.adapter) if submit.adapter else None,
             caller=submit.caller,
             traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
@@ -157,10 +162,9 @@ class RequestReader:
         check_known(message)
         check_name(message.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(message.cache_salt, "cache_salt")
+        adapter = None
         if message.model not in ("", self.model.name):
-            raise UnknownModelError(
-                f"model {message.model!r} is not served here; {self.model.name!r} is"
-            )
+            adapter = self._adapter(message.model)
         check_task(self.model, pools=False)
         arrival_s = time.monotonic()
         self._check_prompt_length(len(message.prompt_token_ids))
@@ -174,11 +178,25 @@ class RequestReader:
             sink=sink,
             priority=_priority(message.priority),
             cache_salt=message.cache_salt,
+            adapter=adapter,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             traceparent=traceparent,
             structured_output=self._structured_output(message.sampling),
         )
+
+    def _adapter(self, name: str) -> Adapter:
+        """Returns the adapter of a name.
+
+        Raises:
+            UnknownModelError: there is none.
+        """
+        adapter = None if self.adapters is None else self.adapters.find(name)
+        if adapter is None:
+            raise UnknownModelError(
+                f"model {name!r} is not served here; {self.model.name!r} is", field="model"
+            )
+        return adapter
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
         """Returns the default sampling, for clients to show."""

@@ -21,12 +21,15 @@ _ROOT = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.root")
 _BLOCK = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.block")
 
 
-def root_key(salt: str) -> bytes:
-    """Returns the key before the first block; different salts never share a block."""
+def root_key(salt: str, adapter_digest: bytes = b"") -> bytes:
+    """Returns the key before the first block.
+
+    Different salts never share a block, nor do different adapters; no digest means no adapter.
+    """
     data = salt.encode()
     digest = _ROOT.copy()
-    # The length keeps the salt apart from fields that may follow it, such as an adapter's name.
-    digest.update(len(data).to_bytes(4, "little") + data)
+    # The length keeps the salt apart from the adapter.
+    digest.update(len(data).to_bytes(4, "little") + data + adapter_digest)
     return digest.digest()
 
 

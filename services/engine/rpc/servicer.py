@@ -75,7 +75,9 @@ class EngineServicer(EngineServiceServicer):
         self._core = core
         self._model = model
         self._config = config
-        self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
+        self._reader = RequestReader(
+            model, max_grammar_bytes=config.grammar.max_grammar_bytes, adapters=core.adapters
+        )
         self._grammars = grammars
         self._num_sessions = 0
 

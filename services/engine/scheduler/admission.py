@@ -67,7 +67,7 @@ class Admission:
             q_len = self._bound(request, step)
             added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
-            step.assign_row(row, request)
+            step.assign_row(row, request, holdings.adapters.slot_of(request.adapter))
             if request.block_ids:
                 step.add_blocks(row, 0, request.block_ids)
             if cache.states is not None:
@@ -91,6 +91,8 @@ class Admission:
             hindrance = Stage.GRAMMAR
         elif not recovery.may_join(request, is_in_flight=is_in_flight):
             hindrance = Stage.ALONE
+        elif not holdings.adapters.has_room(request.adapter):
+            hindrance = Stage.ADAPTER  # others that overtook it could keep its slot for ever
         else:
             return request
         request.times.enter(hindrance, self._clock())
@@ -200,6 +202,7 @@ def _begin_alike(one: Request, other: Request, end: int) -> bool:
     """Whether the first `end` tokens of two requests mean the same, and may be shared."""
     return (
         one.cache_salt == other.cache_salt
+        and one.adapter_digest == other.adapter_digest
         and one.token_ids[:end] == other.token_ids[:end]
         and _images_before(one, end) == _images_before(other, end)
     )

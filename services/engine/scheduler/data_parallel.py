@@ -98,6 +98,15 @@ class DataParallelScheduler:
         return sum(each.num_host_blocks for each in self._ranks)
 
     @property
+    def resident_adapters(self) -> frozenset[bytes]:
+        """Digests of the adapters in slots of any rank's device."""
+        return frozenset().union(*(each.resident_adapters for each in self._ranks))
+
+    def adapter_slot(self, request: Request) -> int:
+        """Returns one more than the slot of a running request's adapter, 0 without one."""
+        return self._ranks[request.data_parallel_rank].adapter_slot(request)
+
+    @property
     def num_batched_tokens_limit(self) -> int:
         """Most query tokens of a rank's step at present."""
         return min(each.num_batched_tokens_limit for each in self._ranks)

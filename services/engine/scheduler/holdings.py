@@ -13,6 +13,7 @@ from services.engine.kv_cache.tiered_cache import TieredKVCache
 from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.request_times import Stage
+from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.encoder_cache import EncoderCache
 from services.engine.scheduler.image_plan import ImagePlan
 from services.engine.scheduler.planned_step import sampling_needs
@@ -34,7 +35,8 @@ class Holdings:
     running: requests that hold a row and blocks, in service order. waiting: all others that are
     live. cache: the blocks. tiers: the same with the host's memory; None without any.
     num_cache_tokens: most tokens of a request that holds all blocks. images: the encoded images of
-    running requests. row_needs: `sampling_needs` of the request in each row.
+    running requests. adapters: the slots of their adapters. row_needs: `sampling_needs` of the
+    request in each row.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Holdings:
             counts,
             computes_whole=limits.max_whole_tokens > 0,
         )
+        self.adapters = AdapterSlots(limits.num_adapter_slots)
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
@@ -156,6 +159,7 @@ class Holdings:
         request.num_computed_tokens = prefix.num_tokens
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=service_order)
+        self.adapters.take(request.adapter)
         row = self._free_rows.pop()
         request.row = row
         self.row_needs[row] = sampling_needs(request.sampling)
@@ -227,6 +231,7 @@ class Holdings:
         assert request.row is not None, "a running request has a row"
         self.cache.free(request)
         self.images.drop(request)
+        self.adapters.release(request.adapter)
         self._free_rows.append(request.row)
         request.row = None
 

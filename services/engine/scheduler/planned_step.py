@@ -181,8 +181,8 @@ class PlannedStep:
             return q_len
         return min(q_len, max(1, self._logprob_room // _num_prompt_logprobs(request)))
 
-    def assign_row(self, row: int, request: Request) -> None:
-        """Adds a request that takes a row in this step."""
+    def assign_row(self, row: int, request: Request, adapter_slot: int) -> None:
+        """Adds a request that takes a row in this step; adapter_slot is one more than its slot."""
         self._batch.row_assignments.append(
             row_assignment(
                 row=row,
@@ -190,6 +190,7 @@ class PlannedStep:
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=request.sampling,
                 images=request.images,
+                adapter_slot=adapter_slot,
             )
         )
 

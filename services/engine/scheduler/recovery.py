@@ -72,6 +72,7 @@ class Recovery:
         if holdings.tiers is not None:
             holdings.tiers.undo_tier_copies()
         holdings.images.forget()
+        holdings.adapters.forget()
         self.num_failed_steps += 1
         # A data-parallel rank computes as many rows as the one with most tokens.
         num_tokens = num_rows(failed.descriptor)

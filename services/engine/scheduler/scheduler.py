@@ -163,6 +163,15 @@ class Scheduler:
         return 0 if tiers is None else len(tiers.host)
 
     @property
+    def resident_adapters(self) -> frozenset[bytes]:
+        """Digests of the adapters in slots of the device."""
+        return self._holdings.adapters.resident
+
+    def adapter_slot(self, request: Request) -> int:
+        """Returns one more than the slot of a running request's adapter, 0 without one."""
+        return self._holdings.adapters.slot_of(request.adapter)
+
+    @property
     def must_wait(self) -> bool:
         """Whether `schedule` plans nothing before a result is back, as drafts depend on it."""
         drafts = self._drafts
@@ -277,6 +286,8 @@ class Scheduler:
             descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
         if holdings.tiers is not None:
             order_copies(holdings.tiers, descriptor)
+        for slot, digest in holdings.adapters.take_loads():
+            descriptor.adapter_loads.add(slot=slot, digest=digest)
         if recovery.num_failed_steps:
             descriptor.num_failed_steps = recovery.num_failed_steps
 

@@ -31,6 +31,7 @@ from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace, reporting_ranks
 from services.engine.worker.recompilations import Recompilations
+from services.engine.worker.runner.adapter_store import AdapterStore
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
@@ -39,6 +40,8 @@ from services.engine.worker.wire import Channel
 
 log = structlog.get_logger()
 
+READING_POLL_S = 0.01
+"""Pause between looks at adapters that are being read."""
 POLL_S = 50e-6
 """Pause between looks at a result that the device has not finished, and at the socket."""
 
@@ -142,6 +145,10 @@ class Runner(Protocol):
     def experts(self) -> ExpertPlacer:
         """The experts of the model, if ranks hold whole ones."""
 
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """Reads and loads adapters, of a model with room for some."""
+
     def execute(self, descriptor: BatchDescriptor) -> Pending:
         """Runs one step, or queues it on the device."""
 
@@ -194,10 +201,13 @@ class StepServer:
         while True:
             if not self._recompilations.is_armed and (capture is None or not capture.has_work):
                 self._recompilations.arm()
-            content = self._channel.receive(self._max_wait_s(capture))
+            content = self._channel.receive(self._max_wait_s(capture, runner.adapters))
             if content is not None:
                 self._obey(WorkerCommand.FromString(content), runner, capture)
             self._report_profile(self._profiler.poll())
+            if runner.adapters is not None:
+                for answer in runner.adapters.finished():
+                    self._send(WorkerEvent(adapter_read=answer))
             while self._pending and self._pending[0].is_ready:
                 self._send_result(self._pending.popleft())
             is_idle = content is None and not self._pending
@@ -240,7 +250,7 @@ class StepServer:
     def _obey(
         self, command: WorkerCommand, runner: Runner, capture: BackgroundCapture | None
     ) -> None:
-        """Queues a step, captures a graph, moves experts, or starts or ends a profile."""
+        """Queues a step, captures a graph, moves experts, reads adapters, or profiles steps."""
         kind = command.WhichOneof("command")
         if kind == "start_profile":
             report = self._profiler.start(command.start_profile)
@@ -253,6 +263,12 @@ class StepServer:
             runner.experts.place(command.place_experts)
         elif kind == "read_expert_load":
             self._send(WorkerEvent(expert_load=runner.experts.load()))
+        elif kind in ("read_adapter", "forget_adapter"):
+            assert runner.adapters is not None, "the service knows whether there is room"
+            if kind == "read_adapter":
+                runner.adapters.begin_read(command.read_adapter)
+            else:
+                runner.adapters.forget(command.forget_adapter.digest)
         elif kind == "capture":
             assert capture is not None, "a capture is ordered when it is due"
             self._capture_as_told(capture, command.capture)
@@ -323,13 +339,20 @@ class StepServer:
             if self._fail_on_late_build:
                 raise RecompilationError(f"{name} was compiled in the middle of serving")
 
-    def _max_wait_s(self, capture: BackgroundCapture | None) -> float | None:
+    def _max_wait_s(
+        self, capture: BackgroundCapture | None, adapters: AdapterStore | None
+    ) -> float | None:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""
         if self._pending:
             return POLL_S
         if self._waits_for_order:
             capture = None
-        waits = (self._profiler.max_wait_s, None if capture is None else capture.max_wait_s)
+        is_reading = adapters is not None and adapters.is_reading
+        waits = (
+            self._profiler.max_wait_s,
+            None if capture is None else capture.max_wait_s,
+            READING_POLL_S if is_reading else None,
+        )
         return min((wait for wait in waits if wait is not None), default=None)
 
 

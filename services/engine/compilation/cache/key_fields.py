@@ -29,6 +29,8 @@ RELEVANT_FLAGS = {
     "data_parallel_size": "the tokens of all ranks are gathered before experts",
     "pipeline_parallel_size": "each rank computes the layers of its stage",
     "pipeline_layers": "as pipeline_parallel_size",
+    "max_loras": "layers have another operator and room for adapters",
+    "max_lora_rank": "as max_loras",
 }
 """Flag -> how compiled pieces depend on it."""
 
@@ -58,6 +60,9 @@ IRRELEVANT_FLAGS = {
     "language_model_only": "the model takes part, which sees images or not",
     "encoder_cache_tokens": "the table of encoded images is an input of the pieces",
     "max_encoder_tokens": _SERVICE,
+    "lora": "adapters are content of buffers",
+    "lora_folder": _SERVICE,
+    "max_cpu_loras": _SERVICE,
     "task": "hidden states are pooled after the model; a head left out is a fact of the model",
     "model_impl": "the model takes part, with the modules that run it",
     "gguf_file": "the model is the folder that is made of it",

@@ -289,6 +289,9 @@ def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequenc
             f"assignment of {len(token_ids)} tokens, {assignment.num_prompt_tokens} of the prompt",
         )
         require(is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
+        require(
+            assignment.adapter_slot <= limits.num_adapter_slots, "an adapter slot that is not there"
+        )
     return descriptor.row_assignments
 
 

@@ -59,6 +59,8 @@ class ForwardPass:
         """The tokens of each data-parallel rank; None where there is one, and for a small model."""
         self.draft_dp_metadata: DPMetadata | None = None
         """The same in draft passes of one token of each request that samples."""
+        self.adapter_slots: Tensor | None = None
+        """The slot of each token's adapter; None of a model without room for some."""
         self.images: ImageInputs | None = None
         """Encoded images; None of a model that sees none, and for a small model."""
         # The entries of groups with tokens alternate; those of states follow.
@@ -93,6 +95,8 @@ class ForwardPass:
     def fixed(self) -> dict[str, Tensor]:
         """The tensors that a whole graph reads besides the input buffers, by name."""
         received = {} if self.received is None else {"received": self.received}
+        if self.adapter_slots is not None:
+            received["adapter_slots"] = self.adapter_slots
         return received | ({} if self.images is None else self.images.fixed)
 
     def __call__(self, inputs: Inputs, key: GraphKey | None = None) -> Tensor:
@@ -174,6 +178,7 @@ class ForwardPass:
                 has_single_tokens=has_single_tokens,
                 is_draft=spec_decode_metadata is not None,
             ),
+            adapter_slots=self.adapter_slots,
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,
         )

@@ -100,6 +100,11 @@ class InputBuffers:
         # Kernels read both counts at addresses of the same alignment: one build does for both.
         width = -(-num_dp // 4) * 4 if num_dp > 1 else 0
         self._header = zeros(end + 2 * width)
+        self.adapter_slots: Tensor | None = None
+        """[tokens] int32, the slot of each token's adapter as in ForwardContext; None without."""
+        self._row_slots = np.zeros(rows + 1, np.int32)
+        if limits.num_adapter_slots:
+            self.adapter_slots = zeros(tokens)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self.dp_metadata: DPMetadata | None = None
         """The tokens of each data-parallel rank, a part of the header; None where there is one."""
@@ -134,6 +139,7 @@ class InputBuffers:
             token_ids = read_int32(assignment.token_ids)
             overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
+            self._row_slots[assignment.row] = assignment.adapter_slot
         if block_writes is not None:
             write_entries(self.block_table, to_device(block_writes, self._device))
 
@@ -163,6 +169,8 @@ class InputBuffers:
                 arrays = self._filled_with_decodes(batch, key)
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
+        if self.adapter_slots is not None:
+            self._write_adapter_slots(self.adapter_slots, batch, key)
         drafts = batch.drafts
         across_dp = batch.num_tokens_across_dp, batch.num_sampling_across_dp
         self._write_header(*arrays, batch.sample_indices, drafts, across_dp)
@@ -324,6 +332,15 @@ class InputBuffers:
                 view[where] = num_rows if counts is None else counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
+
+    def _write_adapter_slots(self, target: Tensor, batch: Batch, key: GraphKey | None) -> None:
+        """Writes the slot of each token's adapter; padding has none."""
+        num_tokens = max(batch.num_rows, 0 if key is None else key.num_tokens)
+        slots = np.zeros(num_tokens, np.int32)
+        slots[: batch.num_tokens] = np.repeat(
+            self._row_slots[batch.row_ids], np.diff(batch.query_start_loc)
+        )
+        overwrite(target[:num_tokens], slots)
 
     def _slice_header(self, num_requests: int, num_sampling: int) -> Header:
         requests = num_requests

@@ -33,6 +33,7 @@ from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.image_inputs import ImageInputs
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
 from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.runner.adapter_store import AdapterStore
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.image_encoder import ImageEncoder
 from services.engine.worker.runner.outputs import ForwardOutput
@@ -114,6 +115,11 @@ class ModelRunner:
             self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
         self.experts = ExpertPlacer(model)
+        self.adapters: AdapterStore | None = None
+        """Reads and loads adapters, of a model with room for some."""
+        if model.num_adapter_slots:
+            self.adapters = AdapterStore(model, device, num_ranks=limits.num_adapter_ranks)
+            self.forward.adapter_slots = self.buffers.adapter_slots
 
     def _see_images(self, model: CausalLM) -> None:
         vision, tower = model.config.vision, model.visual
@@ -212,6 +218,8 @@ class ModelRunner:
         if not descriptor.context.batch_size and not descriptor.HasField("dp_metadata"):
             return PendingCopies(descriptor.step_id, copy_us)
         batch = self._read(descriptor)
+        if self.adapters is not None:
+            self.adapters.load(descriptor.adapter_loads)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
         self._take_images(batch)

@@ -15,6 +15,7 @@ from models.batch_invariance import use_batch_invariance
 from models.config import ModelConfig
 from models.config_sections.pooling import read_pooling
 from models.kernels.gpu import use_generic_tables
+from models.layers.adapter_room import make_room
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
@@ -174,6 +175,12 @@ class LoadedModel:
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
+        if config.adapters.max_loras:
+            make_room(
+                model,
+                num_slots=config.adapters.max_loras,
+                max_rank=config.adapters.max_lora_rank,
+            )
         if config.speculation.draft_model is not None:
             model.draft_models = (
                 load_draft_model(

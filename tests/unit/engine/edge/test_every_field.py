@@ -22,6 +22,7 @@ VALUES = {
     "timeout_ms": 5000,
     "cache_salt": "tenant",
     "caller": "somebody",
+    "adapter": "first",
     "model": "another",
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "sampling.temperature": 0.25,

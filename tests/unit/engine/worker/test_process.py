@@ -34,6 +34,7 @@ class SlowDevice:
     """A runner whose steps the test finishes."""
 
     launched: queue.Queue = field(default_factory=queue.Queue)
+    adapters: None = None
 
     def execute(self, descriptor):
         step = SlowStep(descriptor.step_id)

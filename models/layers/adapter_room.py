@@ -1,0 +1,79 @@
+"""Room for low-rank adapters in a model's layers.
+
+Each adapted layer has static buffers for as many adapters as may be used at the same time. A step
+says which slot each token uses, so captured graphs hold no adapter, only the addresses of slots.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from models.layers.decoder import CausalLM
+from models.layers.quantization import QuantizableLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAdapter:
+    """One adapter's share of a layer on this rank, of `rank` ranks.
+
+    a: [parts, rank, K]. b: [N, rank], scaled.
+    """
+
+    layer: QuantizableLinear
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """Rows of each A."""
+        return self.b.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.a.nbytes + self.b.nbytes
+
+
+def adapted_layers(model: CausalLM) -> Iterator[QuantizableLinear]:
+    """Yields the layers of a model that can have adapters: no draft layers, no encoder."""
+    drafts = model.model.layers[model.config.num_hidden_layers :]
+    left_out = {module for layer in drafts for module in layer.modules()}
+    for module in model.model.modules():
+        if isinstance(module, QuantizableLinear) and module not in left_out:
+            yield module
+
+
+def make_room(model: CausalLM, *, num_slots: int, max_rank: int) -> None:
+    """Gives a loaded model empty slots for adapters."""
+    model.num_adapter_slots, model.max_adapter_rank = num_slots, max_rank
+    device = model.device
+    for layer in adapted_layers(model):
+        parts = layer.part_sizes
+        num_inputs = layer.num_inputs
+        like = torch.empty(0, dtype=model.dtype, device=device)
+        layer.adapter_a = like.new_zeros(num_slots, len(parts) * max_rank, num_inputs)
+        layer.adapter_b = like.new_zeros(num_slots, sum(parts), max_rank)
+
+
+def fill_slot(share: LayerAdapter, slot: int) -> None:
+    """Copies an adapter's share of a layer into a slot; on CUDA the copy is queued."""
+    room_a, room_b = slot_of(share.layer, slot)
+    num_parts, rank, _ = share.a.shape
+    by_part = room_a.view(num_parts, -1, room_a.shape[1])
+    by_part[:, :rank].copy_(share.a, non_blocking=True)
+    by_part[:, rank:].zero_()
+    room_b[:, :rank].copy_(share.b, non_blocking=True)
+    room_b[:, rank:].zero_()
+
+
+def clear_slot(layer: QuantizableLinear, slot: int) -> None:
+    """Makes a slot of a layer add nothing."""
+    slot_of(layer, slot)[1].zero_()
+
+
+def slot_of(layer: QuantizableLinear, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the memory of a slot: A, [parts * R, K], and B, [N, R]."""
+    assert layer.adapter_a is not None, "the layer has room"
+    assert layer.adapter_b is not None, "the layer has room"
+    return layer.adapter_a[slot], layer.adapter_b[slot]

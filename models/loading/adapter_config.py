@@ -1,0 +1,130 @@
+"""Reads adapter_config.json, which PEFT writes beside an adapter's weights."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.config_sections.fields import ConfigError, Fields
+
+CONFIG_FILE = "adapter_config.json"
+MAX_RANK = 256
+"""Largest rank of an adapter."""
+MAX_PATTERNS = 4096
+"""Most modules with a rank or an alpha of their own."""
+MAX_PATTERN_LENGTH = 512
+
+_REFUSED_FLAGS = {
+    "use_dora": "DoRA, which scales each column of the weights",
+    "fan_in_fan_out": "weights stored with rows and columns exchanged",
+    "lora_bias": "a bias of its own",
+    "use_qalora": "QALoRA",
+}
+_REFUSED_PARTS = {
+    "modules_to_save": "whole modules that replace the model's",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "token vectors of its own",
+    "alora_invocation_tokens": "tokens that turn it on",
+    "arrow_config": "a router of adapters",
+    "eva_config": "weights initialised from data",
+    "corda_config": "a changed base model",
+    "loftq_config": "a changed base model",
+}
+"""Fields whose presence changes what an adapter computes -> what they mean."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of ways to initialise that change the base model, unless PEFT converts the adapter."""
+_PLAIN = re.compile(r"[\w.]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """Ranks and scales of an adapter's modules."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    """Whether products are divided by the root of the rank (rsLoRA)."""
+    ranks: Mapping[str, int]
+    """Ranks of some modules, by the end of their names."""
+    alphas: Mapping[str, float]
+
+    @classmethod
+    def read(cls, folder: Path) -> "AdapterConfig":
+        """Reads the file of an adapter's folder.
+
+        Raises:
+            ConfigError: it is missing, malformed, or asks for an unsupported feature.
+        """
+        fields = Fields.read(folder / CONFIG_FILE)
+        fields.choice("peft_type", ("LORA",), "LORA")
+        fields.choice("bias", ("none",), "none")
+        for name, meaning in _REFUSED_FLAGS.items():
+            if fields.flag(name):
+                raise ConfigError(f"{fields.file}: {name} is true: {meaning} is not supported")
+        for name, meaning in _REFUSED_PARTS.items():
+            if fields.values.get(name):
+                raise ConfigError(f"{fields.file}: {name} is set: {meaning} are not supported")
+        start = fields.values.get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+            raise ConfigError(
+                f"{fields.file}: init_lora_weights is {start[:40]!r}: the adapter belongs to a "
+                "changed base model; save it converted, with path_initial_model_for_weight_"
+                "conversion of PEFT"
+            )
+        ranks, alphas = (_pattern(fields, name) for name in ("rank_pattern", "alpha_pattern"))
+        return cls(
+            rank=_rank(fields, "r"),
+            alpha=fields.number("lora_alpha", 8.0),
+            is_rank_stabilized=fields.flag("use_rslora"),
+            ranks={name: _rank(ranks, name) for name in ranks.values},
+            alphas={name: alphas.number(name) for name in alphas.values},
+        )
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of a module."""
+        return max((self.rank, *self.ranks.values()))
+
+    def rank_of(self, module: str) -> int:
+        """Returns the rank of a module."""
+        return int(_of_module(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Returns the factor of a module's product.
+
+        Source: Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA".
+        """
+        rank = self.rank_of(module)
+        alpha = _of_module(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def _of_module(values: Mapping[str, Any], module: str, default: float) -> float:
+    """Returns the value of the first name with which a module's name ends, as PEFT does."""
+    for name, value in values.items():
+        if module == name or module.endswith(f".{name}"):
+            return float(value)
+    return default
+
+
+def _pattern(fields: Fields, name: str) -> Fields:
+    """Returns values by names of modules; PEFT allows expressions, which are refused."""
+    pattern = fields.section(name)
+    if len(pattern.values) > MAX_PATTERNS:
+        raise fields.error(name, f"an object of at most {MAX_PATTERNS} modules")
+    for each in pattern.values:
+        if len(each) > MAX_PATTERN_LENGTH or _PLAIN.fullmatch(each) is None:
+            raise ConfigError(
+                f"{fields.file}: {name} has {each[:80]!r}: only plain names of modules are "
+                "supported, not expressions"
+            )
+    return pattern
+
+
+def _rank(fields: Fields, name: str) -> int:
+    rank = fields.count(name)
+    if rank > MAX_RANK:
+        raise fields.error(name, f"at most {MAX_RANK}")
+    return rank

@@ -1,0 +1,89 @@
+"""Low-rank adapters of products: octavo::add_adapters.
+
+Each token may have another adapter. All adapters of a step are computed in one call.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from models.forward_context import get_forward_context
+from models.kernels.gpu import has_kernels
+from models.ops.custom_op import direct_register_custom_op
+
+
+def _add_adapters(
+    product: torch.Tensor,
+    x: torch.Tensor,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    part_sizes: Sequence[int],
+) -> torch.Tensor:
+    """Returns a product with that of each token's adapter added: product + x @ A^T @ B^T.
+
+    T tokens, K inputs, N outputs in P parts, S adapters of up to R ranks. The forward context has
+    the slot of each token's adapter. Sums are computed in float32 or wider.
+
+    Args:
+        product: [T, N].
+        x: [T, K], the inputs of the product.
+        adapter_a: [S, P * R, K], a matrix A for each part.
+        adapter_b: [S, N, R], scaled.
+        part_sizes: outputs of each part.
+
+    Returns:
+        [T, N], a new tensor.
+
+    Source: Hu et al. 2021, "LoRA", section 4.1.
+    """
+    slots = get_forward_context().adapter_slots
+    assert slots is not None, "a model with adapters runs with their slots"
+    return add_slots(product, x, adapter_a, adapter_b, part_sizes, slots)
+
+
+def add_slots(
+    product: torch.Tensor,
+    x: torch.Tensor,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    part_sizes: Sequence[int],
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Does the same with the slot of each token, [at least T] int32: 0 for none, n + 1 for n."""
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.products import add_adapters as kernel
+
+        added: torch.Tensor = kernel.add_adapters(
+            product, x, adapter_a, adapter_b, part_sizes, slots
+        )
+        return added
+    output = product.clone()
+    slots = slots[: len(x)]
+    exact = torch.promote_types(x.dtype, torch.float32)
+    rank = adapter_b.shape[2]
+    for slot in set(slots.tolist()):
+        if not slot:
+            continue
+        tokens = (slots == slot).nonzero().squeeze(1)
+        inner = x[tokens].to(exact) @ adapter_a[slot - 1].to(exact).T
+        weight = adapter_b[slot - 1].to(exact)
+        ends = [0, *accumulate(part_sizes)]
+        added = torch.cat(
+            [
+                inner[:, part * rank : (part + 1) * rank] @ weight[first:end].T
+                for part, (first, end) in enumerate(pairwise(ends))
+            ],
+            dim=1,
+        )
+        output[tokens] = (product[tokens].to(exact) + added).to(product.dtype)
+    return output
+
+
+def _fake_add_adapters(product: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return torch.empty_like(product)
+
+
+add_adapters = direct_register_custom_op("add_adapters", _add_adapters, (), _fake_add_adapters)

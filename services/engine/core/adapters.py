@@ -1,0 +1,211 @@
+"""The adapters that requests may name: added and removed while the engine serves."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from protos.engine.v1.worker_pb2 import AdapterRead
+from services.engine.adapter import Adapter
+from services.engine.checkpoint.adapter_folder import folder_under, start_folder
+from services.engine.config.lora import ADAPTER_NAME, LoraConfig
+from services.engine.errors import (
+    DuplicateRequestError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    NotPermittedError,
+    UnknownModelError,
+)
+from services.engine.request import Request
+from services.engine.worker.rank_process import WorkerDiedError
+
+log = structlog.get_logger()
+
+UNUSED_POLL_S = 0.25
+"""Pause between looks at whether a removed adapter has requests."""
+
+
+class AdapterChannel(Protocol):
+    """The part of an executor that reads adapters."""
+
+    async def read_adapter(self, path: str) -> AdapterRead:
+        """Has all ranks read an adapter while they run steps."""
+
+    def forget_adapter(self, digest: bytes) -> None:
+        """Frees the host memory of an adapter that no later step loads."""
+
+
+class StartRefusedError(WorkerDiedError):
+    """An adapter of the command line cannot be loaded."""
+
+
+class Adapters:
+    """The known adapters. All methods run in one event loop."""
+
+    def __init__(
+        self,
+        config: LoraConfig,
+        *,
+        model: str,
+        live: Callable[[], Iterable[Request]],
+        end: Callable[[Request, EngineError], None],
+    ) -> None:
+        """Starts without adapters.
+
+        Args:
+            config: the operator's.
+            model: name of the model, which no adapter may have.
+            live: returns all live requests.
+            end: ends one.
+        """
+        self._config = config
+        self._model = model
+        self._live = live
+        self._end = end
+        self._channel: AdapterChannel | None = None
+        self._known: dict[str, Adapter] = {}
+        self._loading: set[str] = set()
+        self._forgetting: set[asyncio.Task[None]] = set()
+        self._has_started = False
+        self.version = 0
+        """Changes with every adapter that is added or removed."""
+
+    @property
+    def all(self) -> list[Adapter]:
+        """The known adapters, by name."""
+        return [adapter for _, adapter in sorted(self._known.items())]
+
+    @property
+    def must_read(self) -> bool:
+        """Whether the next worker must read adapters before it serves."""
+        return bool(self._known or (self._config.start_adapters and not self._has_started))
+
+    def find(self, name: str) -> Adapter | None:
+        """Returns the adapter of a name; None if there is none."""
+        return self._known.get(name)
+
+    async def load(self, name: str, path: str) -> Adapter:
+        """Reads an adapter from the operator's folder or the hub, while requests run.
+
+        Raises:
+            NotPermittedError: the operator allows no loading, or not from there.
+            DuplicateRequestError: another adapter has the name.
+            InvalidRequestError: name or path are malformed, something is wrong with the adapter, or
+                there are too many.
+            EngineUnavailableError: there is no worker, or it was lost.
+        """
+        root = self._config.lora_folder
+        if root is None:
+            folder_under(root, path)
+        if ADAPTER_NAME.fullmatch(name) is None:
+            raise InvalidRequestError(
+                "an adapter's name has 1 to 128 letters, digits and . _ - / @ :", field="name"
+            )
+        if name in self._known or name in self._loading or name == self._model:
+            raise DuplicateRequestError(f"{name!r} is taken by another adapter or the model")
+        if len(self._known) + len(self._loading) >= self._config.max_cpu_loras:
+            raise InvalidRequestError(
+                f"--max-cpu-loras is {self._config.max_cpu_loras}, and there are as many adapters"
+            )
+        self._loading.add(name)
+        try:
+            folder = await asyncio.to_thread(folder_under, root, path)
+            adapter = await self._read(name, folder)
+        finally:
+            self._loading.discard(name)
+        self._known[name] = adapter
+        self.version += 1
+        log.info("adapter_loaded", name=name, rank=adapter.rank, num_bytes=adapter.num_bytes)
+        return adapter
+
+    def remove(self, name: str) -> None:
+        """Forgets an adapter; its requests go on.
+
+        Raises:
+            NotPermittedError: the operator allows no changes.
+            UnknownModelError: there is none of this name.
+        """
+        if self._config.lora_folder is None:
+            raise NotPermittedError(
+                "adapters are not removed while serving; the engine lacks --lora-folder"
+            )
+        adapter = self._known.pop(name, None)
+        if adapter is None:
+            raise UnknownModelError(f"there is no adapter {name[:128]!r}", field="name")
+        self.version += 1
+        log.info("adapter_removed", name=name)
+        task = asyncio.create_task(self._forget(adapter))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    async def use_worker(self, channel: AdapterChannel) -> None:
+        """Has a new worker read all adapters; adapters that changed on disk are dropped.
+
+        Raises:
+            StartRefusedError: one of the command line cannot be loaded by the first worker.
+        """
+        self._channel = channel
+        if not self._has_started:
+            if any(name == self._model for name, _ in self._config.start_adapters):
+                raise StartRefusedError(f"--lora {self._model}: the model has this name")
+            for name, path in self._config.start_adapters:
+                try:
+                    folder = await asyncio.to_thread(start_folder, path)
+                    self._known[name] = await self._read(name, folder)
+                except InvalidRequestError as error:
+                    raise StartRefusedError(f"--lora {name}: {error}") from None
+            self._has_started = True
+            self.version += bool(self._known)
+            return
+        for name, known in list(self._known.items()):
+            try:
+                adapter = await self._read(name, Path(known.path))
+            except InvalidRequestError as error:
+                self._drop(known, str(error))
+                continue
+            if adapter.digest != known.digest:
+                self._drop(known, "its files have changed")
+
+    def lose_worker(self) -> None:
+        """Reads nothing until the next worker."""
+        self._channel = None
+
+    async def _read(self, name: str, folder: Path) -> Adapter:
+        if self._channel is None:
+            raise EngineUnavailableError("the engine is not ready: its worker is starting")
+        try:
+            read = await self._channel.read_adapter(str(folder))
+        except WorkerDiedError:
+            raise EngineUnavailableError("the worker was lost while it read an adapter") from None
+        if read.error:
+            raise InvalidRequestError(read.error, field="path")
+        return Adapter(
+            name=name,
+            path=str(folder),
+            digest=read.digest,
+            rank=read.rank,
+            num_bytes=read.num_bytes,
+        )
+
+    def _drop(self, adapter: Adapter, reason: str) -> None:
+        """Forgets an adapter that the new worker does not have, and ends its requests."""
+        log.error("adapter_was_lost", name=adapter.name, reason=reason)
+        del self._known[adapter.name]
+        self.version += 1
+        for request in self._live():
+            if request.adapter is adapter:
+                self._end(request, EngineUnavailableError("the request's adapter was lost"))
+
+    async def _forget(self, adapter: Adapter) -> None:
+        """Frees an adapter's memory once no request and no other name needs it."""
+        digest = adapter.digest
+        while any(  # noqa: ASYNC110  removals are too rare to watch every end of a request
+            each.adapter_digest == digest for each in self._live()
+        ):
+            await asyncio.sleep(UNUSED_POLL_S)
+        is_kept = any(each.digest == digest for each in self._known.values())
+        if self._channel is not None and not is_kept:
+            self._channel.forget_adapter(digest)

@@ -1,0 +1,82 @@
+"""Slots of the device's memory for adapters of running requests."""
+
+from collections import OrderedDict
+
+from services.engine.adapter import Adapter
+
+
+class AdapterSlots:
+    """Which adapter each slot holds, and how many running requests use it.
+
+    An adapter stays in its slot after its last request, until another one needs the slot: the one
+    that was used least recently leaves first.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """Starts with empty slots."""
+        self._free = list(reversed(range(num_slots)))
+        self._slots: dict[bytes, int] = {}
+        self._num_users: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        self._loads: list[tuple[int, bytes]] = []
+
+    @property
+    def resident(self) -> frozenset[bytes]:
+        """Digests of the adapters in slots."""
+        return frozenset(self._slots)
+
+    def has_room(self, adapter: Adapter | None) -> bool:
+        """Whether a request of an adapter can run in the next step."""
+        if adapter is None or adapter.digest in self._slots:
+            return True
+        return bool(self._free or self._idle)
+
+    def take(self, adapter: Adapter | None) -> int:
+        """Counts a request that starts; returns one more than its slot, 0 without an adapter.
+
+        There is room. The next step must load what `take_loads` returns.
+        """
+        if adapter is None:
+            return 0
+        digest = adapter.digest
+        slot = self._slots.get(digest)
+        if slot is None:
+            slot = self._free_slot()
+            self._slots[digest] = slot
+            self._loads.append((slot, digest))
+        self._idle.pop(digest, None)
+        self._num_users[digest] = self._num_users.get(digest, 0) + 1
+        return slot + 1
+
+    def slot_of(self, adapter: Adapter | None) -> int:
+        """Returns one more than the slot of a running request's adapter, 0 without one."""
+        return 0 if adapter is None else self._slots[adapter.digest] + 1
+
+    def release(self, adapter: Adapter | None) -> None:
+        """Counts a request that ends or is preempted."""
+        if adapter is None:
+            return
+        digest = adapter.digest
+        self._num_users[digest] -= 1
+        if not self._num_users[digest]:
+            del self._num_users[digest]
+            self._idle[digest] = None
+
+    def take_loads(self) -> list[tuple[int, bytes]]:
+        """Returns slots and the adapters to load into them, for the next step."""
+        loads, self._loads = self._loads, []
+        return loads
+
+    def forget(self) -> None:
+        """Empties all slots, none of which is in use: steps that filled some were not computed."""
+        assert not self._num_users, "no request runs"
+        self._free += self._slots.values()
+        self._slots.clear()
+        self._idle.clear()
+        self._loads.clear()
+
+    def _free_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        digest, _ = self._idle.popitem(last=False)
+        return self._slots.pop(digest)

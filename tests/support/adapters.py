@@ -1,0 +1,76 @@
+"""Random adapters in PEFT's format, and models with their weights merged."""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from models.layers.adapter_room import fill_slot, make_room
+from models.layers.decoder import CausalLM
+from models.loading.adapter import AdapterReader
+from models.loading.loader import load_model
+
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Module -> A [r, K] and B [N, r]."""
+
+FLOAT32 = {"device": torch.device("cpu"), "dtype": torch.float32}
+
+
+def random_factors(modules, *, rank=4, seed=0, size=0.3) -> Factors:
+    """Returns factors of modules, given with the shapes of their weights."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator) * size
+
+    return {name: (draw(rank, k), draw(n, rank)) for name, (n, k) in modules.items()}
+
+
+def linear_modules(model, *, without=()) -> dict[str, tuple[int, int]]:
+    """Returns the linear layers of a model of transformers, with the shapes of their weights."""
+    return {
+        name: tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith(tuple(without))
+    }
+
+
+def write_adapter(folder: Path, factors: Factors, *, rank=4, alpha=8, **config) -> Path:
+    """Writes an adapter as PEFT does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for module, (a, b) in factors.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.contiguous()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def merged_model(model, factors: Factors, *, scale=2.0):
+    """Returns a model of transformers with an adapter merged: W + scale * B A."""
+    merged = copy.deepcopy(model)
+    with torch.no_grad():
+        for module, (a, b) in factors.items():
+            merged.get_submodule(module).weight += scale * (b @ a)
+    return merged
+
+
+def write_merged(folder: Path, model, factors: Factors, *, scale=2.0) -> Path:
+    """Writes a checkpoint of a model of transformers with an adapter merged."""
+    merged_model(model, factors, scale=scale).save_pretrained(folder)
+    return folder
+
+
+def load_with_adapters(base: Path, *adapters: Path, max_rank=8, **options) -> CausalLM:
+    """Loads a model with adapters in its slots, in order."""
+    model = load_model(base, **{**FLOAT32, **options})
+    make_room(model, num_slots=len(adapters), max_rank=max_rank)
+    reader = AdapterReader(model)
+    for slot, folder in enumerate(adapters):
+        for share in reader.read(folder).layers:
+            fill_slot(share, slot)
+    return model

@@ -1,0 +1,159 @@
+"""Adapters under the real scheduler and workers: the tokens of merged weights."""
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+
+from services.engine.core.adapters import StartRefusedError
+from services.engine.errors import (
+    DuplicateRequestError,
+    InvalidRequestError,
+    NotPermittedError,
+    UnknownModelError,
+)
+from tests.support.adapters import linear_modules, merged_model, random_factors, write_adapter
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import sampling as greedy_with
+from tests.support.waiting import until
+
+PROMPTS = [
+    [5, 17, 3],
+    [40, 41, 42, 43, 44, 45, 46, 47, 48],
+    [5, 17, 3, 8, 2, 7, 1],
+    [5, 17, 3, 8, 2, 9],
+]
+NUM_TOKENS = 10
+GRAPHS = {
+    "cudagraph_mode": "full_and_piecewise",
+    "cudagraph_capture_sizes": [2, 4],
+    "capture_while_serving": False,
+}
+SCARCE = {"num_kv_blocks": 13, "max_num_batched_tokens": 8}
+"""12 blocks of 4 tokens are too few for four requests."""
+UNSUPPORTED = ("kv_b_proj", "lm_head", ".gate", "router.proj", "shared_expert_gate")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+class Case:
+    """A checkpoint, some adapters of it, and the tokens of each."""
+
+    def __init__(self, folder, family, *, num_adapters=2, **sizes):
+        self.folder = folder
+        self.base = folder / "base"
+        self.model = write_checkpoint(self.base, family, **sizes)
+        modules = {
+            name: shape
+            for name, shape in linear_modules(self.model, without=UNSUPPORTED).items()
+            if ".experts." not in name
+        }
+        self.merged = {"": self.model}
+        for number in range(num_adapters):
+            factors = random_factors(modules, seed=number + 1, size=0.2)
+            write_adapter(folder / "adapters" / f"a{number}", factors)
+            self.merged[f"a{number}"] = merged_model(self.model, factors)
+
+    @property
+    def names(self):
+        return [name for name in self.merged if name]
+
+    def flags(self):
+        return {"lora": [f"{name}={self.folder / 'adapters' / name}" for name in self.names]}
+
+    def expected(self, prompt, name):
+        return greedy_continuation(copy.deepcopy(self.merged[name]), prompt, NUM_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3", {"tensor_parallel_size": 2, **SCARCE}),
+        ("llama_bias", {**SCARCE, **GRAPHS}),
+        ("qwen3_moe", {"tensor_parallel_size": 2, **GRAPHS}),
+        ("deepseek_v3", {"max_num_batched_tokens": 8}),
+        ("qwen3_5", {"max_num_batched_tokens": 8}),
+        ("qwen3", {**GRAPHS, "compilation_level": 3}),
+        ("gemma3", {"num_speculative_tokens": 2, "speculative_method": "ngram"}),
+    ],
+)
+async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
+    tmp_path, family, options
+):
+    case = Case(tmp_path, family, **({"num_hidden_layers": 5} if family == "qwen3" else {}))
+    names = ["a0", "", "a1", "a0"]
+    expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
+    async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
+        for _ in range(2):  # the second time from the prefix cache
+            tokens = await ranks.generate(
+                PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names
+            )
+            assert tokens == expected
+        same = [PROMPTS[2]] * 3
+        tokens = await ranks.generate(
+            same, greedy_with(max_tokens=NUM_TOKENS), adapters=["a1", "a0", ""]
+        )
+    assert tokens == [case.expected(PROMPTS[2], name) for name in ("a1", "a0", "")]
+
+
+async def test_more_adapters_than_slots_take_turns(tmp_path):
+    case = Case(tmp_path, "qwen3", num_adapters=4)
+    names = ["a0", "a1", "a2", "a3"]
+    expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
+    async with ranks_core(ranks_config(case.base, **case.flags(), max_loras=2)) as ranks:
+        tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names)
+    assert tokens == expected
+
+
+async def test_adapters_come_and_go_while_serving(tmp_path):
+    case = Case(tmp_path, "qwen3")
+    config = ranks_config(case.base, lora_folder=tmp_path / "adapters")
+    async with ranks_core(config) as ranks:
+        adapters = ranks.core.adapters
+        with pytest.raises(UnknownModelError):
+            adapters.remove("first")
+        await adapters.load("first", "a0")
+        with pytest.raises(DuplicateRequestError):
+            await adapters.load("first", "a1")
+        await adapters.load("second", str(tmp_path / "adapters" / "a1"))
+        for outside in ("..", "../base", str(case.base), "/", "a0/../../base"):
+            with pytest.raises(NotPermittedError):
+                await adapters.load("third", outside)
+        with pytest.raises(InvalidRequestError):
+            await adapters.load("bad name", "a0")
+        names = ["first", "second", "", "first"]
+        real = {"first": "a0", "second": "a1", "": ""}
+        tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names)
+        adapters.remove("first")
+        assert adapters.find("first") is None
+        assert [each.name for each in adapters.all] == ["second"]
+    assert tokens == [case.expected(p, real[n]) for p, n in zip(PROMPTS, names, strict=True)]
+
+
+async def test_adapters_outlive_a_worker(tmp_path):
+    case = Case(tmp_path, "qwen3")
+    config = ranks_config(case.base, **case.flags(), lora_folder=tmp_path / "adapters")
+    async with ranks_core(config) as ranks:
+        await ranks.core.adapters.load("later", "a1")
+        os.kill(ranks.executors[-1].pid, signal.SIGKILL)
+        await until(lambda: not ranks.core.is_ready, timeout_s=60)
+        await ranks.wait_until_ready()
+        tokens = await ranks.generate(
+            PROMPTS[:2], greedy_with(max_tokens=NUM_TOKENS), adapters=["later", "a0"]
+        )
+    assert tokens == [case.expected(PROMPTS[0], "a1"), case.expected(PROMPTS[1], "a0")]
+
+
+async def test_an_engine_does_not_start_with_a_bad_adapter(tmp_path):
+    case = Case(tmp_path, "qwen3")
+    (tmp_path / "adapters" / "a1" / "adapter_model.safetensors").write_bytes(b"\x08" + b"\0" * 20)
+    with pytest.raises(StartRefusedError, match=r"--lora a1: .*is damaged"):
+        async with ranks_core(ranks_config(case.base, **case.flags())):
+            pass
