@@ -53,10 +53,10 @@ __all__ = [
     "encoded_image",
     "num_rows",
     "ordered_mode",
-    "pack_block_copies",
     "pack_copies",
     "pack_float32",
     "pack_int32",
+    "pack_pairs",
     "read_float32",
     "read_int32",
     "read_tokens",
@@ -104,8 +104,8 @@ def pack_copies(
     saved: Sequence[tuple[int, int]], restored: Sequence[tuple[int, int]]
 ) -> StateMetadata:
     """Packs pairs of blocks, from and to, that a step copies in this order."""
-    saved_from, saved_to = _pack_pairs(saved)
-    restored_from, restored_to = _pack_pairs(restored)
+    saved_from, saved_to = pack_pairs(saved)
+    restored_from, restored_to = pack_pairs(restored)
     return StateMetadata(
         saved_from=saved_from,
         saved_to=saved_to,
@@ -114,17 +114,8 @@ def pack_copies(
     )
 
 
-def pack_block_copies(
-    stored: Sequence[tuple[int, int]], loaded: Sequence[tuple[int, int]]
-) -> BlockCopies:
-    """Packs pairs of blocks and slots that a step stores, and of slots and blocks that it loads."""
-    (stored_from, stored_to), (loaded_from, loaded_to) = map(_pack_pairs, (stored, loaded))
-    return BlockCopies(
-        stored_from=stored_from, stored_to=stored_to, loaded_from=loaded_from, loaded_to=loaded_to
-    )
-
-
-def _pack_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+def pack_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+    """Packs the first and the second integers of pairs."""
     return pack_int32([first for first, _ in pairs]), pack_int32([second for _, second in pairs])
 
 
@@ -390,6 +381,9 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
     shown.sampling.ClearField("last_token_ids")
+    if shown.HasField("block_copies"):  # equal names are equal prompts
+        shown.block_copies.ClearField("stored_entries")
+        shown.block_copies.ClearField("read_entries")
     shown.sampling.ClearField("grammar_rows")  # they reveal the caller's grammar
     shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")

@@ -10,6 +10,7 @@ import numpy as np
 
 from protos.engine.v1.batch_pb2 import BlockCopies, BlockTableUpdates, StateMetadata
 from services.engine.batch import read_int32
+from services.engine.kv_cache.host_tier import ENTRY_BYTES, DiskNews
 from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_model import require
 
@@ -31,6 +32,7 @@ class FakeCache:
         windows: Sequence[int | None],
         state_blocks: StateBlocks | None = None,
         num_host_slots: int = 0,
+        disk: dict[bytes, np.ndarray] | None = None,
     ) -> None:
         self._block_size = block_size
         self._windows = tuple(windows)
@@ -41,6 +43,9 @@ class FakeCache:
         self._block_table = np.full((max_num_seqs, width + num_of_states), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
         self._host = np.zeros((num_host_slots, block_size), np.uint64)
+        self.disk = {} if disk is None else disk
+        self._reads: list[tuple[bytes, int]] = []
+        self._news = DiskNews()
 
     def clear_row(self, row: int) -> None:
         """Takes all blocks from a row."""
@@ -148,6 +153,30 @@ class FakeCache:
         stored, loaded = self._kv[stored_from], self._host[loaded_from]
         self._host[stored_to] = stored
         self._kv[loaded_to] = loaded
+        self._order_disk(copies, stored_to.tolist())
+
+    def _order_disk(self, copies: BlockCopies, stored_to: list[int]) -> None:
+        reads = list(zip(_names(copies.read_entries), read_int32(copies.read_to), strict=True))
+        voided = {*stored_to, *(slot for _, slot in reads)}
+        self._news.failed += [entry for entry, slot in self._reads if slot in voided]
+        self._reads = [each for each in self._reads if each[1] not in voided] + reads
+        if copies.stored_entries:
+            for entry, slot in zip(_names(copies.stored_entries), stored_to, strict=True):
+                self.disk[entry] = self._host[slot].copy()
+                self._news.added.append(entry)
+
+    def take_disk_news(self) -> DiskNews:
+        """Ends all reads and returns what has happened on the disk since the last call."""
+        news, self._news = self._news, DiskNews()
+        for entry, slot in self._reads:
+            if entry in self.disk:
+                self._host[slot] = self.disk[entry]
+                news.arrived.append(entry)
+            else:
+                news.failed.append(entry)
+                news.removed.append(entry)
+        self._reads.clear()
+        return news
 
     def spoil(
         self,
@@ -179,3 +208,7 @@ class FakeCache:
         table = self._block_table[row, group : self._token_width : len(self._windows)]
         blocks = table[positions // self._block_size].astype(np.int64)
         return blocks * self._block_size + positions % self._block_size
+
+
+def _names(data: bytes) -> list[bytes]:
+    return [data[start : start + ENTRY_BYTES] for start in range(0, len(data), ENTRY_BYTES)]

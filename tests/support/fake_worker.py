@@ -25,7 +25,7 @@ from services.engine.batch import (
     set_prompt_logprobs,
     step_result,
 )
-from services.engine.kv_cache.host_tier import HostLimits
+from services.engine.kv_cache.host_tier import DiskNews, HostLimits
 from services.engine.kv_cache.state_blocks import StateBlocks
 from tests.support.fake_cache import FakeCache
 from tests.support.fake_images import FakeImages
@@ -66,6 +66,7 @@ class FakeWorker:
         has_stages: bool = False,
         pools: bool = False,
         host: HostLimits | None = None,
+        disk: dict[bytes, np.ndarray] | None = None,
     ) -> None:
         self._max_loads = 0 if host is None else host.max_step_loads
         self._has_stages = has_stages
@@ -85,6 +86,7 @@ class FakeWorker:
             windows=windows,
             state_blocks=state_blocks,
             num_host_slots=0 if host is None else host.num_slots,
+            disk=disk,
         )
         self._images = FakeImages()
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
@@ -169,6 +171,7 @@ class FakeWorker:
         starts = dict(
             zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
         )
+        self._cache.copy_blocks(descriptor.block_copies, max_loads=self._max_loads)
         self._images.spoil(descriptor.encoded_images)
         self._cache.spoil(
             attention.block_table_updates,
@@ -179,6 +182,15 @@ class FakeWorker:
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )
+
+    @property
+    def disk(self) -> dict[bytes, np.ndarray]:
+        """The content of the blocks on disk."""
+        return self._cache.disk
+
+    def take_disk_news(self) -> DiskNews:
+        """Ends all reads and returns what has happened on the disk since the last call."""
+        return self._cache.take_disk_news()
 
     def restore(
         self, opening: BatchDescriptor, num_computed: Mapping[int, int], *, next_step_id: int

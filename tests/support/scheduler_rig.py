@@ -1,6 +1,7 @@
 """A scheduler in front of a fake worker, whose steps a test runs one by one."""
 
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 
 from services.engine.batch import read_int32
@@ -23,6 +24,7 @@ class Rig:
         max_num_waiting=8,
         enable_prefix_caching=True,
         host=None,
+        disk=None,
         **limits,
     ):
         self.now_s = 100.0
@@ -34,7 +36,7 @@ class Rig:
             max_num_waiting=max_num_waiting,
             enable_prefix_caching=enable_prefix_caching,
             clock=lambda: self.now_s,
-            host=host,
+            host=host and replace(host, disk_entries=None if disk is None else list(disk)),
         )
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
@@ -46,6 +48,7 @@ class Rig:
             num_cache_tokens=self.limits.num_cache_tokens(num_blocks),
             pools=self.limits.pooling is not None,
             host=host,
+            disk=disk,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -76,8 +79,10 @@ class Rig:
             step = self.scheduler.schedule() if len(self.in_flight) < depth else None
             if step is not None:
                 self.in_flight.append(step)
-            else:
+            elif self.in_flight:
                 self.receive()
+            else:
+                self.scheduler.tiers[0].take_disk_news(self.worker.take_disk_news())
 
 
 def q_lens(step: ScheduledStep) -> list[int]:

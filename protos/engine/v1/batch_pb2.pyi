@@ -158,16 +158,22 @@ class StateMetadata(_message.Message):
     def __init__(self, saved_from: _Optional[bytes] = ..., saved_to: _Optional[bytes] = ..., restored_from: _Optional[bytes] = ..., restored_to: _Optional[bytes] = ...) -> None: ...
 
 class BlockCopies(_message.Message):
-    __slots__ = ("stored_from", "stored_to", "loaded_from", "loaded_to")
+    __slots__ = ("stored_from", "stored_to", "loaded_from", "loaded_to", "stored_entries", "read_entries", "read_to")
     STORED_FROM_FIELD_NUMBER: _ClassVar[int]
     STORED_TO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FROM_FIELD_NUMBER: _ClassVar[int]
     LOADED_TO_FIELD_NUMBER: _ClassVar[int]
+    STORED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    READ_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    READ_TO_FIELD_NUMBER: _ClassVar[int]
     stored_from: bytes
     stored_to: bytes
     loaded_from: bytes
     loaded_to: bytes
-    def __init__(self, stored_from: _Optional[bytes] = ..., stored_to: _Optional[bytes] = ..., loaded_from: _Optional[bytes] = ..., loaded_to: _Optional[bytes] = ...) -> None: ...
+    stored_entries: bytes
+    read_entries: bytes
+    read_to: bytes
+    def __init__(self, stored_from: _Optional[bytes] = ..., stored_to: _Optional[bytes] = ..., loaded_from: _Optional[bytes] = ..., loaded_to: _Optional[bytes] = ..., stored_entries: _Optional[bytes] = ..., read_entries: _Optional[bytes] = ..., read_to: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
     __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs", "last_token_ids")

@@ -137,7 +137,7 @@ class ProfileReport(_message.Message):
     def __init__(self, error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due", "expert_load", "adapter_read")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due", "expert_load", "adapter_read", "disk")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class WorkerEvent(_message.Message):
     CAPTURE_DUE_FIELD_NUMBER: _ClassVar[int]
     EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_READ_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
@@ -162,7 +163,26 @@ class WorkerEvent(_message.Message):
     capture_due: GraphOrder
     expert_load: ExpertLoad
     adapter_read: AdapterRead
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ..., adapter_read: _Optional[_Union[AdapterRead, _Mapping]] = ...) -> None: ...
+    disk: DiskReport
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ..., adapter_read: _Optional[_Union[AdapterRead, _Mapping]] = ..., disk: _Optional[_Union[DiskReport, _Mapping]] = ...) -> None: ...
+
+class DiskReport(_message.Message):
+    __slots__ = ("added", "removed", "arrived", "failed", "read_us", "num_faults", "num_drops")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    READ_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPS_FIELD_NUMBER: _ClassVar[int]
+    added: bytes
+    removed: bytes
+    arrived: bytes
+    failed: bytes
+    read_us: int
+    num_faults: int
+    num_drops: int
+    def __init__(self, added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., arrived: _Optional[bytes] = ..., failed: _Optional[bytes] = ..., read_us: _Optional[int] = ..., num_faults: _Optional[int] = ..., num_drops: _Optional[int] = ...) -> None: ...
 
 class ExpertLoad(_message.Message):
     __slots__ = ("counts",)
@@ -203,13 +223,15 @@ class KeptWeights(_message.Message):
     def __init__(self, stored: _Optional[str] = ..., kept: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., rounds_activations: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "state_pages", "num_host_slots", "max_step_loads", "block_load_s", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights", "experts")
+    __slots__ = ("num_blocks", "block_bytes", "state_pages", "num_host_slots", "max_step_loads", "block_load_s", "has_disk", "disk_entries", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights", "experts")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_LOADS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    HAS_DISK_FIELD_NUMBER: _ClassVar[int]
+    DISK_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +251,8 @@ class WorkerReady(_message.Message):
     num_host_slots: int
     max_step_loads: int
     block_load_s: float
+    has_disk: bool
+    disk_entries: bytes
     num_parameters: int
     load_s: float
     device_name: str
@@ -242,7 +266,7 @@ class WorkerReady(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
     weights: _containers.RepeatedCompositeFieldContainer[KeptWeights]
     experts: ExpertLayout
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_pages: _Optional[int] = ..., num_host_slots: _Optional[int] = ..., max_step_loads: _Optional[int] = ..., block_load_s: _Optional[float] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_pages: _Optional[int] = ..., num_host_slots: _Optional[int] = ..., max_step_loads: _Optional[int] = ..., block_load_s: _Optional[float] = ..., has_disk: _Optional[bool] = ..., disk_entries: _Optional[bytes] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks", "pipeline_parallel_rank", "data_parallel_rank")

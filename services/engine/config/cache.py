@@ -1,5 +1,6 @@
 """The KV cache."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -23,6 +24,10 @@ class CacheConfig(ConfigSection):
     """Share of a GPU's memory that weights, activations and KV cache may take together."""
     host_kv_gb: float = Field(default=0.0, ge=0, le=65536)
     """GiB of each rank's host memory for blocks that leave the GPU; 0 for none."""
+    disk_kv_dir: Path | None = None
+    """Folder for blocks that outlive the engine; needs --host-kv-gb."""
+    disk_kv_gb: float = Field(default=16.0, gt=0, le=2**20)
+    """GiB of files that --disk-kv-dir may hold for this model."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
     kv_events: bool = False

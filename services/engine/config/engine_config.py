@@ -144,6 +144,16 @@ class EngineConfig(BaseModel):
                 f"--host-kv-gb is {self.cache.host_kv_gb:g}: it must be 0 without "
                 "--enable-prefix-caching, which finds its blocks"
             )
+        if self.cache.disk_kv_dir is None:
+            return self
+        if not self.cache.host_kv_gb:
+            raise ValueError(
+                "--disk-kv-dir needs --host-kv-gb: blocks go to disk through the host's memory"
+            )
+        if self.parallel.num_ranks > 1:
+            raise ValueError(
+                f"--disk-kv-dir needs an engine of one rank; this one has {self.parallel.num_ranks}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -261,7 +261,7 @@ class EngineCore:
             num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
             num_state_blocks=self._limits.num_state_blocks,
             num_snapshots=0 if scheduler is None else scheduler.num_snapshots,
-            num_host_blocks=0 if scheduler is None else scheduler.num_host_blocks,
+            tiers=() if scheduler is None else scheduler.tiers,
             worker=self.worker or WorkerReady(),
             num_speculative_tokens=self._limits.num_speculative_tokens,
             num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,

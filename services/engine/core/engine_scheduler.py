@@ -7,10 +7,10 @@ from typing import Any
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import StepResult, num_rows
 from services.engine.config.engine_config import EngineConfig
+from services.engine.core.disk_reports import read_host_limits
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepLoop
 from services.engine.kv_cache.block_events import BlockEvents
-from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
@@ -47,11 +47,7 @@ def make_step_loop(
         max_num_waiting=config.scheduler.max_num_waiting,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         counts=counters.scheduler,
-        host=HostLimits(
-            num_slots=ready.num_host_slots,
-            max_step_loads=ready.max_step_loads,
-            block_load_s=ready.block_load_s,
-        ),
+        host=read_host_limits(ready),
         priority_ageing_s=config.scheduler.priority_ageing_s,
     )
     num_ranks = limits.data_parallel_size
@@ -89,25 +85,28 @@ class DataParallelLoop(StepLoop):
         self._channel.send(step.descriptor, *(each.descriptor for each in step.others))
 
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
-        """Counts one step for all ranks, of the size that each of them computed."""
-        parts, counters = (step, *step.others), self._counters
+        """Counts one step for all ranks, and shows their parts to watchers."""
+        parts = (step, *step.others)
+        if step.has_requests:
+            self._count_sizes(parts, result)
+        if self._watchers.are_any:
+            for part, own in zip(parts, _separate(result), strict=True):
+                self._watchers.publish(part, own)
+
+    def _count_sizes(self, parts: Sequence[ScheduledStep], result: StepResult) -> None:
+        """Counts a step of the size that each rank computed."""
+        counters = self._counters
         largest = max(parts, key=lambda part: part.descriptor.context.num_tokens)
         counters.graph_dispatch[self._graphs.count(largest.descriptor, result)] += 1
-        counters.drafts.count_step(step.descriptor)
+        counters.drafts.count_step(parts[0].descriptor)
         for part, own in zip(parts, (result, *result.across_dp), strict=True):
             counters.drafts.count(part.descriptor, own)
         contexts = [part.descriptor.context for part in parts]
         counters.num_step_tokens += sum(each.num_tokens for each in contexts)
         self._history.count(
-            num_tokens=num_rows(step.descriptor),
+            num_tokens=num_rows(parts[0].descriptor),
             batch_size=max(each.batch_size for each in contexts),
         )
-
-    def _publish_step(self, step: ScheduledStep, result: StepResult) -> None:
-        if self._watchers.are_any:
-            parts = (step, *step.others)
-            for part, own in zip(parts, _separate(result), strict=True):
-                self._watchers.publish(part, own)
 
 
 def _separate(result: StepResult) -> list[StepResult]:

@@ -10,6 +10,7 @@ from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
 from services.engine.core.recent_steps import RecentSteps
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
+from services.engine.scheduler.tier_orders import TierOrders
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ class EngineStats:
     """Blocks of a request's state; 0 of a model without states."""
     num_snapshots: int
     """Snapshots of states that can be found."""
-    num_host_blocks: int
-    """Blocks that the host's memory holds."""
+    tiers: tuple[TierOrders, ...]
+    """The tiers below the GPU of each data-parallel rank; empty without a worker."""
     worker: WorkerReady
     """The last worker's announcement; empty before the first."""
     num_speculative_tokens: int
@@ -117,6 +118,16 @@ class EngineStats:
     """The loads of data-parallel ranks; empty where there is one."""
     worker_progress: str = ""
     """The last stage of a start, or why the last worker was lost; empty while one serves."""
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks that the host's memory holds."""
+        return sum(each.num_host_blocks for each in self.tiers)
+
+    @property
+    def num_disk_blocks(self) -> int:
+        """Blocks on disk."""
+        return sum(each.num_disk_blocks for each in self.tiers)
 
 
 def dispatch_name(reason: int) -> str:

@@ -1,6 +1,7 @@
 """The loop of one worker: schedule, send, take the result, publish."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,9 +9,10 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import CompileReport, ExpertLoad, GraphReport, Recompilation
+from protos.engine.v1 import worker_pb2 as pb
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult, num_rows
 from services.engine.capture_sizes.history import StepHistory
+from services.engine.core.disk_reports import read_disk_report
 from services.engine.core.expert_balance import ExpertBalance
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
@@ -45,7 +47,14 @@ class StepChannel(Protocol):
 
     async def receive(
         self,
-    ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad:
+    ) -> (
+        StepResult
+        | pb.GraphReport
+        | pb.Recompilation
+        | pb.CompileReport
+        | pb.ExpertLoad
+        | pb.DiskReport
+    ):
         """Returns the next result, in the order of the steps sent, or another report."""
 
 
@@ -142,7 +151,9 @@ class StepLoop:
                 self._counters.latencies.count_step(outputs)
                 self._publish(outputs)
                 del outputs  # this frame would keep ended requests alive until the next step
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.scheduler.tiers[0].wake_s):
+                    await self._wake.wait()
             self._wake.clear()
 
     def _update(self, result: StepResult) -> list[RequestOutput]:
@@ -157,8 +168,8 @@ class StepLoop:
         counters.schedule_ns += time.perf_counter_ns() - started_ns
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
+        self._count(step, result)
         if step.has_requests:
-            self._count(step, result)
             context = step.descriptor.context
             counters.recent_steps.add(
                 step.step_id,
@@ -166,14 +177,16 @@ class StepLoop:
                 num_tokens=context.num_tokens,
                 batch_size=context.batch_size,
             )
-        self._publish_step(step, result)
         return outputs
 
     def _send(self, step: ScheduledStep) -> None:
         self._channel.send(step.descriptor)
 
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
-        """Counts a step by its size and its graph."""
+        """Counts a step by its size and its graph, and shows it to watchers."""
+        self._watchers.publish(step, result)
+        if not step.has_requests:
+            return
         counters = self._counters
         counters.drafts.count_step(step.descriptor)
         counters.drafts.count(step.descriptor, result)
@@ -182,10 +195,6 @@ class StepLoop:
         num_tokens = context.num_tokens
         counters.num_step_tokens += num_tokens
         self._history.count(num_tokens=num_tokens, batch_size=context.batch_size)
-
-    def _publish_step(self, step: ScheduledStep, result: StepResult) -> None:
-        """Shows a step to watchers."""
-        self._watchers.publish(step, result)
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes back a step that was not computed, and all later ones."""
@@ -222,13 +231,16 @@ class StepLoop:
     async def _receive_results(self) -> NoReturn:
         while True:
             event = await self._channel.receive()
-            if isinstance(event, GraphReport):
+            if isinstance(event, pb.GraphReport):
                 self._graphs.take(event)
-            elif isinstance(event, Recompilation):
+            elif isinstance(event, pb.Recompilation):
                 self._counters.num_late_builds += 1
-            elif isinstance(event, CompileReport):
+            elif isinstance(event, pb.CompileReport):
                 self._graphs.pass_matches = dict(event.pass_matches)
-            elif isinstance(event, ExpertLoad):
+            elif isinstance(event, pb.DiskReport):
+                self.scheduler.tiers[0].take_disk_news(read_disk_report(event))
+                self._wake.set()
+            elif isinstance(event, pb.ExpertLoad):
                 if self.experts is not None:
                     self.experts.take(event)
             else:

@@ -5,7 +5,7 @@ its blocks into free ones, which any request then finds like other cached blocks
 waits for blocks holds none, and nothing is to be undone when it ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,18 +36,28 @@ class AbsentBlocks:
 class TieredKVCache(KVCache):
     """A KV cache whose reused blocks stay findable in the host's memory."""
 
-    def __init__(self, host: HostTier, **settings: Any) -> None:
+    def __init__(
+        self, host: HostTier, *, disk: Iterable[bytes] | None = None, **settings: Any
+    ) -> None:
         """Starts with all blocks free and the host's memory empty.
 
         Args:
             host: keeps the content of blocks that are reused.
+            disk: entries that the disk below has from earlier; None without a disk.
             settings: arguments of `KVCache`.
         """
         super().__init__(**settings)
         self.host = host
+        self.disk = None if disk is None else set(disk)
+        """Entries on disk, of which all blocks get a copy once they are full."""
+        self._full: dict[tuple[int, bytes], None] = {}
+        self._full_snapshots: dict[bytes, None] = {}
         snapshots = None if self.states is None else self.states.search(self._has_snapshot)
         has_block = [partial(self._has_block, group) for group in range(len(self._groups))]
         self._present_or_below = PrefixSearch(self._groups, has_block, snapshots)
+        snapshots = None if self.states is None else self.states.search(self._has_snapshot_anywhere)
+        has_block = [partial(self._has_block_anywhere, group) for group in range(len(self._groups))]
+        self._present_anywhere = PrefixSearch(self._groups, has_block, snapshots)
 
     def find_below(self, request: Request, prefix: Prefix) -> AbsentBlocks | None:
         """Returns what a longer prefix lacks on the GPU, if loading that fits and pays.
@@ -107,18 +117,86 @@ class TieredKVCache(KVCache):
             self._release(block_id)
         return len(new)
 
+    def read_ahead(self, request: Request) -> tuple[set[bytes], int]:
+        """Orders reads of blocks that only the disk has of a request's prefix, if that pays.
+
+        Returns:
+            The entries that the request waits for, and the tokens that it gains by them.
+        """
+        if not self.disk:
+            return set(), 0
+        prefix, keys, states = self.match_prefix(request), request.block_keys, self.states
+        limit = (len(request.token_ids) - 1) // self._block_size
+        below = self._present_or_below.length(keys, limit)
+        limit = min(limit, below + self.host.read_room // max(1, len(self._groups)))
+        length = self._present_anywhere.length(keys, limit)
+        if states is not None:
+            below = self._present_or_below.snapshot_length(keys, below)
+            length = self._present_anywhere.snapshot_length(keys, length)
+        num_gained = length * self._block_size - max(prefix.num_tokens, below * self._block_size)
+        if num_gained <= 0:
+            return set(), 0
+        absent = self._absent(keys[:length])
+        entries = [tier_entry(key, group) for group, key in absent.entries]
+        if absent.snapshot is not None:
+            entries += self._snapshot_entries(absent.snapshot[0])
+        wanted = {each for each in entries if each not in self.host}
+        new = [each for each in entries if each in wanted and not self.host.is_reading(each)]
+        has_room = len(new) <= self.host.read_room
+        if not has_room or not self.host.rule.pays(len(entries), num_gained, num_reads=len(wanted)):
+            return set(), 0
+        if not all(map(self.host.read, new)):
+            return set(), 0
+        return wanted, num_gained
+
+    def begin_step(self) -> None:
+        """Stores what became full before the step being planned, for the disk."""
+        if not (self._full or self._full_snapshots):
+            return
+        for group, key in list(self._full)[: self.host.room]:
+            del self._full[group, key]
+            block_id = self._indexes[group].block_of(key)
+            if block_id is not None:
+                self.host.store(tier_entry(key, group), block_id)
+        for key in self._full_snapshots if self.states is not None else ():
+            snapshot = self.states.index.find(key) if self.states is not None else None
+            if snapshot is not None:
+                self._store_snapshot(snapshot)
+        self._full_snapshots.clear()
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next step has copies, even without a request."""
+        return bool(self.host.has_copies or self._full or self._full_snapshots)
+
+    def cache_full_blocks(self, request: Request) -> None:
+        """Adds the request's full, computed blocks to the prefix index."""
+        first, snapshots = request.num_indexed_blocks, list(request.snapshots)
+        super().cache_full_blocks(request)
+        if self.disk is None:
+            return
+        for key in request.block_keys[first : request.num_indexed_blocks]:
+            for group, index in enumerate(self._indexes):
+                if index.has(key) and tier_entry(key, group) not in self.disk:
+                    self._full[group, key] = None
+        for snapshot in snapshots:
+            if snapshot.key is not None:
+                self._full_snapshots[snapshot.key] = None
+
     def take_tier_copies(self, step_id: int) -> TierCopies | None:
         """Returns the copies between tiers that belong to the step sent now; None for none."""
         return self.host.take_copies(step_id)
 
-    def undo_tier_copies(self) -> None:
-        """Forgets the copies of steps in flight, which did not run."""
-        for block_id in self.host.retreat():
+    def undo_tier_copies(self) -> list[bytes]:
+        """Forgets the copies of steps in flight, which did not run; returns what they read."""
+        block_ids, reads = self.host.retreat()
+        for block_id in block_ids:
             for index in self._indexes:
                 was_known = index.forget(block_id)
                 self._num_cached_blocks -= was_known and self._pool.is_free(block_id)
             if self.states is not None:
                 self.states.index.forget_block(block_id)
+        return reads
 
     def _overwrite(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
@@ -177,6 +255,19 @@ class TieredKVCache(KVCache):
         if self.states.index.has(key):
             return True
         return all(entry in self.host for entry in self._snapshot_entries(key))
+
+    def _has_block_anywhere(self, group: int, key: bytes) -> bool:
+        """Whether the GPU, the host or the disk has a block."""
+        return self._has_block(group, key) or self._is_on_disk(tier_entry(key, group))
+
+    def _has_snapshot_anywhere(self, key: bytes) -> bool:
+        """Whether the GPU, the host or the disk has a snapshot."""
+        return self._has_snapshot(key) or all(
+            entry in self.host or self._is_on_disk(entry) for entry in self._snapshot_entries(key)
+        )
+
+    def _is_on_disk(self, entry: bytes) -> bool:
+        return self.disk is not None and entry in self.disk
 
     def _snapshot_entries(self, key: bytes) -> list[bytes]:
         """Returns the names of a snapshot's pages below the GPU."""

@@ -161,6 +161,14 @@ class EngineFamilies:
         yield counter("kv_host_copy_bytes", num_bytes, "Bytes of these copies")
         yield counter("kv_host_copy_seconds", tiers.copy_s, "Time of these copies")
         yield counter("kv_host_hits", tiers.hit_tokens, "Prefix tokens that came back")
+        if stats.worker.has_disk:
+            yield self._families.gauge("kv_disk_blocks", stats.num_disk_blocks, "Blocks on disk")
+            yield counter("kv_disk_writes", tiers.num_written, "Blocks written to disk")
+            yield counter("kv_disk_reads", tiers.num_read, "Blocks read from disk")
+            yield counter("kv_disk_read_seconds", tiers.read_s, "Time of these reads")
+            yield counter("kv_disk_hits", tiers.disk_hit_tokens, "Prefix tokens read from disk")
+            yield counter("kv_disk_faults", tiers.num_faults, "Files damaged or foreign")
+            yield counter("kv_disk_drops", tiers.num_drops, "Blocks that were not written")
 
     def _steps(self, stats: EngineStats) -> Iterable[Any]:
         counter, counts = self._families.counter, stats.counters

@@ -47,6 +47,8 @@ class DataParallelScheduler:
             draft_lengths: numbers of drafts that a step may have for each request, ascending.
         """
         self._ranks = tuple(ranks)
+        self.tiers = tuple(tiers for each in ranks for tiers in each.tiers)
+        """The tiers below the GPU of each rank."""
         self._dispatcher = dispatcher
         self._most_drafts = draft_lengths[-1]
         self._draft_length = choice_of(draft_lengths)
@@ -91,11 +93,6 @@ class DataParallelScheduler:
     def num_snapshots(self) -> int:
         """Snapshots of states that requests can start from, of all ranks."""
         return sum(each.num_snapshots for each in self._ranks)
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks that the host's memory holds, of all ranks."""
-        return sum(each.num_host_blocks for each in self._ranks)
 
     @property
     def resident_adapters(self) -> frozenset[bytes]:

@@ -16,6 +16,7 @@ from services.engine.request_times import Stage
 from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.encoder_cache import EncoderCache
 from services.engine.scheduler.image_plan import ImagePlan
+from services.engine.scheduler.parked_requests import ParkedRequests
 from services.engine.scheduler.planned_step import sampling_needs
 from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
@@ -32,10 +33,11 @@ _UNKNOWN_RETRY_MS = 1000
 class Holdings:
     """Moves requests between waiting, running and finished, with their rows and blocks.
 
-    running: requests that hold a row and blocks, in service order. waiting: all others that are
-    live. cache: the blocks. tiers: the same with the host's memory; None without any.
-    num_cache_tokens: most tokens of a request that holds all blocks. images: the encoded images of
-    running requests. adapters: the slots of their adapters. row_needs: `sampling_needs` of the
+    running: requests that hold a row and blocks, in service order. parked: live requests that wait
+    for the disk. waiting: all others that are live. cache: the blocks. tiers: the same with the
+    host's memory; None without any. num_cache_tokens: most tokens of a request that holds all
+    blocks. images: the encoded images of running requests. adapters: the slots of their adapters.
+    row_needs: `sampling_needs` of the
     request in each row.
     """
 
@@ -61,7 +63,9 @@ class Holdings:
         }
         self.tiers: TieredKVCache | None = None
         if host is not None and host.num_slots and enable_prefix_caching:
-            self.tiers = TieredKVCache(HostTier(host, counts.tiers), **settings)
+            self.tiers = TieredKVCache(
+                HostTier(host, counts.tiers), disk=host.disk_entries, **settings
+            )
         self.cache = self.tiers or KVCache(**settings)
         self.images = ImagePlan(
             EncoderCache(limits.num_encoder_pages),
@@ -72,6 +76,7 @@ class Holdings:
         self.adapters = AdapterSlots(limits.num_adapter_slots)
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
+        self.parked = ParkedRequests()
         self.running: list[Request] = []
         self.row_needs = [0] * limits.max_num_seqs
         self.finish_rate = FinishRate()
@@ -116,14 +121,22 @@ class Holdings:
         wanted = num_prompt_tokens + request.sampling.max_tokens
         return min(wanted, self._max_model_len, self.num_cache_tokens + 1)
 
-    def enqueue(self, request: Request) -> None:
-        """Adds a new request to the queue."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn or for the disk."""
+        return len(self.waiting) + len(self.parked)
+
+    def now_s(self) -> float:
+        """Returns the time of the scheduler's clock."""
+        return self._clock()
+
+    def rank(self, request: Request) -> None:
+        """Gives a new request its place in the service order."""
         now_s = self._clock()
         request.times.enter(Stage.QUEUED, now_s)
         request.rank_s = rank_s(now_s, request.priority, self._priority_ageing_s)
         request.arrival_index = self._num_added
         self._num_added += 1
-        self.waiting.push(request)
 
     def next_waiting(self) -> Request | None:
         """Returns the request to admit next, or None if no request waits.
@@ -186,7 +199,7 @@ class Holdings:
 
         Negative if some must wait. Blocks with its prefix are no loss.
         """
-        live = (*self.running, *self.waiting)
+        live = (*self.running, *self.waiting, *self.parked)
         num_wanted = sum(-(-len(each.token_ids) // self._block_size) for each in (*live, request))
         num_held = sum(len(each.block_ids) + len(each.state_block_ids) for each in live)
         num_held += len(self.cache.match_prefix(request).block_ids)
@@ -216,7 +229,7 @@ class Holdings:
         if was_running:
             self._has_ended = True
             self._release(request)
-        else:
+        elif not self.parked.discard(request):
             self.waiting.discard(request)
         self.finish_rate.record(self._clock())
 

@@ -10,6 +10,7 @@ from services.engine.errors import InvalidRequestError, MemoryExhaustedError
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.planned_step import ScheduledStep
+from services.engine.scheduler.tier_orders import TierOrders
 
 NUM_GOOD_STEPS = 500
 """Steps without a failure before the budget doubles."""
@@ -29,12 +30,18 @@ class Recovery:
     """Takes back failed steps, resumes requests of lost workers, and runs suspects alone."""
 
     def __init__(
-        self, holdings: Holdings, *, max_num_batched_tokens: int, min_num_tokens: int = 1
+        self,
+        holdings: Holdings,
+        tiers: TierOrders,
+        *,
+        max_num_batched_tokens: int,
+        min_num_tokens: int = 1,
     ) -> None:
         """Starts with steps of full size, which never shrink to less than the minimum."""
         self.budget = StepBudget(max_num_batched_tokens, min_num_tokens)
         self.num_failed_steps = 0
         self._holdings = holdings
+        self._tiers = tiers
 
     def resume(self, request: Request) -> None:
         """Adds a request of a lost worker, which continues after its known tokens.
@@ -48,7 +55,7 @@ class Recovery:
                 f"the KV cache of the next worker holds {self._holdings.num_cache_tokens}"
             )
         request.restart()
-        self._holdings.enqueue(request)
+        self._tiers.enqueue(request)
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
         """Takes back a step that ran out of memory and all later ones.
@@ -69,8 +76,7 @@ class Recovery:
                 request.num_pending_drafts -= num_drafts
         while holdings.running:
             holdings.preempt_last()
-        if holdings.tiers is not None:
-            holdings.tiers.undo_tier_copies()
+        self._tiers.retreat()
         holdings.images.forget()
         holdings.adapters.forget()
         self.num_failed_steps += 1

@@ -33,7 +33,7 @@ from services.engine.scheduler.pooled_requests import end_pooled
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
-from services.engine.scheduler.tier_orders import observe_copies, order_copies
+from services.engine.scheduler.tier_orders import TierOrders
 
 __all__ = ["ScheduledStep", "Scheduler"]
 
@@ -93,8 +93,12 @@ class Scheduler:
             journal=journal,
             host=host,
         )
+        self._tiers = TierOrders(self._holdings)
+        self.tiers = (self._tiers,)
+        """The tiers below the GPU of each data-parallel rank."""
         self._recovery = Recovery(
             self._holdings,
+            self._tiers,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_num_tokens=limits.min_step_tokens,
         )
@@ -118,7 +122,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait, for the first time or after a preemption."""
-        return len(self._holdings.waiting)
+        return self._holdings.num_waiting
 
     @property
     def running(self) -> Sequence[Request]:
@@ -138,7 +142,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return bool(self._holdings.running or self._holdings.waiting)
+        return bool(self._holdings.running or self._holdings.num_waiting)
 
     @property
     def num_free_blocks(self) -> int:
@@ -155,12 +159,6 @@ class Scheduler:
         """Snapshots of states that requests can start from."""
         states = self._holdings.cache.states
         return 0 if states is None else len(states.index)
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks that the host's memory holds."""
-        tiers = self._holdings.tiers
-        return 0 if tiers is None else len(tiers.host)
 
     @property
     def resident_adapters(self) -> frozenset[bytes]:
@@ -214,14 +212,14 @@ class Scheduler:
                 f"the request has {len(request.token_ids)} tokens already; it can have"
                 f" {max_num_tokens}"
             )
-        num_waiting = len(self._holdings.waiting) + num_waiting_elsewhere
+        num_waiting = self._holdings.num_waiting + num_waiting_elsewhere
         if num_waiting >= self._max_num_waiting:
             raise QueueFullError(
                 f"{num_waiting} requests wait; the limit is {self._max_num_waiting}",
                 retry_after_ms=self._holdings.finish_rate.retry_after_ms(self._clock()),
             )
         request.max_num_tokens = max_num_tokens
-        self._holdings.enqueue(request)
+        self._tiers.enqueue(request)
 
     def resume(self, request: Request) -> None:
         """Adds a request of a lost worker, which continues after its known tokens.
@@ -253,6 +251,7 @@ class Scheduler:
         holdings, recovery = self._holdings, self._recovery
         if self.must_wait:
             return None
+        self._tiers.begin_step()
         recovery.make_way_for_suspect()
         holdings.images.begin_step()
         if num_next_drafts is None:
@@ -272,8 +271,7 @@ class Scheduler:
             is_in_flight = self._last_result_id != self._last_step_id
             self._admission.admit(step, step_id=self.next_step_id, is_in_flight=is_in_flight)
         if step.is_empty:
-            is_loading = holdings.tiers is not None and holdings.tiers.host.has_copies
-            return self.idle_step() if is_loading else None
+            return self.idle_step() if self._tiers.has_copies else None
         self._last_step_id += 1
         ordered = step.order(self._last_step_id, self._dispatcher)
         self._order_copies(ordered.descriptor)
@@ -281,15 +279,12 @@ class Scheduler:
 
     def _order_copies(self, descriptor: BatchDescriptor) -> None:
         """Adds to a step what it copies before it computes."""
-        holdings, recovery = self._holdings, self._recovery
-        if copies := holdings.cache.take_copies():
+        if copies := self._holdings.cache.take_copies():
             descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
-        if holdings.tiers is not None:
-            order_copies(holdings.tiers, descriptor)
-        for slot, digest in holdings.adapters.take_loads():
+        self._tiers.order(descriptor)
+        for slot, digest in self._holdings.adapters.take_loads():
             descriptor.adapter_loads.add(slot=slot, digest=digest)
-        if recovery.num_failed_steps:
-            descriptor.num_failed_steps = recovery.num_failed_steps
+        descriptor.num_failed_steps = self._recovery.num_failed_steps
 
     def idle_step(self) -> ScheduledStep:
         """Returns a step without requests: of copies alone, or as data-parallel ranks have some."""
@@ -307,10 +302,9 @@ class Scheduler:
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
         holdings, drafts = self._holdings, self._drafts
-        if holdings.tiers is not None:
-            observe_copies(holdings.tiers, step, result)
-        if not step.requests and not step.unsampled:
-            return []  # it computed no request's token
+        self._tiers.observe(step, result)
+        if not step.has_requests:
+            return []
         if self._limits.pooling is not None:
             return end_pooled(step, result, holdings, at_s=self._clock())
         if drafts is not None:

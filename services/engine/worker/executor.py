@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from protos.engine.v1.worker_pb2 import (
     AdapterRead,
     CompileReport,
+    DiskReport,
     ExpertLoad,
     ExpertLoadOrder,
     ExpertPlacement,
@@ -43,7 +44,7 @@ from services.processes.private_folder import ExposedFolderError, temporary_fold
 STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
 
-_NEWS = ("graph", "recompilation", "compiled", "expert_load")
+_NEWS = ("graph", "recompilation", "compiled", "expert_load", "disk")
 """Events that `receive` returns beside results."""
 
 ProfileAnswer = Callable[[ProfileStarted | ProfileReport], None]
@@ -181,7 +182,7 @@ class WorkerExecutor:
 
     async def receive(
         self,
-    ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad:
+    ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad | DiskReport:
         """Returns the next result, in the order of the steps sent, or other news.
 
         Raises:
@@ -199,7 +200,7 @@ class WorkerExecutor:
             elif kind == "adapter_read":
                 self._take_adapter(self._reporter, event.adapter_read)
             elif kind in _NEWS:
-                news: GraphReport | Recompilation | CompileReport | ExpertLoad
+                news: GraphReport | Recompilation | CompileReport | ExpertLoad | DiskReport
                 news = getattr(event, kind)
                 return news
             elif kind == "result":

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 import time
 import traceback
 from collections import deque
@@ -14,6 +15,7 @@ import torch
 from models.parallel.collectives import LostPeerError, check_arrivals, num_issued
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
+    DiskReport,
     GraphOrder,
     ProfileReport,
     ProfileStarted,
@@ -27,6 +29,7 @@ from protos.engine.v1.worker_pb2 import (
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.engine_config import EngineConfig
+from services.engine.kv_cache.host_tier import DiskNews
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace, reporting_ranks
@@ -75,6 +78,7 @@ def run_worker(
                 report_progress=server.report_progress,
                 on_fault=server.report_fault,
                 on_compiled=server.report_compiled,
+                report_disk=server.report_disk,
             )
         except ValueError as error:  # the operator can mend it; where it was raised does not help
             log.debug("worker_refused_to_start", exc_info=error)
@@ -173,6 +177,7 @@ class StepServer:
             num_ranks: processes that share the model.
         """
         self._channel = channel
+        self._sending = threading.Lock()
         self._sends_results = sends_results
         self._has_others = num_ranks > 1
         self._waits_for_order = False
@@ -320,8 +325,23 @@ class StepServer:
         if report is not None:
             self._send(WorkerEvent(profile_ended=report))
 
+    def report_disk(self, news: DiskNews) -> None:
+        """Reports blocks that were written to disk or read from it; any thread may call it."""
+        report = DiskReport(
+            added=b"".join(news.added),
+            removed=b"".join(news.removed),
+            arrived=b"".join(news.arrived),
+            failed=b"".join(news.failed),
+            read_us=news.read_us,
+            num_faults=news.num_faults,
+            num_drops=news.num_drops,
+        )
+        with contextlib.suppress(EOFError):  # the main thread notices, too
+            self._send(WorkerEvent(disk=report))
+
     def _send(self, event: WorkerEvent) -> None:
-        self._channel.send(event.SerializeToString())
+        with self._sending:
+            self._channel.send(event.SerializeToString())
 
     def report_compiled(self, report: CompileReport) -> None:
         """Reports a model that was traced or compiled while serving to the service."""

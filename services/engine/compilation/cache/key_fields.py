@@ -78,6 +78,8 @@ IRRELEVANT_FLAGS = {
     "max_num_waiting": _SERVICE,
     "priority_ageing_s": _SERVICE,
     "host_kv_gb": _SERVICE,
+    "disk_kv_dir": _SERVICE,
+    "disk_kv_gb": _SERVICE,
     "enable_prefix_caching": _SERVICE,
     "kv_events": _SERVICE,
     "enforce_eager": "the level takes part, which is 0 with it",

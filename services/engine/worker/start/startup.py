@@ -17,7 +17,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
-from services.engine.kv_cache.host_tier import HostLimits
+from services.engine.kv_cache.host_tier import DiskNews, HostLimits
 from services.engine.limits import StepLimits
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
@@ -96,6 +96,7 @@ def start_worker(
     report_progress: Report,
     on_fault: Callable[[GraphOutcome], None],
     on_compiled: Callable[[CompileReport], None],
+    report_disk: Callable[[DiskNews], None] = lambda news: None,
 ) -> StartedWorker:
     """Loads the model and allocates everything that steps need.
 
@@ -109,6 +110,7 @@ def start_worker(
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
         on_compiled: receives the report of a model that was traced or compiled while serving.
+        report_disk: receives news of blocks on disk, in any thread.
 
     Raises:
         ValueError: the configuration does not fit the model or the machine.
@@ -144,7 +146,7 @@ def start_worker(
     num_own_blocks = _choose_num_blocks(loaded, settings, step_bytes)
     num_blocks = ranks.least(num_own_blocks)
     runner = loaded.make_runner(num_blocks)
-    host = add_host_memory(loaded, runner)
+    host = add_host_memory(loaded, runner, report_disk)
     clock.end("memory")
 
     compilation.install(runner)
@@ -311,6 +313,8 @@ def _announcement(
         num_host_slots=host.num_slots,
         max_step_loads=host.max_step_loads,
         block_load_s=host.block_load_s,
+        has_disk=host.disk_entries is not None,
+        disk_entries=b"".join(host.disk_entries or ()),
         num_blocks=num_blocks,
         state_pages=loaded.limits.state_pages,
         block_bytes=loaded.block_bytes,

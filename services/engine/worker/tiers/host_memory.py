@@ -11,6 +11,7 @@ from services.engine.batch import BatchDescriptor
 from services.engine.worker.inputs.checks import Int32Array, require
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
+from services.engine.worker.tiers.disk_tier import DiskTier, Done
 
 
 class HostMemory(Protocol):
@@ -18,6 +19,11 @@ class HostMemory(Protocol):
 
     num_slots: int
     max_step_loads: int
+    disk: DiskTier | None
+
+    @property
+    def slots(self) -> Tensor:
+        """The content of the slots, [slots, words]."""
 
     def copy(self, orders: CopyOrders) -> None:
         """Makes or queues the copies of a step, before the step computes.
@@ -30,6 +36,9 @@ class HostMemory(Protocol):
 
     def synchronize(self) -> None:
         """Waits until all queued copies are done."""
+
+    def mark(self) -> Done | None:
+        """Returns the end of all copies queued so far; None if they are done."""
 
 
 class PlainHostMemory:
@@ -45,19 +54,20 @@ class PlainHostMemory:
         """
         self.num_slots = num_slots
         self.max_step_loads = max_step_loads
+        self.disk: DiskTier | None = None
         self._blocks = blocks
-        self._slots = torch.empty((num_slots, blocks.num_words), dtype=blocks.word)
+        self.slots = torch.empty((num_slots, blocks.num_words), dtype=blocks.word)
         self._elapsed_ns = 0
 
     def copy(self, orders: CopyOrders) -> None:
         """Makes the copies of a step."""
         started_ns = time.perf_counter_ns()
-        stored = self._slots.new_empty((len(orders.stored_from), self._blocks.num_words))
+        stored = self.slots.new_empty((len(orders.stored_from), self._blocks.num_words))
         self._blocks.read(_indices(orders.stored_from), stored)
         self._blocks.write(
-            _indices(orders.loaded_to), self._slots.index_select(0, _indices(orders.loaded_from))
+            _indices(orders.loaded_to), self.slots.index_select(0, _indices(orders.loaded_from))
         )
-        self._slots.index_copy_(0, _indices(orders.stored_to), stored)
+        self.slots.index_copy_(0, _indices(orders.stored_to), stored)
         self._elapsed_ns += time.perf_counter_ns() - started_ns
 
     def take_elapsed_us(self) -> int:
@@ -67,6 +77,9 @@ class PlainHostMemory:
 
     def synchronize(self) -> None:
         """Returns at once."""
+
+    def mark(self) -> Done | None:
+        """Returns None: all copies are done."""
 
 
 def copy_blocks(descriptor: BatchDescriptor, host: HostMemory | None, *, num_blocks: int) -> int:
@@ -85,8 +98,12 @@ def copy_blocks(descriptor: BatchDescriptor, host: HostMemory | None, *, num_blo
         return 0
     sizes = {"num_slots": host.num_slots, "max_loads": host.max_step_loads}
     orders = CopyOrders.read(descriptor, num_blocks=num_blocks, **sizes)
-    if orders is not None:
+    if orders is not None and host.disk is None:
         host.copy(orders)
+    elif orders is not None and host.disk is not None:
+        host.disk.begin(orders)
+        host.copy(orders)
+        host.disk.queue(orders, host.mark())
     return host.take_elapsed_us()
 
 

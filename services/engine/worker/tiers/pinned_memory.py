@@ -16,6 +16,7 @@ from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
+from services.engine.worker.tiers.disk_tier import DiskTier
 
 
 class PinnedHostMemory:
@@ -34,8 +35,9 @@ class PinnedHostMemory:
         """
         self.num_slots = num_slots
         self.max_step_loads = max_step_loads
+        self.disk: DiskTier | None = None
         self._blocks = blocks
-        self._slots = _pinned(num_slots, blocks)
+        self.slots = _pinned(num_slots, blocks)
         shape = (max_step_loads, blocks.num_words)
         self._outgoing = torch.empty(shape, dtype=blocks.word, device=blocks.device)
         self._incoming = torch.empty(shape, dtype=blocks.word, device=blocks.device)
@@ -79,6 +81,12 @@ class PinnedHostMemory:
         self._stream.synchronize()
         torch.cuda.current_stream(self._blocks.device).synchronize()
 
+    def mark(self) -> torch.cuda.Event:
+        """Returns the end of all copies queued so far."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
+        event.record(self._stream)
+        return event
+
     def _fetch(self, slots: Int32Array) -> torch.cuda.Event | None:
         """Queues copies of slots into the buffer; returns when they are there."""
         if not len(slots):
@@ -87,7 +95,7 @@ class PinnedHostMemory:
         with torch.cuda.stream(self._stream):
             for first, slot, count in _runs(slots):
                 rows = self._incoming[first : first + count]
-                rows.copy_(self._slots[slot : slot + count], non_blocking=True)
+                rows.copy_(self.slots[slot : slot + count], non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         arrived.record(self._stream)
         return arrived
@@ -101,7 +109,7 @@ class PinnedHostMemory:
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             for first, slot, count in _runs(slots):
-                rows = self._slots[slot : slot + count]
+                rows = self.slots[slot : slot + count]
                 rows.copy_(self._outgoing[first : first + count], non_blocking=True)
         self._outgoing_is_free.record(self._stream)
 

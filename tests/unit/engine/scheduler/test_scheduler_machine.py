@@ -1,6 +1,7 @@
 """Any order of submit, schedule, complete and abort keeps the scheduler's promises."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -77,11 +78,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_encoder_tokens=st.sampled_from([1, 5, 40]),
         num_host_slots=st.sampled_from([0, 1, 4, 60, 60]),
         max_step_loads=st.sampled_from([1, 3, 30]),
+        has_disk=st.booleans(),
     )
     def start(
         self, num_blocks, windows, state_pages, enable_prefix_caching, num_host_slots,
-        max_step_loads, **fields,
+        max_step_loads, has_disk, **fields,
     ):  # fmt: skip
+        self.disks = ({}, {}) if has_disk else (None, None)
         num_states = windows.count(STATE)
         if fields["num_speculative_tokens"]:
             fields["num_stages"] = 1
@@ -117,7 +120,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=self.enable_prefix_caching,
             clock=lambda: self.now_s,
             journal=BlockJournal(events=self.events),
-            host=self.host,
+            host=replace(
+                self.host, disk_entries=None if self.disks[0] is None else list(self.disks[0])
+            ),
         )
         # The second one runs steps as they are recorded.
         self.worker, self.replay = (
@@ -132,8 +137,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 makes_drafts=self.limits.lookup_sizes is None,
                 has_stages=self.limits.num_stages > 1,
                 host=self.host,
+                disk=disk,
             )
-            for _ in range(2)
+            for disk in self.disks
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -199,6 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(self.running()) < set(before), "admitted beside a preemption"
         if step is None:
             is_waiting = any(request.awaits_mask for request in self.live)
+            is_waiting |= self.scheduler.tiers[0].wake_s is not None
             assert self.in_flight or is_waiting or not self.live, "nothing runs and nothing will"
             return
         context = step.descriptor.context
@@ -231,6 +238,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             if output.is_last:
                 self.live.remove(request)
                 self.check_output(request, output.finish_reason)
+
+    @precondition(lambda self: self.disks[0] is not None)
+    @rule()
+    def read_and_write_disk(self):
+        news, same = self.worker.take_disk_news(), self.replay.take_disk_news()
+        assert news == same
+        self.scheduler.tiers[0].take_disk_news(news)
+
+    @precondition(lambda self: self.disks[0])
+    @rule(data=st.data())
+    def lose_file(self, data):
+        entry = data.draw(st.sampled_from(sorted(self.disks[0])))
+        for disk in self.disks:
+            del disk[entry]
 
     @precondition(lambda self: any(r.awaits_mask for r in self.live))
     @rule(data=st.data())
@@ -368,8 +389,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             for request in self.live:
                 if request.constraint is not None and request.constraint.mask is None:
                     request.constraint.work_out()
+            if self.disks[0] is not None:
+                self.read_and_write_disk()
             self.counts_agree()
         while self.in_flight:
+            self.complete()
+        while (step := self.scheduler.schedule()) is not None:
+            assert not step.has_requests
+            self.in_flight.append(step)
             self.complete()
         assert not self.live
         self.read_events()

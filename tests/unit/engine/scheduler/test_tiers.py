@@ -11,7 +11,7 @@ import pytest
 from services.engine.batch import StepFailure, read_int32
 from services.engine.kv_cache import snapshots, states
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
-from services.engine.kv_cache.host_tier import HostLimits
+from services.engine.kv_cache.host_tier import DiskNews, HostLimits
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
@@ -178,9 +178,10 @@ def test_what_a_failed_step_would_have_copied_is_forgotten():
     assert request.sink.token_ids == expected_output(prompt, request.sampling)
 
 
+@pytest.mark.parametrize("has_disk", [False, True], ids=["host", "disk"])
 @pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("name", GROUPS)
-def test_any_order_of_requests_reads_its_own_content(name, num_drafts):
+def test_any_order_of_requests_reads_its_own_content(name, num_drafts, has_disk):
     order = random.Random(f"{name} {num_drafts}")
     a_rig = rig(
         *GROUPS[name],
@@ -190,6 +191,7 @@ def test_any_order_of_requests_reads_its_own_content(name, num_drafts):
         num_speculative_tokens=num_drafts,
         max_num_waiting=1000,
         max_num_batched_tokens=24,
+        disk={} if has_disk else None,
     )
     documents = [[order.randrange(900) for _ in range(50)] for _ in range(12)]
     live = []
@@ -203,6 +205,8 @@ def test_any_order_of_requests_reads_its_own_content(name, num_drafts):
         a_rig.add(live[-1])
         if order.random() < 0.05:
             assert a_rig.scheduler.abort(live.pop(order.randrange(len(live))))
+        if order.random() < 0.3:
+            a_rig.scheduler.tiers[0].take_disk_news(a_rig.worker.take_disk_news())
         for _ in range(order.randrange(6)):
             step = a_rig.scheduler.schedule() if len(a_rig.in_flight) < 2 else None
             if step is not None:
@@ -217,3 +221,98 @@ def test_any_order_of_requests_reads_its_own_content(name, num_drafts):
         assert request.sink.token_ids == expected_output(request.prompt_token_ids, request.sampling)
     assert counts(a_rig).num_stored > 100
     assert counts(a_rig).hit_tokens > 100
+
+
+def flush(a_rig: Rig) -> None:
+    """Runs steps of copies until all full blocks are on disk."""
+    while (step := a_rig.scheduler.schedule()) is not None:
+        assert not step.has_requests
+        a_rig.in_flight.append(step)
+        a_rig.receive()
+    a_rig.scheduler.tiers[0].take_disk_news(a_rig.worker.take_disk_news())
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_next_engine_finds_what_the_last_one_wrote(name):
+    disk = {}
+    prompt = list(range(40))
+    a_rig = rig(*GROUPS[name], num_blocks=64, disk=disk)
+    run(a_rig, prompt)
+    flush(a_rig)
+    assert counts(a_rig).num_written == len(disk) == a_rig.scheduler.tiers[0].num_disk_blocks > 0
+    again = rig(*GROUPS[name], num_blocks=64, disk=disk)
+    found = run(again, prompt)
+    assert found.num_cached_tokens == counts(again).disk_hit_tokens
+    assert found.num_cached_tokens == (32 if STATE in GROUPS[name] else 36)
+
+
+def test_a_request_waits_for_the_disk_and_others_do_not():
+    disk = {}
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(40)))
+    flush(a_rig)
+    a_rig = rig(num_blocks=64, disk=disk)
+    waiting, other = make_request(list(range(40)), max_tokens=2), make_request([5], max_tokens=2)
+    a_rig.add(waiting, other)
+    assert a_rig.scheduler.num_waiting == 2
+    assert a_rig.send().requests == [other]
+    assert a_rig.scheduler.tiers[0].wake_s == 10
+    a_rig.receive()
+    a_rig.scheduler.tiers[0].take_disk_news(a_rig.worker.take_disk_news())
+    assert a_rig.scheduler.tiers[0].wake_s is None
+    assert waiting in a_rig.send().requests
+    assert waiting.num_cached_tokens == 36
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for():
+    disk = {}
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(40)))
+    flush(a_rig)
+    a_rig = rig(num_blocks=64, disk=disk)
+    request = make_request(list(range(40)), max_tokens=2)
+    a_rig.add(request)
+    assert not a_rig.send().has_requests  # it orders the reads
+    assert a_rig.scheduler.schedule() is None
+    a_rig.now_s += 10
+    assert a_rig.scheduler.schedule().unsampled == [request]
+    assert request.num_cached_tokens == 0
+
+
+def test_a_file_that_is_lost_is_computed_and_written_again():
+    disk = {}
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(40)))
+    flush(a_rig)
+    num_files = len(disk)
+    a_rig = rig(num_blocks=64, disk=disk)
+    del disk[next(iter(disk))]
+    assert run(a_rig, list(range(40))).num_cached_tokens < 36
+    flush(a_rig)
+    assert len(disk) >= num_files
+    assert a_rig.scheduler.tiers[0].num_disk_blocks == len(disk)
+
+
+def test_a_request_that_ends_while_the_disk_reads_leaves_nothing():
+    disk = {}
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(40)))
+    flush(a_rig)
+    a_rig = rig(num_blocks=64, disk=disk)
+    request = make_request(list(range(40)), max_tokens=2)
+    a_rig.add(request)
+    assert a_rig.scheduler.abort(request)
+    assert not a_rig.scheduler.has_work
+    flush(a_rig)
+    assert run(a_rig, list(range(40))).num_cached_tokens == 36
+
+
+def test_slow_reads_are_left_out():
+    disk = {}
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(40)))
+    flush(a_rig)
+    a_rig = rig(num_blocks=64, disk=disk)
+    run(a_rig, list(range(500, 540)))
+    a_rig.scheduler.tiers[0].take_disk_news(DiskNews(arrived=[b""], read_us=10**9))
+    assert run(a_rig, list(range(40))).num_cached_tokens == 0

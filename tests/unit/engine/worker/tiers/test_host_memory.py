@@ -5,8 +5,10 @@ import torch
 
 from models.kv_cache import FP8_CACHE_DTYPE, KVCacheSpec, LatentCacheSpec
 from models.loading.loader import load_model
-from services.engine.batch import BatchDescriptor, pack_block_copies
+from services.engine.batch import BatchDescriptor
 from services.engine.kv_cache.cache_groups import group_layers
+from services.engine.kv_cache.host_tier import TierCopies
+from services.engine.scheduler.tier_orders import pack_block_copies
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
@@ -34,7 +36,9 @@ def content(caches, block: int) -> list[torch.Tensor]:
 
 
 def orders(*, stored=(), loaded=(), num_blocks=NUM_BLOCKS, max_loads=4) -> CopyOrders:
-    descriptor = BatchDescriptor(block_copies=pack_block_copies(stored, loaded))
+    descriptor = BatchDescriptor(
+        block_copies=pack_block_copies(TierCopies(list(stored), [], list(loaded), []))
+    )
     return CopyOrders.read(
         descriptor, num_blocks=num_blocks, num_slots=NUM_SLOTS, max_loads=max_loads
     )

@@ -1,0 +1,149 @@
+"""Writes slots of the host's memory to disk and reads blocks back, in a thread of its own.
+
+The thread never holds up a step. A slot may get other content while its block waits to be
+written: each slot has a number, which changes with every order that writes it. The thread copies a
+slot under a lock, and only if its number is still that of the order.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+import torch
+
+from services.engine.kv_cache.host_tier import DiskNews
+from services.engine.worker.tiers.copy_orders import CopyOrders
+from services.engine.worker.tiers.disk_store import DiskStore, LostBlockError
+
+log = structlog.get_logger()
+
+MAX_WAITING_WRITES = 4096
+"""Blocks that wait to be written; more are dropped."""
+RETRY_S = 10.0
+"""Time without writes after one failed."""
+
+
+class Done(Protocol):
+    """Copies that were queued; a CUDA event."""
+
+    def synchronize(self) -> None:
+        """Waits until they are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    entry: bytes
+    slot: int
+    number: int
+    done: Done | None
+
+
+class DiskTier:
+    """The thread between the slots and the disk; reads come before writes."""
+
+    def __init__(
+        self, store: DiskStore, slots: torch.Tensor, report: Callable[[DiskNews], None]
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            store: the files; only the thread uses it from now on.
+            slots: [slots, words] in the host's memory.
+            report: takes news, in the thread.
+        """
+        self._store = store
+        self._slots = slots.view(torch.uint8)
+        self._report = report
+        self._numbers = [0] * len(slots)
+        self._guard = threading.Lock()
+        self._has_work = threading.Condition(self._guard)
+        self._reads: deque[_Order] = deque()
+        self._writes: deque[_Order] = deque()
+        self._num_drops = 0
+        self._retry_s = 0.0
+        threading.Thread(target=self._run, name="disk tier", daemon=True).start()
+
+    def begin(self, orders: CopyOrders) -> None:
+        """Voids earlier orders for the slots that a step writes; called before its copies."""
+        with self._guard:
+            for slot in (*orders.stored_to.tolist(), *orders.read_to.tolist()):
+                self._numbers[slot] += 1
+
+    def queue(self, orders: CopyOrders, done: Done | None) -> None:
+        """Queues the writes and reads of a step whose copies are queued.
+
+        done: after all copies that use the slots; None if they are done.
+        """
+        with self._guard:
+            self._reads += self._orders(orders.read_entries, orders.read_to.tolist(), done)
+            self._writes += self._orders(orders.stored_entries, orders.stored_to.tolist(), done)
+            while len(self._writes) > MAX_WAITING_WRITES:
+                self._writes.popleft()
+                self._num_drops += 1
+            self._has_work.notify()
+
+    def _orders(
+        self, entries: Sequence[bytes], slots: Sequence[int], done: Done | None
+    ) -> list[_Order]:
+        return [
+            _Order(entry, slot, self._numbers[slot], done)
+            for entry, slot in zip(entries, slots, strict=False)
+        ]
+
+    def _run(self) -> None:
+        while True:
+            with self._guard:
+                while not (self._reads or self._writes):
+                    self._has_work.wait()
+                is_read = bool(self._reads)
+                order = (self._reads or self._writes).popleft()
+                news = DiskNews(num_drops=self._num_drops)
+                self._num_drops = 0
+            if order.done is not None:
+                order.done.synchronize()
+            if is_read:
+                self._read(order, news)
+            else:
+                self._write(order, news)
+            self._report(news)
+
+    def _read(self, order: _Order, news: DiskNews) -> None:
+        started_ns = time.perf_counter_ns()
+        try:
+            content = self._store.read(order.entry, self._slots.shape[1])
+        except LostBlockError as error:
+            news.failed.append(order.entry)
+            news.removed.append(order.entry)
+            news.num_faults += error.is_damaged
+            log.warning("disk_block_lost", error=str(error))
+            return
+        block = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        with self._guard:
+            is_current = self._numbers[order.slot] == order.number
+            if is_current:
+                self._slots[order.slot].copy_(block)
+        (news.arrived if is_current else news.failed).append(order.entry)
+        news.read_us = (time.perf_counter_ns() - started_ns) // 1000
+
+    def _write(self, order: _Order, news: DiskNews) -> None:
+        if order.entry in self._store.entries:
+            return
+        with self._guard:
+            is_current = self._numbers[order.slot] == order.number
+            content = self._slots[order.slot].numpy().tobytes() if is_current else b""
+        if not content or time.monotonic() < self._retry_s:
+            news.num_drops += 1
+            return
+        try:
+            news.removed += self._store.write(order.entry, content)
+        except (OSError, ValueError) as error:
+            self._retry_s = time.monotonic() + RETRY_S
+            news.num_drops += 1
+            log.warning("disk_write_failed", error=str(error), retry_s=RETRY_S)
+            return
+        if order.entry in self._store.entries:
+            news.added.append(order.entry)
