@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.client.commands import profile
+from services.client.commands import lora, profile
 from services.client.commands.bench import bench_compare, bench_serving
 from services.client.commands.chat import chat
 from services.client.commands.demo import demo
@@ -99,6 +99,12 @@ _profile = typer.Typer(no_args_is_help=True, help="Traces what the engine's work
 _profile.command("start")(expand_dataclasses(profile.start))
 _profile.command("stop")(expand_dataclasses(profile.stop))
 app.add_typer(_profile, name="profile", rich_help_panel="Look after them")
+
+_lora = typer.Typer(no_args_is_help=True, help="Adds, removes and lists adapters of the model.")
+_lora.command("add")(expand_dataclasses(lora.add))
+_lora.command("remove")(expand_dataclasses(lora.remove))
+_lora.command("list")(expand_dataclasses(lora.list_adapters))
+app.add_typer(_lora, name="lora", rich_help_panel="Look after them")
 
 _cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")
 _cache.command(

@@ -24,6 +24,7 @@ from services.engine.openengine.servicer import OpenEngineServicer
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.nodes import NodeServicer
+from services.engine.rpc.operator import OperatorServicer
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.worker.rank_process import WorkerDiedError
 from services.engine.worker.remote_ranks import JoinedNodes
@@ -135,6 +136,8 @@ class EngineServer:
             OpenEngineServicer(self.core, model, config, self._grammars, streams).add_to(
                 self._server
             )
+        if config.adapters.max_loras:
+            OperatorServicer(self.core, config.serving).add_to(self._server)
         if nodes is not None:
             NodeServicer(nodes, config.parallel, refused).add_to(self._server)
         self._lag = LoopLag()

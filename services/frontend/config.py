@@ -19,6 +19,9 @@ MIN_REQUEST_BYTES = 8 * 2**20
 CORS_ORIGINS = r"^(\*|https?://[^/,\s*]+(,https?://[^/,\s*]+)*)$"
 """An origin is a scheme, a host and maybe a port, without a path (RFC 6454, section 6.2)."""
 
+LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
+"""Hosts that only this machine reaches."""
+
 HOSTS = r"^[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*$"
 """Names of hosts without ports."""
 
@@ -137,6 +140,9 @@ class FrontendConfig(BaseSettings):
         "harmony", "plain",
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
+    allow_lora_updates: bool = False
+    """Serve vLLM's HTTP calls that load and remove adapters, to keys with the operator right;
+    beyond loopback they need --api-keys-file."""
     strict_fields: bool = False
     """Refuse fields of HTTP bodies that nothing here can follow, instead of ignoring them."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
@@ -172,6 +178,16 @@ class FrontendConfig(BaseSettings):
     def _check_ports(self) -> Self:
         flags = ("port", "http_port", "metrics_port")
         check_ports({f"--{flag.replace('_', '-')}": getattr(self, flag) for flag in flags})
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora_updates(self) -> Self:
+        has_callers = self.api_keys_file is not None or self.host in LOOPBACK
+        if self.allow_lora_updates and not has_callers:
+            raise ValueError(
+                "--allow-lora-updates needs --api-keys-file beyond loopback, so that only operators"
+                " change adapters"
+            )
         return self
 
     @property

@@ -14,7 +14,7 @@ import structlog
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.access.gate import Gate
 from services.frontend.access.key_file import KeyFileError
-from services.frontend.config import FrontendConfig
+from services.frontend.config import LOOPBACK, FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
@@ -68,7 +68,6 @@ ENGINE_WAIT_S = 5.0
 ENGINE_POLL_S = 0.05
 """How long one of several processes waits for an engine before it opens its ports, and how often
 it looks."""
-LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
 class FrontendServer:
@@ -213,6 +212,7 @@ class FrontendServer:
             beats=beats,
             # A page of another host has no key.
             hosts=self._hosts if config.host_names or not self._gate.requires_keys else None,
+            changes_adapters=config.allow_lora_updates,
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""

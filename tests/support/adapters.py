@@ -2,10 +2,11 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from models.layers.adapter_room import fill_slot, make_room
 from models.layers.decoder import CausalLM
@@ -15,6 +16,7 @@ from models.loading.loader import load_model
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Module -> A [r, K] and B [N, r]."""
 
+WEIGHTS = "model.safetensors"
 FLOAT32 = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 
@@ -74,3 +76,13 @@ def load_with_adapters(base: Path, *adapters: Path, max_rank=8, **options) -> Ca
         for share in reader.read(folder).layers:
             fill_slot(share, slot)
     return model
+
+
+def write_merged_files(folder: Path, base: Path, factors: Factors, *, scale=2.0) -> Path:
+    """Writes a copy of a checkpoint of one file with an adapter merged, in float32."""
+    shutil.copytree(base, folder)
+    tensors = {name: each.float() for name, each in load_file(base / WEIGHTS).items()}
+    for module, (a, b) in factors.items():
+        tensors[f"{module}.weight"] += scale * (b @ a)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder

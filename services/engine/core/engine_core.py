@@ -245,6 +245,11 @@ class EngineCore:
             num_recent_tokens=self._recent_work.read(time.monotonic()),
         )
 
+    @property
+    def resident_adapters(self) -> frozenset[bytes]:
+        """Digests of the adapters in slots of the device."""
+        return frozenset() if self._steps is None else self._steps.scheduler.resident_adapters
+
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns the prefixes added and removed after a cursor; None starts over."""
         if self._steps is None:

@@ -133,6 +133,16 @@ class Gate:
         if self.requires_keys and not caller.limits.may_list_engines:
             raise NotPermittedError("the API key may not list engines")
 
+    def may_use_adapter(self, name: str) -> bool:
+        """Whether the acting caller may use and list an adapter."""
+        return self._current.get(self._anonymous).limits.allows_adapter(name)
+
+    def check_is_operator(self) -> None:
+        """Raises NotPermittedError if keys are needed and the acting one is no operator's."""
+        caller = self._current.get(self._anonymous)
+        if self.requires_keys and not caller.limits.is_operator:
+            raise NotPermittedError("the API key may not change adapters")
+
     async def watch(self) -> None:
         """Follows the file until cancelled; an invalid file changes nothing."""
         while self._path is not None:

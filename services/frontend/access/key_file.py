@@ -10,7 +10,12 @@
     [keys.operator]
     key = "a key in plain text, 16 characters or more, without blanks"
     may_list_engines = true
+    operator = true
     max_priority = 100
+
+    [keys.tenant]
+    key = "another key in plain text, 16 characters or more"
+    adapters = ["sql", "tenant-*"]
 
 Keys are random and long, so one round of SHA-256 protects them as well as a slow hash would.
 """
@@ -49,10 +54,24 @@ class Limits:
     """Concurrent requests; None for no limit."""
     may_list_engines: bool = False
     """Whether the key may list engines and their addresses."""
+    is_operator: bool = False
+    """Whether the key may load and remove adapters."""
+    adapters: tuple[str, ...] | None = None
+    """Adapters that the key may use and list: names, or beginnings of names that end with an
+    asterisk; None for all."""
     max_priority: int | None = None
     """Highest priority of its requests; None for no limit."""
     salt_key: bytes = field(default=b"", repr=False)
     """Hashed with cache salts, so that keys do not share prefixes; empty leaves salts unchanged."""
+
+    def allows_adapter(self, name: str) -> bool:
+        """Whether the key may use and list an adapter."""
+        if self.adapters is None:
+            return True
+        return any(
+            name.startswith(each[:-1]) if each.endswith("*") else name == each
+            for each in self.adapters
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +103,10 @@ class _Entry(BaseModel):
     tokens_per_minute: Limit | None = None
     max_live_requests: Limit | None = None
     may_list_engines: bool = False
+    operator: bool = False
+    adapters: (
+        Annotated[list[Annotated[str, Field(max_length=129)]], Field(max_length=1024)] | None
+    ) = None
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     salt_by_key: bool | None = None
 
@@ -133,6 +156,8 @@ def _checked(path: Path, parsed: _File) -> list[ApiKey]:
             tokens_per_minute=entry.tokens_per_minute,
             max_live_requests=entry.max_live_requests,
             may_list_engines=entry.may_list_engines,
+            is_operator=entry.operator,
+            adapters=None if entry.adapters is None else tuple(entry.adapters),
             max_priority=entry.max_priority,
             salt_key=digest if is_salted else b"",
         )

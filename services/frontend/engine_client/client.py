@@ -9,6 +9,7 @@ import structlog
 from protos.common.v1.request_story_pb2 import RequestStory
 from protos.engine.v1.engine_pb2 import ExplainRequestRequest, GetModelInfoRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from services.frontend.engine_client.adapter_orders import AdapterOrders
 from services.frontend.engine_client.addresses import EngineAddress
 from services.frontend.engine_client.circuit_breaker import CircuitBreaker
 from services.frontend.engine_client.engine_view import EngineView
@@ -70,6 +71,8 @@ class EngineClient:
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
         self._tls = tls
+        self.adapter_orders: AdapterOrders | None = None
+        """Orders about the engine's adapters; None without a connection."""
         self._session: EngineSession | None = None
         self._stub: EngineServiceStub | None = None
         self._is_ready = False
@@ -146,6 +149,7 @@ class EngineClient:
                     stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
                     session = await self._connect(stub, check, on_model)
                     self._stub = stub
+                    self.adapter_orders = AdapterOrders(channel)
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
             except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
@@ -155,7 +159,7 @@ class EngineClient:
                 self._note("engine_not_used", internal_status(error).message)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             finally:
-                self.info = self.identity = self._stub = None
+                self.info = self.identity = self._stub = self.adapter_orders = None
             await asyncio.sleep(backoff_s)
 
     async def _connect(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from protos.engine.v1.engine_pb2 import Heartbeat
+from protos.engine.v1.engine_pb2 import Heartbeat, KnownAdapter
 from services.frontend.engine_client.prefix_keys import read_keys
 
 MAX_KNOWN_PREFIXES = 2**20
@@ -16,6 +16,8 @@ class EngineView:
 
     def __init__(self) -> None:
         self.heartbeat = Heartbeat()
+        self.adapters: dict[str, KnownAdapter] = {}
+        """Adapters of the engine, by name."""
         self._known: set[int] = set()
         self._expected: set[int] = set()
         self._expected_before: set[int] = set()
@@ -57,12 +59,19 @@ class EngineView:
         self.num_sent_blocks = 0
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
+        if heartbeat.HasField("adapters"):
+            self.adapters = {each.name: each for each in heartbeat.adapters.adapters}
         changes = heartbeat.prefixes
         if changes.reset:
             self._known.clear()
         self._known.difference_update(read_keys(changes.removed))
         if len(self._known) < MAX_KNOWN_PREFIXES:
             self._known.update(read_keys(changes.added))
+
+    def has_adapter(self, name: str, digest: bytes) -> bool:
+        """Whether the engine has an adapter of this name and content."""
+        known = self.adapters.get(name)
+        return known is not None and known.digest == digest
 
     def expect(self, keys: Iterable[int], *, num_blocks: int) -> None:
         """Notes a sent request before a heartbeat includes it."""

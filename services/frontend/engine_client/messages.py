@@ -104,6 +104,10 @@ class EngineRequest:
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
+    """The name of the adapter that computes it; empty for the model itself."""
+    adapter_digest: bytes = b""
+    """SHA-256 of the adapter's files."""
     caller: str = ""
     traceparent: str = ""
     pool: bool = False

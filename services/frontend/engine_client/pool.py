@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import structlog
 
+from services.frontend.engine_client.adapter_orders import AdapterOrders
 from services.frontend.engine_client.addresses import AddressBook, EngineAddress
 from services.frontend.engine_client.client import EngineClient, ModelHandler
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo, TokenSink
@@ -16,7 +17,7 @@ from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.routing import choose
 from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
-from services.frontend.errors import EngineUnavailableError
+from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.transport.tls import ClientTls
 
 log = structlog.get_logger()
@@ -93,6 +94,23 @@ class EnginePool:
             reasons.append(self._addresses.problem)
         return EngineUnavailableError("; ".join(reasons) or "no engine has been looked for yet")
 
+    @property
+    def adapters(self) -> dict[str, bytes]:
+        """Digests of the adapters that engines have, by name."""
+        return {
+            name: adapter.digest
+            for engine in reversed(self.engines)
+            if engine.is_ready
+            for name, adapter in engine.view.adapters.items()
+        }
+
+    def adapter_digest(self, name: str) -> bytes | None:
+        """Returns the digest of an adapter that an engine has; None if none has it."""
+        for engine in self._engines.values():
+            if engine.is_ready and (known := engine.view.adapters.get(name)) is not None:
+                return known.digest
+        return None
+
     def send(
         self,
         request: EngineRequest,
@@ -124,12 +142,62 @@ class EnginePool:
         identity = ModelIdentity.of(model)
         if any(engine.identity != identity for engine in engines):
             raise EngineUnavailableError("the engines serve another model since")
+        if request.adapter:
+            name, digest = request.adapter, request.adapter_digest
+            engines = [each for each in engines if each.view.has_adapter(name, digest)]
+            if not engines:
+                raise EngineUnavailableError("no engine has the request's adapter now")
         # If every circuit is open, sparing engines would only refuse all requests.
         usable = [e for e in engines if not e.breaker.wait_s] or engines
         choice = choose(usable, request, self._draw)
         abort = choice.engine.submit(request, sink)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, abort
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Has all engines load an adapter; if one refuses, none keeps it.
+
+        Raises:
+            EngineUnavailableError: no engine is ready.
+            FrontendError, EngineFaultError: an engine refuses it, with its reason.
+        """
+        loaded: list[EngineClient] = []
+        try:
+            for engine, orders in self._ordered():
+                adapter = await orders.load(name, path)
+                loaded.append(engine)
+                engine.view.adapters[name] = adapter
+        except BaseException:
+            for engine in loaded:
+                if engine.adapter_orders is not None:
+                    await engine.adapter_orders.remove(name)
+                engine.view.adapters.pop(name, None)
+            raise
+
+    async def remove_adapter(self, name: str) -> None:
+        """Has all engines that have an adapter remove it.
+
+        Raises:
+            EngineUnavailableError: no engine is ready.
+            UnknownModelError: no engine has it.
+        """
+        having = [each for each in self._ordered() if name in each[0].view.adapters]
+        if not having:
+            raise UnknownModelError(f"there is no adapter {name!r}")
+        for engine, orders in having:
+            await orders.remove(name)
+            engine.view.adapters.pop(name, None)
+
+    def _ordered(self) -> list[tuple[EngineClient, AdapterOrders]]:
+        """Returns the engines that take requests, with their orders."""
+        engines = [
+            (each, each.adapter_orders)
+            for each in self._engines.values()
+            if each.is_ready and each.adapter_orders is not None
+        ]
+        if not engines:
+            raise self.unavailable
+        return engines
 
     async def run(
         self, *, on_model: ModelHandler, on_readiness: Callable[[bool], None]

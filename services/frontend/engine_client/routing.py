@@ -24,6 +24,8 @@ class Weights:
     the engine that has them cached."""
     balance: float = 4
     """An engine with 1 / balance more recent work than the mean is charged the whole prompt."""
+    load: int = 1024
+    """Tokens that loading an adapter is worth: it may wait for a slot, and takes one."""
     least_mean_tokens: int = 4096
     """Recent work below which engines are idle enough to be uneven."""
     num_drawn: int = 2
@@ -44,6 +46,8 @@ class Prospect:
     """Tokens of running requests."""
     num_recent: float | None
     """Tokens computed lately; older ones count less. None of an engine that does not say."""
+    must_load: bool = False
+    """Whether the request's adapter must get a slot of the device first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,13 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest, draw: random
             size,
             max_blocks=MAX_ROUTED_BLOCKS,
             images=request.images,
+            adapter_digest=request.adapter_digest,
         )
         for size in set(sizes)
     }
     prospects = [
-        _prospect(engine, size, keys[size]) for engine, size in zip(engines, sizes, strict=True)
+        _prospect(engine, size, keys[size], request.adapter)
+        for engine, size in zip(engines, sizes, strict=True)
     ]
     index = pick(prospects, num_tokens, draw)
     size = sizes[index]
@@ -103,7 +109,11 @@ def pick(
         prospect = prospects[index]
         excess = 0.0 if prospect.num_recent is None else prospect.num_recent - mean
         charge = max(-1.0, min(1.0, scale * excess))
-        tokens = weights.queued * prospect.num_queued + weights.held * prospect.num_held
+        tokens = (
+            weights.load * prospect.must_load
+            + weights.queued * prospect.num_queued
+            + weights.held * prospect.num_held
+        )
         return num_tokens - prospect.num_cached + num_tokens * charge + tokens, draw.random()
 
     return min(_draw(prospects, draw, weights.num_drawn), key=work)
@@ -120,7 +130,7 @@ def _draw(prospects: Sequence[Prospect], draw: random.Random, num_drawn: int) ->
     return {*chosen, *draw.sample(indices, num_drawn)}
 
 
-def _prospect(engine: EngineClient, block_size: int, keys: list[int]) -> Prospect:
+def _prospect(engine: EngineClient, block_size: int, keys: list[int], adapter: str) -> Prospect:
     view = engine.view
     num_sent, num_recent = block_size * view.num_sent_blocks, view.num_recent_tokens
     return Prospect(
@@ -128,6 +138,7 @@ def _prospect(engine: EngineClient, block_size: int, keys: list[int]) -> Prospec
         num_queued=block_size * view.num_queued_blocks,
         num_held=block_size * view.num_held_blocks,
         num_recent=None if num_recent is None else num_recent + num_sent,
+        must_load=bool(adapter) and not view.adapters[adapter].is_resident,
     )
 
 

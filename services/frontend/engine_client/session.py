@@ -125,6 +125,7 @@ class EngineSession:
                 for each in request.images
             ],
             pool=request.pool,
+            adapter=request.adapter,
         )
         # A message over the limit would end the stream and all its requests.
         if submit.ByteSize() > self._max_message_bytes - 64:

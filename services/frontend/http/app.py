@@ -33,6 +33,11 @@ from services.frontend.http.responses.endpoint import (
 )
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
+from services.frontend.http.service.adapters import (
+    LOAD_ADAPTER,
+    UNLOAD_ADAPTER,
+    AdapterEndpoint,
+)
 from services.frontend.http.service.endpoints import ServiceEndpoints
 from services.frontend.http.service.openapi import describe
 from services.frontend.http.tokenization.calls import read_detokenize, read_tokenize
@@ -70,6 +75,7 @@ PARSERS = (
     *(CHAT.read, COMPLETION.read, MESSAGE.read, MESSAGE_COUNT.read),
     *(RESPONSE.read, INPUT_TOKENS.read, TOKENIZE.read, DETOKENIZE.read),
     *(EMBEDDINGS.read, RERANK.read, SCORE.read),
+    *(LOAD_ADAPTER.read, UNLOAD_ADAPTER.read),
 )
 ERRORS = ErrorForms({"/v1/messages": message_error})
 """The forms of errors by path."""
@@ -87,9 +93,10 @@ def make_app(
     *,
     cors_origins: Sequence[str],
     hosts: AllowedHosts | None,
+    changes_adapters: bool = False,
 ) -> ASGIApp:
     """Returns the API as an ASGI application; without `hosts`, it answers under all names."""
-    app: ASGIApp = _routed(serving, service, store)
+    app: ASGIApp = _routed(serving, service, store, changes_adapters=changes_adapters)
     gate = serving.pipeline.gate
     if gate.requires_keys:
         app = RequireKey(app, gate, ERRORS)
@@ -101,7 +108,13 @@ def make_app(
     return app
 
 
-def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -> Starlette:
+def _routed(
+    serving: Serving,
+    service: ServiceEndpoints,
+    store: ResponseStore,
+    *,
+    changes_adapters: bool,
+) -> Starlette:
     """Returns the endpoints at their paths."""
     chat = ChoicesEndpoint(CHAT, serving, ChatAnswer)
     completion = ChoicesEndpoint(COMPLETION, serving, CompletionAnswer)
@@ -140,6 +153,7 @@ def _routed(serving: Serving, service: ServiceEndpoints, store: ResponseStore) -
             Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
             Route("/openapi.json", describe),
+            *(_adapter_routes(serving) if changes_adapters else ()),
         ],
         exception_handlers={
             HTTPException: _answer_routing_error,
@@ -170,6 +184,16 @@ async def _answer_routing_error(request: Request, error: Exception) -> Response:
     response = ERRORS.response(path, refusal)
     response.headers.update(error.headers or {} if not is_missing else {})
     return response
+
+
+def _adapter_routes(serving: Serving) -> Sequence[Route]:
+    """Returns vLLM's calls that change adapters."""
+    return (
+        Route("/v1/load_lora_adapter", AdapterEndpoint(LOAD_ADAPTER, serving), methods=["POST"]),
+        Route(
+            "/v1/unload_lora_adapter", AdapterEndpoint(UNLOAD_ADAPTER, serving), methods=["POST"]
+        ),
+    )
 
 
 def nearest_path(path: str, routes: Iterable[BaseRoute]) -> str | None:

@@ -51,8 +51,12 @@ class HttpServer:
         cors_origins: Sequence[str],
         beats: Heartbeats | None,
         hosts: AllowedHosts | None,
+        changes_adapters: bool = False,
     ) -> None:
-        """Serves nothing until `start`; `beats` are those of several processes."""
+        """Serves nothing until `start`; `beats` are those of several processes.
+
+        changes_adapters: whether vLLM's calls that do so are served.
+        """
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
         self._store = ResponseStore(store_limits)
@@ -64,7 +68,14 @@ class HttpServer:
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
         )
         service = ServiceEndpoints(pipeline, self._live, metrics, beats)
-        app = make_app(serving, service, self._store, cors_origins=cors_origins, hosts=hosts)
+        app = make_app(
+            serving,
+            service,
+            self._store,
+            cors_origins=cors_origins,
+            hosts=hosts,
+            changes_adapters=changes_adapters,
+        )
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )

@@ -294,21 +294,30 @@ class Pipeline:
         )
 
     def model_named(self, name: str) -> ServedModel:
-        """Returns the model that a request names; an empty name means the served model.
+        """Returns the model or adapter that a request names; an empty name means the model.
 
         Raises:
             EngineUnavailableError: no engine has connected yet.
-            UnknownModelError: another model is served.
+            UnknownModelError: another model is served, or the caller may not use the adapter.
         """
         model = self._model
         if model is None:
             raise self.engine.unavailable
         if name and name != model.info.model:
+            # Both are found out, so that a forbidden adapter is refused like an unknown one.
+            digest, is_allowed = self.engine.adapter_digest(name), self.gate.may_use_adapter(name)
+            if digest is not None and is_allowed:
+                return dataclasses.replace(model, adapter=name, adapter_digest=digest)
             shown = (
                 name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}..."
             )
             raise UnknownModelError(f"the model {shown!r} is not served; {model.info.model!r} is")
         return model
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """The adapters that the acting caller may use, in the order of their names."""
+        return sorted(filter(self.gate.may_use_adapter, self.engine.adapters))
 
     async def close(self) -> None:
         """Stops the tokenizer's threads and the template's process."""

@@ -37,6 +37,14 @@ class ServedModel:
     """Reads images; None if the model sees none, or its images cannot be read here."""
     image_error: str = ""
     """Why images cannot be read here; empty if they can or the model sees none."""
+    adapter: str = ""
+    """The adapter that a request names as its model; empty for the model itself."""
+    adapter_digest: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+        return self.adapter or self.info.model
 
     @classmethod
     async def load(

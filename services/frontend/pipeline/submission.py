@@ -72,6 +72,8 @@ class Submission:
                 sampling=sampling_of(sampling, index_of_prompt),
                 priority=options.priority,
                 cache_salt=caller.cache_salt(options.cache_salt),
+                adapter=model.adapter,
+                adapter_digest=model.adapter_digest,
                 caller=self.lease.opaque_account if is_structured else "",
                 deadline_s=self.deadline_s,
                 traceparent=self.traceparent,

@@ -266,6 +266,8 @@ class VectorRequests:
             prompt_token_ids=pack_uint32(token_ids),
             priority=options.priority,
             cache_salt=caller.cache_salt(options.cache_salt),
+            adapter=run.model.adapter,
+            adapter_digest=run.model.adapter_digest,
             deadline_s=run.deadline_s,
             traceparent=run.record.traceparent,
             pool=True,

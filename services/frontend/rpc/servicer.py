@@ -148,6 +148,15 @@ class FrontendServicer(VectorServicer):
                 architecture=model.info.architecture,
                 chat_template_error=model.template_error,
             )
+            for name in self._pipeline.adapter_names:
+                response.models.add(
+                    name=name,
+                    max_model_len=model.info.max_model_len,
+                    default_sampling=model.info.default_sampling,
+                    ready=self._pipeline.engine.is_ready,
+                    architecture=model.info.architecture,
+                    chat_template_error=model.template_error,
+                )
         return response
 
     async def ListEngines(  # noqa: N802  the protocol's name

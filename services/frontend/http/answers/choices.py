@@ -77,7 +77,7 @@ class ChoicesAnswer(ABC):
     def __init__(self, call: Call, model: ServedModel) -> None:
         sampling = call.options.sampling
         self._id = call.options.request_id
-        self._envelope: Envelope = {"created": int(time.time()), "model": model.info.model}
+        self._envelope: Envelope = {"created": int(time.time()), "model": model.name}
         self._has_logprobs = sampling is not None and sampling.HasField("logprobs")
         self._prompt_logprobs = PromptLogprobs(model.tokenizer, are_told=call.tells_prompt)
         self._num_samples = call.options.num_samples

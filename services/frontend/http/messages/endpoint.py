@@ -84,7 +84,7 @@ class MessageResponse:
         """Starts the response, if it is a stream of events."""
         self._answer = MessageAnswer(
             self._call.options.request_id,
-            self._model.info.model,
+            self._model.name,
             num_prompt_tokens=sum(map(len, generation.prompts)),
             shows_thinking=self._call.shows_thinking,
             applied_edits=None if self._call.edits is None else self._call.applied_edits,

@@ -28,7 +28,7 @@ class ResponseObject:
         self.id = f"resp_{uuid.uuid4().hex}"
         """Its id; the request's own one may be the client's."""
         self._created_s = int(time.time())
-        self._model = model.info.model
+        self._model = model.name
         self._settings = call.settings
         self._sampling = _sampling_of(model, call)
         self._is_stored = is_stored

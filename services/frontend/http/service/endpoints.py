@@ -1,6 +1,7 @@
 """Endpoints about the service: its health, its models and its metrics."""
 
 import time
+from dataclasses import replace
 from typing import Literal, NotRequired
 
 from starlette.requests import Request
@@ -24,11 +25,13 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    parent: NotRequired[str]
+    """The model of an adapter."""
     chat_template_error: NotRequired[str]
 
 
 class ModelList(TypedDict):
-    """The models that are served: one, or none before the first contact with an engine."""
+    """The model and the adapters that the caller may use; none before contact with an engine."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -87,10 +90,13 @@ class ServiceEndpoints:
         return JSONResponse(answer)
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the served model; nothing before the first connection to an engine."""
+        """Lists the model and its adapters; nothing before the first connection to an engine."""
         del request
         model = self._pipeline.served_model
         cards = [] if model is None else [self._card(model)]
+        if model is not None:
+            names = self._pipeline.adapter_names
+            cards += [self._card(replace(model, adapter=name)) for name in names]
         answer: ModelList = {"object": "list", "data": cards}
         return JSONResponse(answer)
 
@@ -114,12 +120,14 @@ class ServiceEndpoints:
 
     def _card(self, model: ServedModel) -> ModelCard:
         card: ModelCard = {
-            "id": model.info.model,
+            "id": model.name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "octavo",
             "max_model_len": model.info.max_model_len,
         }
+        if model.adapter:
+            card["parent"] = model.info.model
         if model.template_error:
             card["chat_template_error"] = model.template_error
         return card

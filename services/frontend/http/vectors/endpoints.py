@@ -50,7 +50,7 @@ class VectorEndpoint(Endpoint):
 
     def model_name(self, call: EmbeddingsCall | ScoreCall) -> str:
         """Returns the name of the served model."""
-        return self.pipeline.model_named(call.vector_options.model).info.model
+        return self.pipeline.model_named(call.vector_options.model).name
 
 
 class EmbeddingsEndpoint(VectorEndpoint):

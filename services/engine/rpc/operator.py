@@ -1,0 +1,73 @@
+"""The methods of OperatorService: adapters that come and go while the engine serves."""
+
+import grpc
+
+from protos.engine.v1 import operator_pb2
+from protos.engine.v1.operator_pb2_grpc import (
+    OperatorServiceServicer,
+    add_OperatorServiceServicer_to_server,
+)
+from services.engine.adapter import Adapter
+from services.engine.config.serving import ServingConfig, is_loopback
+from services.engine.core.engine_core import EngineCore
+from services.engine.edge.request_reader import check_known
+from services.engine.errors import NotPermittedError
+
+
+class OperatorServicer(OperatorServiceServicer):
+    """The methods of OperatorService; the interceptor maps the errors that they raise."""
+
+    def __init__(self, core: EngineCore, config: ServingConfig) -> None:
+        self._core = core
+        self._knows_callers = is_loopback(config.host) or config.tls_client_ca is not None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serves the methods on a server."""
+        add_OperatorServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated
+
+    async def LoadAdapter(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.LoadAdapterResponse:
+        """Reads an adapter and makes it known."""
+        del context
+        self._check()
+        check_known(request)
+        adapter = await self._core.adapters.load(request.name, request.path)
+        return operator_pb2.LoadAdapterResponse(adapter=self._info(adapter))
+
+    async def RemoveAdapter(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.RemoveAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.RemoveAdapterResponse:
+        """Forgets an adapter."""
+        del context
+        self._check()
+        check_known(request)
+        self._core.adapters.remove(request.name)
+        return operator_pb2.RemoveAdapterResponse()
+
+    async def ListAdapters(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.ListAdaptersResponse:
+        """Returns every adapter."""
+        del context
+        self._check()
+        check_known(request)
+        adapters = [self._info(each) for each in self._core.adapters.all]
+        return operator_pb2.ListAdaptersResponse(adapters=adapters)
+
+    def _check(self) -> None:
+        """Refuses all callers if any host may call."""
+        if not self._knows_callers:
+            raise NotPermittedError(
+                "the engine listens beyond loopback without --tls-client-ca; its adapters are "
+                "neither shown nor changed"
+            )
+
+    def _info(self, adapter: Adapter) -> operator_pb2.AdapterInfo:
+        return operator_pb2.AdapterInfo(
+            name=adapter.name,
+            digest=adapter.digest.hex(),
+            rank=adapter.rank,
+            num_bytes=adapter.num_bytes,
+            is_resident=adapter.digest in self._core.resident_adapters,
+        )
