@@ -14,13 +14,25 @@ from typing import Any
 from tests.clients.environments import FOLDER, Program
 from tests.clients.trial import Report, check
 from tests.support.processes import ServiceProcess, free_port, start_engine, start_frontend
-from tests.support.scripted_model import CONTENT, DONE, DONE_AGAIN, FILE, MODEL, TASK
+from tests.support.scripted_model import (
+    CONTENT,
+    DONE,
+    DONE_AGAIN,
+    FILE,
+    LOOK,
+    MODEL,
+    PICTURE,
+    SEEN,
+    TASK,
+)
+from tests.support.vision import png
 
 AGENTS: dict[str, Any] = tomllib.loads((FOLDER / "agents.toml").read_text())
 MODELS: Mapping[str, str] = {
     "reasons": "a model that reasons",
     "plain": "a model that does not reason",
     "no_tools": "a model whose template has no tools",
+    "sees": "a model that sees images",
 }
 """Templates of the scripted model, as the table names them."""
 TURN_TIMEOUT_S = 600
@@ -59,6 +71,9 @@ def try_agent(report: Report, name: str, program: Program, served: Served, folde
     agent = AgentAt(name, program, served.url, folder)
     report.version = program.version
     model, log_before = MODELS[served.template], len(served.frontend.log)
+    if served.template == "sees":
+        _try_to_look(report, agent, model)
+        return
     with report.trial(f"{model}: a task"):
         agent.prepare()
         agent.do("first", DONE)
@@ -68,6 +83,15 @@ def try_agent(report: Report, name: str, program: Program, served: Served, folde
     with report.trial(f"{model}: no request is refused"):
         failures = failures_in(served.frontend.log[log_before:])
         check(not failures, "; ".join(failures))
+
+
+def _try_to_look(report: Report, agent: "AgentAt", model: str) -> None:
+    """Has an agent that can show pictures show one to the model."""
+    if not agent.can_look:
+        return
+    with report.trial(f"{model}: a picture"):
+        agent.prepare()
+        agent.look()
 
 
 def failures_in(log: str) -> list[str]:
@@ -88,7 +112,9 @@ class AgentAt:
         self._program = program
         self.home, self.work = folder / "home", folder / "work"
         folders = {"home": str(self.home), "work": str(self.work)}
-        self._values = {"url": url, "model": MODEL, "task": TASK, **folders}
+        self._picture = self.work / PICTURE
+        look = {"picture": str(self._picture), "look": LOOK.format(path=self._picture)}
+        self._values = {"url": url, "model": MODEL, "task": TASK, **look, **folders}
         for each in (self.home, self.work):
             each.mkdir(parents=True)
         for path, text in self._settings.get("files", {}).items():
@@ -97,7 +123,7 @@ class AgentAt:
             file.write_text(self._filled(text))
 
     def command(self, turn: str) -> list[str]:
-        """Returns the command of a turn; turn: first, again or prepare."""
+        """Returns the command of a turn; turn: first, again, look or prepare."""
         return [str(self._program.path), *map(self._filled, self._settings[turn])]
 
     @property
@@ -128,6 +154,22 @@ class AgentAt:
         output = self._run(turn)
         check(file.is_file() and file.read_text().strip() == CONTENT, f"no {FILE}: {_end(output)}")
         check(done in " ".join(output.split()), _end(output))
+
+    @property
+    def can_look(self) -> bool:
+        """Whether it can show a picture without a screen."""
+        return "look" in self._settings
+
+    def look(self) -> None:
+        """Has the agent show a picture.
+
+        Raises:
+            AgentFailedError: it failed.
+            ValueError: the model did not see the picture in its size.
+        """
+        self._picture.write_bytes(png(64, 32))
+        output = self._run("look")
+        check(SEEN in " ".join(output.split()), _end(output))
 
     def _run(self, turn: str) -> str:
         try:

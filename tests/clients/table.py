@@ -28,8 +28,9 @@ the frontend and an engine with a scripted model. The agent gets the URL, a key 
 name, and is asked to write a word to a file. The model calls the agent's own tool that runs
 commands, reads the result and says that it is done; then the agent is asked once more in the same
 conversation. A turn works if the agent exits with 0, the file is there and it shows the model's
-last words. The settings of each agent are in `tests/clients/agents.toml`: what to copy into your
-own.
+last words. Claude Code and Codex also show a picture to a model that sees images: the one by its
+tool that reads files, the other with the question. The settings of each agent are in
+`tests/clients/agents.toml`: what to copy into your own.
 
 ![Claude Code does the task](agent-claude-code.svg)
 

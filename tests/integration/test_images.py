@@ -1,5 +1,6 @@
 """Images from files to tokens: both services, over HTTP, against transformers on the same files."""
 
+import asyncio
 import base64
 import io
 import json
@@ -12,8 +13,11 @@ import torch
 from PIL import Image, ImageDraw
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from protos.common.v1.sampling_pb2 import SamplingParams
+from protos.frontend.v1 import frontend_pb2 as pb
 from tests.integration.conftest import Served
 from tests.support.byte_tokenizer import tokenizer_files
+from tests.support.engine_fleet import engine_fleet
 from tests.support.processes import free_port, stack
 from tests.support.vision import IMAGE_ID, TEMPLATE, vision_tokenizer
 from tests.support.vision_variants import write_vision_checkpoint
@@ -204,3 +208,33 @@ async def test_other_images_are_refused_and_others_are_served(client, url, words
     with pytest.raises(openai.BadRequestError, match=words):
         await answered(client, [user((url,))])
     assert (await answered(client, [user("hello")]))[2]
+
+
+async def test_an_answer_about_an_image_goes_on_when_its_engine_is_killed(checkpoint):
+    folder, _ = checkpoint
+    file = base64.b64decode(data_url(photograph(8)).partition(",")[2])
+    part = pb.ContentPart
+    parts = [part(text="What is "), part(image=file), part(text=" this?")]
+    sampling = SamplingParams(
+        max_tokens=60, temperature=0, ignore_eos=True, logit_bias={IMAGE_ID: -100.0}
+    )
+    asked = pb.ChatRequest(
+        messages=[pb.ChatMessage(role="user", parts=parts)],
+        options=pb.GenerationOptions(sampling=sampling),
+    )
+    async with engine_fleet(2, engine={"model": folder, "max_model_len": 2048}) as fleet:
+
+        async def answer() -> tuple[list[int], int]:
+            outputs = [each.output async for each in fleet.stub.Chat(asked)]
+            tokens = [token for output in outputs for token in output.token_ids]
+            return tokens, outputs[-1].usage.prompt_tokens
+
+        expected = await answer()
+        fleet.stop_after(20)
+        running = asyncio.create_task(answer())
+        victim = await fleet.stopped()
+        victim.kill()
+        assert await running == expected
+        listing = await fleet.listing()
+        assert listing.num_migrations == 1
+        assert len(expected[0]) == 60

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +58,17 @@ def num_ready(listing: pb.ListEnginesResponse) -> int:
 
 
 @contextlib.asynccontextmanager
-async def engine_fleet(num_engines: int, **frontend_flags: Flag) -> AsyncIterator[EngineFleet]:
-    """Starts engines and a frontend and waits until all are ready; ends them whatever happens."""
+async def engine_fleet(
+    num_engines: int, *, engine: Mapping[str, Flag] | None = None, **frontend_flags: Flag
+) -> AsyncIterator[EngineFleet]:
+    """Starts engines and a frontend and waits until all are ready; ends them whatever happens.
+
+    engine: flags of every engine.
+    """
     folder = tempfile.TemporaryDirectory()
     stop_file = Path(folder.name) / "stop"
     engines = [
-        start_engine(module=MODULE, stop_file=stop_file, num_kv_blocks=512)
+        start_engine(module=MODULE, stop_file=stop_file, num_kv_blocks=512, **(engine or {}))
         for _ in range(num_engines)
     ]
     addresses = ",".join(engine.address for engine in engines)

@@ -1,10 +1,12 @@
 """An engine service whose model does one small task with an agent's tools.
 
-    python -m tests.support.scripted_model --port 50051 [--template reasons|plain|no_tools]
+    python -m tests.support.scripted_model --port 50051 [--template reasons|plain|no_tools|sees]
 
 It has a context of 128k tokens and a tokenizer of 16k, as prompts of agents have 20,000 tokens. Of
 the tools that a prompt offers it calls one that runs commands, to write FILE; when the result is
-there, it says that it is done. A conversation may ask for the task again.
+there, it says that it is done. A conversation may ask for the task again. The template `sees` takes
+images: asked to look at one, it calls a tool that reads files, unless it sees one already, and says
+how large it is.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from protos.engine.v1 import engine_pb2
 from tests.support.fake_engine import EOS_TOKEN_ID, FakeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,17 +33,36 @@ TASK = f"Write the word {CONTENT} to the file {FILE} and show it."
 DONE = f"Done: {FILE} says {CONTENT}."
 DONE_AGAIN = f"Done again: {FILE} says {CONTENT}."
 THOUGHT = "A command can do that."
+PICTURE = "picture.png"
+LOOK = "What is in the picture at {path}?"
+SEEN = "The picture has 2 tokens."
+"""The answer to a picture of 64 x 32 pixels."""
 RUNNERS = (
     "bash", "shell", "shell_command", "exec_command", "run_shell_command", "execute_command",
     "run_terminal_command", "run_in_terminal", "run_command", "terminal", "run_commands",
 )  # fmt: skip
 """Names of tools that run a command, in lower case, without their namespace."""
+READERS = ("read", "view_image", "read_file")
+"""Names of tools that read a file, likewise."""
 COMMANDS = ("command", "cmd", "commands", "script")
 """Names of the arguments that take the command."""
 LISTING = "*file listing*"
 """Asks for files in the text of the reply, in words of aider, which has no tools."""
 FINISHERS = ("submit_and_exit", "attempt_completion", "task_complete")
 """Names of tools without which some agents do not end; they take the last words."""
+
+IMAGE = "<|image|>"
+PROCESSOR = {
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "min_pixels": 1024,
+    "max_pixels": 2**20,
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 _TURNS = """\
 {%- for message in messages %}
@@ -79,10 +101,22 @@ _THINKING = """\
 {{- "<think>\\n\\n</think>\\n\\n" }}
 {%- endif %}
 """
+_PARTS = """\
+{%- macro shown(content) %}
+{%- if content is string or content is none %}{{- content or "" }}
+{%- else %}{%- for part in content %}
+{%- if part.type == "image" %}{{- "<|image|>" }}{%- else %}{{- part.text }}{%- endif %}
+{%- endfor %}{%- endif %}
+{%- endmacro %}
+"""
+_SEEING_TURNS = _TURNS.replace("+ message.content +", "+ shown(message.content) +").replace(
+    'message.content or ""', "shown(message.content)"
+)
 TEMPLATES: Mapping[str, str] = {
     "reasons": _TOOLS + _TURNS + _THINKING,
     "plain": _TOOLS + _TURNS.replace("{%- if message.reasoning_content %}", "{%- if false %}"),
     "no_tools": _NO_TOOLS,
+    "sees": _PARTS + _TOOLS + _SEEING_TURNS.replace("message.reasoning_content %}", "false %}"),
 }
 
 
@@ -94,7 +128,7 @@ def tokenizer() -> Tokenizer:
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
+        special_tokens=["<|im_start|>", "<|im_end|>", IMAGE],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -113,6 +147,11 @@ def tokenizer_files(template: str) -> dict[str, bytes]:
 
 def reply_to(prompt: str, *, reasons: bool) -> str:
     """Returns the model's next turn: a call of a tool, or that it is done."""
+    if asked := re.search(re.escape(LOOK).replace(r"\{path\}", r"(\S+)"), prompt):
+        num_tokens = prompt.count(IMAGE)
+        told = f"The picture has {num_tokens} tokens."
+        call = None if num_tokens else _call(prompt, READERS, asked[1])
+        return told if call is None else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
     before, _, since = prompt.rpartition(TASK)
     done = DONE_AGAIN if DONE in before else DONE
     is_done = "<tool_response>" in since
@@ -132,6 +171,13 @@ def make_engine(template: str) -> FakeEngine:
         reply = reply_to(text, reasons=template == "reasons")
         return [*tokenizer().encode(reply).ids, EOS_TOKEN_ID]
 
+    processor = engine_pb2.ImageProcessor(
+        kind="qwen_vl",
+        settings=json.dumps(PROCESSOR),
+        image_token_id=tokenizer().token_to_id(IMAGE),
+        max_patches=2**14,
+        max_image_bytes=2**26,
+    )
     return FakeEngine(
         script,
         engine_id="scripted",
@@ -140,6 +186,7 @@ def make_engine(template: str) -> FakeEngine:
         vocab_size=VOCABULARY,
         files=tokenizer_files(template),
         tokens_per_step=4,
+        image_processor=processor if template == "sees" else None,
     )
 
 

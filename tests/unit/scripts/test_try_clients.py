@@ -72,6 +72,15 @@ def test_the_scripted_model_finds_its_tools_after_another_section_of_tools():
     assert _called(f"<|im_start|>system\n<tools>\nbash\n</tools>{_prompt([tool], turn)}")
 
 
+def test_the_scripted_model_reads_a_picture_and_says_how_large_it_is():
+    look = scripted_model.LOOK.format(path="/w/picture.png")
+    read = _function("Read", ["file_path"], file_path={"type": "string"})
+    expected = {"name": "Read", "arguments": {"file_path": "/w/picture.png"}}
+    assert _called(_prompt([read], look)) == expected
+    shown = scripted_model.IMAGE * 2
+    assert reply_to(_prompt([read], look, shown), reasons=False) == scripted_model.SEEN
+
+
 def test_the_scripted_model_says_that_it_is_done_after_the_result():
     result = "<tool_response>\noctavo\n</tool_response>"
     shell = _function("Bash", ["command"], command={"type": "string"})

@@ -4,6 +4,7 @@ import base64
 
 import pytest
 
+from tests.support import codex
 from tests.support.vision import (
     IMAGE_ID,
     TEMPLATE,
@@ -130,6 +131,91 @@ async def test_users_show_the_images_of_tools_where_the_template_takes_those_alo
         response = await client.post(path, json=looking(path, "Here: ", CAT))
         assert response.status_code == 200, response.text
     assert said("tool", "Here: ") + said("user", "(<2x3>)") in shown(engine)
+
+
+async def test_a_file_that_claude_code_reads_is_seen():
+    """Its tool Read answers with an image block; requests have caching, reminders and streams."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    image = {"type": "base64", "media_type": "image/png", "data": encoded(CAT)}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "/w/a.png"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "image", "source": image}],
+        **cached,
+    }
+    reminder = {"type": "text", "text": "<system-reminder>\nBe brief.\n</system-reminder>"}
+    wanted = {
+        "model": "fake",
+        "max_tokens": 32000,
+        "stream": True,
+        "system": [{"type": "text", "text": "You are Claude Code.", **cached}],
+        "metadata": {"user_id": "user_1"},
+        "tools": [
+            {
+                "name": "Read",
+                "description": "Reads a file.",
+                "input_schema": {
+                    "type": "object",
+                    "properties": {"file_path": {"type": "string"}},
+                    "required": ["file_path"],
+                },
+            }
+        ],
+        "messages": [
+            {"role": "user", "content": [reminder, {"type": "text", "text": "Read a.png."}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "I read it."}, call]},
+            {"role": "user", "content": [result, reminder]},
+        ],
+    }
+    async with vision_http(vision_engine(max_model_len=65536)) as (engine, _, client):
+        response = await client.post(f"{MESSAGES}?beta=true", json=wanted)
+        assert response.status_code == 200, response.text
+        assert "event: message_stop" in response.text
+    assert said("tool", "(<2x3>)") in shown(engine)
+    assert engine.submits[0].images[0].digest == seen(CAT).digest
+
+
+async def test_pictures_that_codex_attaches_and_views_are_seen():
+    """It attaches files to a message, between tags, and its tool view_image answers with one."""
+    view = {"name": "view_image", "arguments": '{"path": "/w/b.png"}', "call_id": "call_1"}
+    shows = [{"type": "input_image", "image_url": url_of(DOG), "detail": "high"}]
+    wanted = {
+        "model": "fake",
+        "instructions": "You are Codex.",
+        "input": [
+            codex.said("developer", "You write code."),
+            {
+                "type": "message",
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "<image name=[Image #1]>"},
+                    {"type": "input_image", "image_url": url_of(CAT), "detail": "high"},
+                    {"type": "input_text", "text": "</image>"},
+                    {"type": "input_text", "text": "What is it?"},
+                ],
+            },
+            {"type": "function_call", "id": "fc_1", "status": "completed", **view},
+            {"type": "function_call_output", "call_id": "call_1", "output": shows},
+        ],
+        "tools": [codex.SHELL, {**codex.SHELL, "name": "view_image"}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": None,
+        "store": False,
+        "stream": True,
+        "include": [],
+        "prompt_cache_key": "conversation",
+    }
+    async with vision_http() as (engine, _, client):
+        response = await client.post(RESPONSES, json=wanted)
+        assert response.status_code == 200, response.text
+        assert "event: response.completed" in response.text
+    prompt_text = shown(engine)
+    assert said("user", "<image name=[Image #1]>(<2x3>)</image>What is it?") in prompt_text
+    assert said("tool", "(<4x2>)") in prompt_text
+    digests = [image.digest for image in engine.submits[0].images]
+    assert digests == [seen(CAT).digest, seen(DOG).digest]
 
 
 async def test_a_failed_tools_result_begins_with_its_error():
