@@ -142,6 +142,7 @@ def _routed(
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/rerank", rerank, methods=["POST"]),
+            Route("/v2/rerank", rerank, methods=["POST"]),
             Route("/v1/score", score, methods=["POST"]),
             Route("/v1/models", service.list_models),
             Route("/v1/models/", service.list_models),

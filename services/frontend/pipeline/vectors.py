@@ -13,7 +13,6 @@ from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import (
     STOP,
     EngineRequest,
-    PairText,
     Pooling,
     PoolingTask,
     TokenBatch,
@@ -28,6 +27,7 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from services.frontend.pipeline.input_encoder import InputEncoder
 from services.frontend.pipeline.prompts import Prompts
 from services.frontend.pipeline.request import (
     MAX_CACHE_SALT_CHARACTERS,
@@ -71,6 +71,8 @@ class VectorOptions:
     """The model's prompt to put before texts; None for its default one."""
     instruction: str | None = None
     """The instruction of a score; None for the model's."""
+    max_document_tokens: int | None = None
+    """Most tokens of each document to score, which keeps its first ones; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,12 @@ class VectorRequests:
             )
         before = _prompt_named(pooling, options.prompt_name)
         _check_texts([before + each for each in inputs if isinstance(each, str)])
+        encoder = InputEncoder(self._prompts, run.model, lease, limit=run.limit)
         for each in inputs:
             if isinstance(each, list):
                 run.add(each if run.limit is None else each[: run.limit])
             else:
-                run.add(await self._encode(run, before + each) if each else [])
+                run.add(await encoder.text(before + each) if each else [])
         result = await self._vectors(run)
         return Vectors(resized(result.matrix, size, pooling), result.usage)
 
@@ -145,15 +148,13 @@ class VectorRequests:
         """
         run = self._begin(options, SCORE, len(pairs), record, lease, timeout_s)
         _check_texts([text for pair in pairs for text in (*pair, options.instruction or "")])
-        pair = run.pooling.pair
-        frame = [
-            await self._prompts.encode(
-                run.model, text, lease, parse_special_tokens=True, add_special_tokens=False
-            )
-            for text in (pair.prefix, pair.suffix)
-        ]
-        for query, document in pairs:
-            run.add(await self._pair(run, pair, frame, query, document))
+        encoder = InputEncoder(self._prompts, run.model, lease, limit=run.limit)
+        async for token_ids in encoder.pairs(
+            pairs,
+            instruction=options.instruction,
+            max_document_tokens=options.max_document_tokens,
+        ):
+            run.add(token_ids)
         return await self._vectors(run)
 
     def _begin(
@@ -190,40 +191,6 @@ class VectorRequests:
                 )
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         return _Run(model, options, record, lease, deadline_s)
-
-    async def _encode(self, run: "_Run", text: str) -> list[int]:
-        """Returns a text's tokens; a cut keeps the tokenizer's own around the first ones."""
-        token_ids = await self._prompts.encode(
-            run.model, text, run.lease, parse_special_tokens=None
-        )
-        if run.limit is None or len(token_ids) <= run.limit:
-            return token_ids
-        plain = await self._prompts.encode(
-            run.model, text, run.lease, parse_special_tokens=None, add_special_tokens=False
-        )
-        return cut(token_ids, plain, run.limit)
-
-    async def _pair(
-        self, run: "_Run", pair: PairText, frame: list[list[int]], query: str, document: str
-    ) -> list[int]:
-        """Returns the tokens that score a document."""
-        if not pair.text:
-            return [
-                token_id for text in (query, document) for token_id in await self._encode(run, text)
-            ][: run.limit]
-        instruction = run.options.instruction
-        text = pair.text.format(
-            instruction=pair.instruction if instruction is None else instruction,
-            query=query,
-            document=document,
-        )
-        own = await self._prompts.encode(
-            run.model, text, run.lease, parse_special_tokens=False, add_special_tokens=False
-        )
-        prefix, suffix = frame
-        if run.limit is not None:
-            own = own[: max(1, run.limit - len(prefix) - len(suffix))]
-        return [*prefix, *own, *suffix]
 
     async def _vectors(self, run: "_Run") -> Vectors:
         """Charges a request and returns the vectors of its inputs."""
@@ -333,22 +300,6 @@ class _Run:
         """Ends the inputs that engines have, after the caller's key was removed."""
         for stream in self.live:
             stream.abort()
-
-
-def cut(token_ids: Sequence[int], plain: Sequence[int], limit: int) -> list[int]:
-    """Returns at most `limit` tokens: the first of a text, between the tokens around it.
-
-    Args:
-        token_ids: of the text, with the tokenizer's own before and after.
-        plain: of the text alone.
-        limit: at least 1; where the tokenizer's own are more, the first ones are returned.
-    """
-    num_own = len(token_ids) - len(plain)
-    starts = range(num_own + 1)
-    start = next((n for n in starts if token_ids[n : n + len(plain)] == plain), 0)
-    end = start + len(plain)
-    kept = plain[: max(0, limit - num_own)]
-    return [*token_ids[:start], *kept, *token_ids[end:]][:limit]
 
 
 def resized(matrix: Matrix, size: int, pooling: Pooling) -> Matrix:

@@ -205,7 +205,10 @@ OPERATIONS = (
         refusals=("404",),
     ),
     Operation("/v1/embeddings", "Returns vectors of texts.", EmbeddingList, EmbeddingsRequest),
-    Operation("/v1/rerank", "Ranks documents for a query.", Ranking, RerankRequest),
+    *(
+        Operation(path, "Ranks documents for a query.", Ranking, RerankRequest)
+        for path in ("/v1/rerank", "/v2/rerank")
+    ),
     Operation("/v1/score", "Scores pairs of texts.", ScoreList, ScoreRequest),
     Operation("/tokenize", "Returns the token ids of a prompt.", TokenizeAnswer, TokenizeRequest),
     Operation("/detokenize", "Returns the text of token ids.", DetokenizeAnswer, DetokenizeRequest),

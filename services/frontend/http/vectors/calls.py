@@ -1,6 +1,6 @@
 """Bodies of POST /v1/embeddings, /v1/rerank and /v1/score, and the calls in them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from services.frontend.http.fields.inert import InertFields
 from services.frontend.http.fields.options import ALL_THAT_FIT
 from services.frontend.http.fields.parse import parse_body
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
-from services.frontend.pipeline.request import MAX_CACHE_SALT_CHARACTERS, Options
+from services.frontend.pipeline.request import MAX_CACHE_SALT_CHARACTERS, Options, Prompt
 from services.frontend.pipeline.vectors import MAX_INPUTS, VectorOptions
 
 _Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -58,6 +58,8 @@ class RerankRequest(VectorFields):
     return_documents: bool | None = None
     """Absent: true."""
     instruction: str | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Most tokens of each document, which keeps its first ones; absent: all."""
 
 
 class ScoreRequest(VectorFields):
@@ -69,20 +71,29 @@ class ScoreRequest(VectorFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingsCall(Call):
+class VectorCall(Call):
+    """A parsed request for vectors or scores, which is answered at once."""
+
+    prompt: Prompt = ""
+    is_stream: bool = False
+    includes_usage: bool = False
+    tells_prompt: bool = False
+    vector_options: VectorOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsCall(VectorCall):
     """A parsed request for vectors."""
 
     inputs: list[str | list[int]]
-    vector_options: VectorOptions
     is_base64: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreCall(Call):
+class ScoreCall(VectorCall):
     """A parsed request for scores."""
 
     pairs: list[tuple[str, str]]
-    vector_options: VectorOptions
     num_shown: int
     """Documents of a ranking to return."""
     has_documents: bool = False
@@ -98,16 +109,11 @@ def read_embeddings(body: bytes, request_id: str, *, is_strict: bool = False) ->
         case several:
             inputs = several  # type: ignore[assignment]  # texts or lists of ids
     return EmbeddingsCall(
-        "",
-        Options(request_id=request_id),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
+        options=Options(request_id=request_id),
         prompt_field="input",
         inputs=inputs,
-        vector_options=_options(
-            request,
-            request_id,
+        vector_options=replace(
+            _options(request, request_id),
             dimensions=request.dimensions,
             prompt_name=request.prompt_name,
         ),
@@ -120,14 +126,14 @@ def read_rerank(body: bytes, request_id: str, *, is_strict: bool = False) -> Sco
     request = parse_body(RerankRequest, body, is_strict=is_strict)
     documents = [each if isinstance(each, str) else each.text for each in request.documents]
     return ScoreCall(
-        "",
-        Options(request_id=request_id),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
+        options=Options(request_id=request_id),
         prompt_field="documents",
         pairs=[(request.query, each) for each in documents],
-        vector_options=_options(request, request_id, instruction=request.instruction),
+        vector_options=replace(
+            _options(request, request_id),
+            instruction=request.instruction,
+            max_document_tokens=request.max_tokens_per_doc,
+        ),
         num_shown=len(documents) if request.top_n is None else request.top_n,
         has_documents=request.return_documents is not False,
     )
@@ -148,27 +154,16 @@ def read_score(body: bytes, request_id: str, *, is_strict: bool = False) -> Scor
     if len(queries) == 1:
         queries = queries * len(documents)
     return ScoreCall(
-        "",
-        Options(request_id=request_id),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
+        options=Options(request_id=request_id),
         prompt_field="text_2",
         pairs=list(zip(queries, documents, strict=True)),
-        vector_options=_options(request, request_id, instruction=request.instruction),
+        vector_options=replace(_options(request, request_id), instruction=request.instruction),
         num_shown=len(documents),
     )
 
 
-def _options(
-    request: VectorFields,
-    request_id: str,
-    *,
-    dimensions: int | None = None,
-    prompt_name: str | None = None,
-    instruction: str | None = None,
-) -> VectorOptions:
-    """Returns the options of a request.
+def _options(request: VectorFields, request_id: str) -> VectorOptions:
+    """Returns the options that all requests have.
 
     Raises:
         InvalidRequestError: truncate_prompt_tokens leaves nothing.
@@ -184,7 +179,4 @@ def _options(
         request_id=request_id,
         cache_salt=request.cache_salt or "",
         truncate_tokens=MAX_PROMPT_TOKENS if most == ALL_THAT_FIT else most,
-        dimensions=dimensions,
-        prompt_name=prompt_name,
-        instruction=instruction,
     )

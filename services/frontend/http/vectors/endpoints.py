@@ -5,6 +5,8 @@ import base64
 import json
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 
@@ -19,7 +21,7 @@ from services.frontend.http.vectors.answers import (
     ScoreList,
     VectorUsage,
 )
-from services.frontend.http.vectors.calls import EmbeddingsCall, ScoreCall
+from services.frontend.http.vectors.calls import EmbeddingsCall, ScoreCall, VectorCall
 from services.frontend.http.wire.body import Body
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.request_log import RequestRecord
@@ -48,7 +50,7 @@ class VectorEndpoint(Endpoint):
     ) -> None:
         """Runs a parsed request and writes its answer."""
 
-    def model_name(self, call: EmbeddingsCall | ScoreCall) -> str:
+    def model_name(self, call: VectorCall) -> str:
         """Returns the name of the served model."""
         return self.pipeline.model_named(call.vector_options.model).name
 
@@ -73,8 +75,8 @@ class EmbeddingsEndpoint(VectorEndpoint):
         )
 
 
-class RerankEndpoint(VectorEndpoint):
-    """Answers with documents in the order of their scores, as Jina's and Cohere's APIs do."""
+class ScoringEndpoint(VectorEndpoint):
+    """An endpoint that scores pairs."""
 
     async def answer(
         self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
@@ -85,6 +87,18 @@ class RerankEndpoint(VectorEndpoint):
             call.pairs, call.vector_options, record=record, lease=lease
         )
         scores: list[float] = vectors.matrix[:, 0].tolist()
+        await writer.write(self.scored(call, scores, _usage(vectors.usage)))
+
+    @abstractmethod
+    def scored(self, call: ScoreCall, scores: list[float], usage: VectorUsage) -> Mapping[str, Any]:
+        """Returns the answer with the scores of a request's pairs."""
+
+
+class RerankEndpoint(ScoringEndpoint):
+    """Answers with documents in the order of their scores, as Jina's and Cohere's APIs do."""
+
+    def scored(self, call: ScoreCall, scores: list[float], usage: VectorUsage) -> Ranking:
+        """Returns the best documents, best first."""
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         results: list[RankedDocument] = []
         for index in order[: call.num_shown]:
@@ -92,39 +106,31 @@ class RerankEndpoint(VectorEndpoint):
             if call.has_documents:
                 result["document"] = {"text": call.pairs[index][1]}
             results.append(result)
-        ranking: Ranking = {
+        return {
             "id": call.options.request_id,
             "model": self.model_name(call),
-            "usage": _usage(vectors.usage),
+            "usage": usage,
             "results": results,
         }
-        await writer.write(ranking)
 
 
-class ScoreEndpoint(VectorEndpoint):
+class ScoreEndpoint(ScoringEndpoint):
     """Answers with the scores of pairs, as vLLM's server does."""
 
-    async def answer(
-        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
-    ) -> None:
-        """Runs a parsed request and writes its answer."""
-        assert isinstance(call, ScoreCall), "bodies of this kind are read as such"
-        vectors = await self.pipeline.vectors.score(
-            call.pairs, call.vector_options, record=record, lease=lease
-        )
+    def scored(self, call: ScoreCall, scores: list[float], usage: VectorUsage) -> ScoreList:
+        """Returns the scores in the order of the pairs."""
         data: list[PairScore] = [
             {"object": "score", "index": index, "score": score}
-            for index, score in enumerate(vectors.matrix[:, 0].tolist())
+            for index, score in enumerate(scores)
         ]
-        scores: ScoreList = {
+        return {
             "id": call.options.request_id,
             "object": "list",
             "created": int(time.time()),
             "model": self.model_name(call),
             "data": data,
-            "usage": _usage(vectors.usage),
+            "usage": usage,
         }
-        await writer.write(scores)
 
 
 async def _embeddings_in_json(matrix: Matrix, *, is_base64: bool) -> str:

@@ -12,7 +12,8 @@ from protos.common.v1.failure_pb2 import Failure
 from protos.engine.v1.engine_pb2 import PairText, Pooling, PoolingTask
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.pipeline import vectors
-from services.frontend.pipeline.vectors import cut, resized
+from services.frontend.pipeline.input_encoder import cut
+from services.frontend.pipeline.vectors import resized
 from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
@@ -208,6 +209,51 @@ async def test_a_ranking_is_in_the_order_of_scores():
     ]
     assert ranking["results"][0]["document"]["text"] in ("a", "zz", "b")
     assert first["results"] == [{"index": order[0], "relevance_score": sum(pairs[order[0]])}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        # Cohere's clients, of its second API and of its first; LangChain's are the former.
+        ("/v2/rerank", {"top_n": 2, "max_tokens_per_doc": 3}),
+        ("/v2/rerank", {"top_n": 2, "max_tokens_per_doc": None, "priority": 0}),
+        ("/v1/rerank", {"top_n": 2, "return_documents": True}),
+        ("/v1/rerank", {"top_n": 2}),  # Jina's
+    ],
+)
+async def test_bodies_of_other_clients_are_ranked(path, body):
+    documents = ["the first", "the second one", "no"]
+    async with running(SCORER) as (_, _, client):
+        whole = {"model": "fake", "query": "q", "documents": documents, **body}
+        answer = await client.post(path, json=whole)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert len(results) == 2
+    assert results[0]["relevance_score"] >= results[1]["relevance_score"]
+    for each in results:
+        assert each["document"]["text"] == documents[each["index"]]
+
+
+async def test_documents_keep_their_first_tokens():
+    async with running(SCORER) as (engine, _, client):
+        body = {"query": "q", "documents": ["ab", "a long document"], "max_tokens_per_doc": 4}
+        answer = await client.post("/v1/rerank", json=body)
+        none = await client.post("/v1/rerank", json=body | {"max_tokens_per_doc": 0})
+    [short, long] = prompts_of(engine)
+    assert short == ids("<|im_start|>q|ab<|im_end|>")
+    first = reference_tokenizer().decode(ids("a long document")[:4])
+    assert "a long document".startswith(first)
+    assert long == ids(f"<|im_start|>q|{first}<|im_end|>")
+    assert {each["document"]["text"] for each in answer.json()["results"]} == set(body["documents"])
+    assert none.status_code == 400
+
+
+async def test_lists_of_tokens_are_embedded_as_langchain_sends_them():
+    # Its client makes tokens of each text, and asks for base64.
+    async with running() as (_, _, client):
+        answer = await embed(client, input=[[3, 4], [5]], encoding_format="base64")
+    found = [base64.b64decode(each["embedding"]) for each in answer.json()["data"]]
+    assert [np.frombuffer(each, "<f4").tolist() for each in found] == [vector([3, 4]), vector([5])]
 
 
 async def test_texts_of_pairs_cannot_write_special_tokens_or_fields():
