@@ -18,6 +18,7 @@ from tests.clients.environments import (
 )
 from tests.clients.screens import draw_agent
 from tests.clients.trial import Report
+from tests.clients.vector_services import vector_services
 from tests.support.processes import free_port, stack
 
 
@@ -42,7 +43,11 @@ def try_agents(names: Sequence[str], templates: Sequence[str], *, installs: bool
 def try_drivers(names: Sequence[str]) -> list[Report]:
     """Returns a report of each SDK or framework, in its newest release, with the embedded model."""
     reports, port = [], free_port()
-    with stack(frontend={"http_port": port}), tempfile.TemporaryDirectory() as home:
+    with (
+        stack(frontend={"http_port": port}),
+        vector_services() as vector_urls,
+        tempfile.TemporaryDirectory() as home,
+    ):
         for name in names:
             _say(f"{name}: installing its newest release and running its driver")
             report = Report(name)
@@ -53,6 +58,7 @@ def try_drivers(names: Sequence[str]) -> list[Report]:
                     TINY_CHECKPOINT.name,
                     Path(home),
                     TOKENIZER=str(TINY_CHECKPOINT),
+                    **vector_urls,
                 )
             reports.append(report)
     return reports

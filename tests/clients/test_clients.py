@@ -14,6 +14,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.clients import open_responses, smg, table
 from tests.clients.environments import CLIENTS, DRIVER_TIMEOUT_S, NotInstallableError, driver_of
 from tests.clients.trial import Report
+from tests.clients.vector_services import vector_services
 from tests.support.processes import Stack, free_port, stack
 from tests.support.smg_gateway import missing_part
 from tests.support.strict_metrics import check_page
@@ -58,6 +59,13 @@ def url(services: tuple[Stack, str]) -> str:
 
 
 @pytest.fixture(scope="module")
+def vector_urls() -> Iterator[dict[str, str]]:
+    """Variables with the URLs of services that answer with vectors and scores."""
+    with vector_services() as urls:
+        yield urls
+
+
+@pytest.fixture(scope="module")
 def reports() -> Iterator[list[Report]]:
     """The reports of a run; one of all clients becomes the page."""
     made: list[Report] = []
@@ -74,13 +82,14 @@ def folder() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_works_in_its_default_settings(client, url, reports, folder):
+def test_a_client_works_in_its_default_settings(client, url, vector_urls, reports, folder):
     try:
         driver = driver_of(client)
     except NotInstallableError as error:
         reports.append(Report(client, "none", [("installing it", f"cannot be installed: {error}")]))
         pytest.skip(f"{client} cannot be installed here: {error}")
-    report = driver.report(url, MODEL, Path(folder), TOKENIZER=str(TINY_CHECKPOINT))
+    variables = vector_urls | {"TOKENIZER": str(TINY_CHECKPOINT)}
+    report = driver.report(url, MODEL, Path(folder), **variables)
     reports.append(report)
     assert report.trials
     failed = {what: error for what, error in report.trials if error is not None}

@@ -7,6 +7,7 @@ prints its version and its trials as JSON in its last line.
 import contextlib
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -42,6 +43,11 @@ def served() -> tuple[str, str]:
     """The base URL, with /v1, and the model's name."""
     _, url, model = sys.argv
     return url, model
+
+
+def serving(task: str) -> str:
+    """The base URL, without /v1, of services with --task embed or score and the same model."""
+    return os.environ[f"{task.upper()}_URL"]
 
 
 def check(is_right: object, told: object) -> None:

@@ -1,7 +1,5 @@
 """Vectors and scores of real services over HTTP, against transformers."""
 
-import json
-import shutil
 from contextlib import asynccontextmanager
 
 import httpx
@@ -9,13 +7,12 @@ import numpy as np
 import openai
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from tests.support.pooled_engine import save_tensors
 from tests.support.processes import free_port, stack
+from tests.support.scoring_checkpoint import write_scorer
 from tests.support.transformers_reference import TransformersReference
 
 TEXTS = ["a red bird", "Once upon a time there was a house.", "x", "What is 3 + 4? " * 40]
@@ -75,20 +72,6 @@ async def test_the_openai_client_gets_the_vectors_of_texts_and_tokens():
     assert wide.value.param == "dimensions"
     assert (long.value.param, long.value.code) == ("input", "context_length_exceeded")
     assert "input 1 has" in long.value.message
-
-
-def write_scorer(folder):
-    """Writes the embedded model with a head for one label; returns the head."""
-    shutil.copytree(TINY_CHECKPOINT, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    family = config["architectures"][0].removesuffix("ForCausalLM")
-    config |= {"architectures": [f"{family}ForSequenceClassification"], "id2label": {"0": "A"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(1)
-    head = torch.randn(1, config["hidden_size"]) / 8
-    stored = load_file(folder / "model.safetensors")
-    save_tensors(stored | {"score.weight": head}, folder / "model.safetensors")
-    return head
 
 
 async def test_documents_are_ranked_and_pairs_scored(tmp_path):

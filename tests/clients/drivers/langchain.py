@@ -1,11 +1,12 @@
 """LangChain's classes for OpenAI's API."""
 
+import tiktoken
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.trial import Report, check, served
+from tests.clients.trial import Report, check, served, serving
 
 
 class Forecast(BaseModel):
@@ -52,6 +53,7 @@ def main() -> None:
         check(list(text.stream("1 + 2 =")), "nothing")
         found = text.generate([f"{number} + 2 =" for number in range(20)])
         check(len(found.generations) == 20, found)
+    try_embeddings(report, {**to, "base_url": f"{serving('embed')}/v1"})
     report.print()
 
 
@@ -67,6 +69,24 @@ def try_agents(report: Report, to: dict) -> None:
         with report.trial(f"an agent with a tool, over {name}, streamed"):
             parts = [part for part, _ in agent.stream(ask, stream_mode="messages")]
             check("sunny" in "".join(part.text for part in parts[-40:]), parts)
+
+
+def try_embeddings(report: Report, to: dict) -> None:
+    """Tries embeddings of texts, and of tokens, which the class makes by default."""
+    with report.trial("OpenAIEmbeddings of texts (check_embedding_ctx_length=False)"):
+        embeddings = OpenAIEmbeddings(**to, check_embedding_ctx_length=False)
+        query = embeddings.embed_query("hello")
+        found = embeddings.embed_documents([f"text {number}" for number in range(20)])
+        check(len(found) == 20 and len(found[0]) == len(query), found)
+    with report.trial("OpenAIEmbeddings of tokens, long texts in parts"):
+        # The class takes the tokens of OpenAI's models, which it downloads. These are bytes.
+        bytes_alone = {bytes([value]): value for value in range(256)}
+        tiktoken.registry.ENCODINGS["cl100k_base"] = tiktoken.Encoding(
+            "cl100k_base", pat_str=r"\S+|\s", mergeable_ranks=bytes_alone, special_tokens={}
+        )
+        embeddings = OpenAIEmbeddings(**to, embedding_ctx_length=64, chunk_size=8)
+        found = embeddings.embed_documents(["hello", "word " * 60, "text " * 20])
+        check([len(each) for each in found] == [len(query)] * 3, found)
 
 
 if __name__ == "__main__":

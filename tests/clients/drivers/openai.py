@@ -5,7 +5,7 @@ import json
 import openai
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.trial import Report, check, served
+from tests.clients.trial import Report, check, served, serving
 
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -39,7 +39,26 @@ def main() -> None:
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     try_endpoints(report, client, model)
     try_helpers(report, client, model)
+    try_embeddings(report, model)
     report.print()
+
+
+def try_embeddings(report: Report, model: str) -> None:
+    """Tries embeddings, which the client asks for in base64 by default."""
+    create = openai.OpenAI(
+        base_url=f"{serving('embed')}/v1", api_key="none", max_retries=0
+    ).embeddings.create
+    with report.trial("embeddings of texts and of token ids"):
+        texts = create(model=model, input=["hello", "What is 3 + 4?"])
+        check([each.index for each in texts.data] == [0, 1], texts)
+        check(create(model=model, input=[[5, 6, 7], [8, 9]]).usage.prompt_tokens == 5, "tokens")
+    with report.trial("embeddings as numbers, and their first elements"):
+        first = texts.data[0].embedding
+        [vector] = create(model=model, input="hello", encoding_format="float").data
+        near = [abs(a - b) < 1e-5 for a, b in zip(vector.embedding, first, strict=True)]
+        check(all(near), vector)
+        [short] = create(model=model, input="hello", dimensions=8).data
+        check(len(short.embedding) == 8, short)
 
 
 def try_helpers(report: Report, client: openai.OpenAI, model: str) -> None:

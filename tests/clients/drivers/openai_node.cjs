@@ -108,9 +108,23 @@ async function responses() {
   });
 }
 
+async function embeddings() {
+  const embedder = new OpenAI({ baseURL: `${process.env.EMBED_URL}/v1`, apiKey: "none", maxRetries: 0 });
+  await trial("embeddings of texts and of token ids, in base64 and as numbers", async () => {
+    const create = (body) => embedder.embeddings.create({ model, ...body });
+    const texts = await create({ input: ["hello", "What is 3 + 4?"] });
+    check(texts.data.map((each) => each.index).join() === "0,1", texts);
+    const [plain] = (await create({ input: "hello", encoding_format: "float" })).data;
+    const first = texts.data[0].embedding;
+    check(plain.embedding.every((value, index) => Math.abs(value - first[index]) < 1e-5), plain);
+    check((await create({ input: [[5, 6, 7], [8, 9]] })).usage.prompt_tokens === 5, "tokens");
+  });
+}
+
 async function main() {
   await chats();
   await responses();
+  await embeddings();
   console.log(`\n${JSON.stringify({ package: "openai (Node)", version: VERSION, trials })}`);
 }
 
