@@ -20,6 +20,7 @@ from services.client.commands.serve import serve
 from services.client.commands.services import engine, explain, frontend, replay, worker_node
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
+from services.client.commands.vectors import embed, rerank
 from services.client.commands.why import why
 from services.client.console import echo
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
@@ -62,7 +63,7 @@ def _options(
 
 
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
-    "Talk to a model": (chat, generate, tokenize, models),
+    "Talk to a model": (chat, generate, embed, rerank, tokenize, models),
     "Run the services": (demo, pull),
     "Look after them": (stats, why, health, record),
 }

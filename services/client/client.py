@@ -21,6 +21,14 @@ from services.client.responses import Chunk, ModelCard, Token, chunk_of, model_c
 from services.client.session import Session
 from services.client.stream import Stream
 from services.client.tracing import call_metadata
+from services.client.vectors import (
+    Scores,
+    VectorOptions,
+    Vectors,
+    embed_request,
+    scores_of,
+    vectors_of,
+)
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 
@@ -92,6 +100,59 @@ class OctavoClient:
     def session(self) -> Session:
         """Returns a session, to be entered with `async with`: many requests over one stream."""
         return Session(self._stub, metadata=self._metadata)
+
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        options: VectorOptions | None = None,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Vectors:
+        """Returns the vectors of up to 2048 texts and lists of token ids.
+
+        Args:
+            inputs: texts, or token ids, which are used as they are.
+            options: the model and limits.
+            dimensions: leading elements of each vector; None for all.
+            prompt_name: the model's prompt to put before texts; None for its default one.
+            timeout_s: time limit of the request.
+        """
+        request = embed_request(
+            inputs, options or VectorOptions(), dimensions=dimensions, prompt_name=prompt_name
+        )
+        metadata = self._metadata + call_metadata()
+        call = self._stub.Embed(request, timeout=timeout_s, metadata=metadata)
+        return vectors_of(await _answer(call))
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: Sequence[str],
+        options: VectorOptions | None = None,
+        *,
+        instruction: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Scores:
+        """Returns how well each document answers its query.
+
+        Args:
+            queries: one for all documents, or as many as documents.
+            documents: up to 2048 texts.
+            options: the model and limits.
+            instruction: the criterion, of models that take one; None for the model's own.
+            timeout_s: time limit of the request.
+        """
+        request = frontend_pb2.ScoreRequest(
+            options=(options or VectorOptions()).to_proto(),
+            queries=[queries] if isinstance(queries, str) else queries,
+            documents=documents,
+            instruction=instruction,
+        )
+        metadata = self._metadata + call_metadata()
+        call = self._stub.Score(request, timeout=timeout_s, metadata=metadata)
+        return scores_of(await _answer(call))
 
     async def tokenize(
         self,

@@ -133,7 +133,7 @@ class Sampling:
             if isinstance(value, StructuredOutput):
                 params.structured_output.CopyFrom(value.to_proto())
             elif value is not None:
-                with _fits(item.name, value):
+                with fits(item.name, value):
                     params.MergeFrom(sampling_pb2.SamplingParams(**{item.name: value}))
         return params
 
@@ -171,10 +171,10 @@ class Options:
             show_special_tokens=self.show_special_tokens,
             parse_special_tokens=self.parse_special_tokens,
         )
-        with _fits("priority", self.priority):
+        with fits("priority", self.priority):
             options.priority = self.priority
         if self.n is not None:
-            with _fits("n", self.n):
+            with fits("n", self.n):
                 options.n = self.n
         return options
 
@@ -219,7 +219,7 @@ class Reply:
         if self.parallel_tool_calls is not None:
             request.parallel_tool_calls = self.parallel_tool_calls
         if self.max_reasoning_tokens is not None:
-            with _fits("max_reasoning_tokens", self.max_reasoning_tokens):
+            with fits("max_reasoning_tokens", self.max_reasoning_tokens):
                 request.max_reasoning_tokens = self.max_reasoning_tokens
         variables = self._variables()
         if variables:
@@ -241,7 +241,7 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_
     if isinstance(prompt, str):
         request.text = prompt
     else:
-        with _fits("a token id of the prompt", prompt):
+        with fits("a token id of the prompt", prompt):
             request.tokens.ids.extend(prompt)
     return request
 
@@ -267,7 +267,7 @@ def chat_request(
 
 
 @contextmanager
-def _fits(name: str, value: object) -> Iterator[None]:
+def fits(name: str, value: object) -> Iterator[None]:
     """Turns protobuf's complaint about a number that a field cannot hold into our own error."""
     try:
         yield

@@ -150,7 +150,17 @@ def chunk_of(output: frontend_pb2.Output) -> Chunk:
         finish_reason=_finish_reason(output.finish_reason),
         stop_string=output.stop_string if output.HasField("stop_string") else None,
         stop_token_id=output.stop_token_id if output.HasField("stop_token_id") else None,
-        usage=_usage(output.usage) if output.HasField("usage") else None,
+        usage=usage_of(output.usage) if output.HasField("usage") else None,
+    )
+
+
+def usage_of(usage: sampling_pb2.Usage) -> Usage:
+    """Reads what a request cost."""
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 
@@ -175,15 +185,6 @@ def _finish_reason(value: int) -> FinishReason | None:
         return None
     name = sampling_pb2.FinishReason.Name(value)
     return FinishReason[name.removeprefix("FINISH_REASON_")]
-
-
-def _usage(usage: sampling_pb2.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-    )
 
 
 def _position(position: sampling_pb2.PositionLogprobs) -> PositionLogprobs:

@@ -7,11 +7,13 @@ A word is a token, its id is its length. A prompt whose first word is FAIL is re
 `failure` set here; one whose first word is HANG gets its first word back and no more until it is
 cancelled; one whose first word is CUT gets a stream that ends without a finish reason. A chat's
 message whose first word is CALL gets reasoning and a call of the tool that the second word names.
+Vectors are the number of words, and -0.5; scores the number of words of the document.
 """
 
 import asyncio
 import contextlib
 import queue
+import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
@@ -34,6 +36,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
         self.time_limits_s: list[float | None] = []
         self.chats: list[frontend_pb2.ChatRequest] = []
         self.conversations: list[list[tuple[str, str]]] = []
+        self.vector_requests: list[Any] = []
         self.was_cancelled = asyncio.Event()
         self._server = grpc.aio.server()
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(self, self._server)
@@ -66,6 +69,23 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
                 yield response
         finally:
             reader.cancel()
+
+    async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  named by the contract
+        self.vector_requests.append(request)
+        self.time_limits_s.append(context.time_remaining())
+        prompts = [each.text.split() or list(each.tokens.ids) for each in request.inputs]
+        vectors = [[len(words), -0.5][: request.dimensions or 2] for words in prompts]
+        return frontend_pb2.EmbedResponse(
+            vectors=b"".join(struct.pack(f"<{len(each)}f", *each) for each in vectors),
+            size=request.dimensions or 2,
+            usage=sampling_pb2.Usage(prompt_tokens=sum(map(len, prompts))),
+        )
+
+    async def Score(self, request: Any, context: Any) -> Any:  # noqa: N802  named by the contract
+        self.vector_requests.append(request)
+        scores = [len(text.split()) for text in request.documents]
+        usage = sampling_pb2.Usage(prompt_tokens=sum(scores))
+        return frontend_pb2.ScoreResponse(scores=scores, usage=usage)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802  named by the contract
         messages = request.conversation.messages

@@ -17,7 +17,7 @@ from tests.support.processes import ROOT, free_port
 
 COMMANDS = [
     *("chat", "generate", "tokenize", "models", "serve", "demo", "stats", "graphs", "health"),
-    "record",
+    *("embed", "rerank", "record"),
 ]
 
 
@@ -172,6 +172,44 @@ def test_ctrl_c_at_the_prompt_gives_a_new_prompt(octavo, monkeypatch):
     monkeypatch.setattr("builtins.input", type_next)
     code, out, _ = octavo("chat")
     assert (code, out) == (0, "still here\n")
+
+
+def test_embed_prints_the_vector_of_each_text(octavo, frontend):
+    code, out, err = octavo("embed", "a", "b c", "--prompt-name", "query", "--truncate-tokens", "9")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines == [{"index": 0, "embedding": [1, -0.5]}, {"index": 1, "embedding": [2, -0.5]}]
+    assert (code, err) == (0, "3 tokens\n")
+    sent = frontend.vector_requests[-1]
+    assert (sent.prompt_name, sent.options.truncate_tokens) == ("query", 9)
+    assert not sent.HasField("dimensions")
+
+
+def test_embed_reads_any_number_of_lines(octavo, frontend):
+    frontend.vector_requests.clear()
+    _, out, err = octavo("embed", "--dimensions", "1", stdin="one two\n\n" * 300)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines == [{"index": index, "embedding": [2]} for index in range(300)]
+    assert [len(each.inputs) for each in frontend.vector_requests] == [256, 44]
+    assert err == "600 tokens\n"
+
+
+def test_rerank_prints_the_best_documents_first(octavo, frontend):
+    flags = ("--top-n", "2", "--instruction", "shortest")
+    _, out, err = octavo("rerank", "q", *flags, stdin="one\none two three\nè ù\n")
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"index": 1, "score": 3, "document": "one two three"},
+        {"index": 2, "score": 2, "document": "è ù"},
+    ]
+    assert err == "6 tokens\n"
+    sent = frontend.vector_requests[-1]
+    assert (list(sent.queries), sent.instruction) == (["q"], "shortest")
+
+
+@pytest.mark.parametrize("arguments", [("embed",), ("rerank", "q")])
+def test_vectors_of_no_text_are_refused(octavo, arguments):
+    code, _, err = octavo(*arguments)
+    assert code == 2
+    assert "there is no text" in err
 
 
 def test_tokenize_shows_ids_and_tokens(octavo):

@@ -8,6 +8,7 @@ from services.client import errors
 from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
 from services.client.responses import FinishReason, TokenLogprob, Usage
+from services.client.vectors import VectorOptions
 from tests.support.fake_frontend import FakeFrontend
 from tests.support.processes import free_port
 
@@ -144,6 +145,36 @@ async def test_a_cancelled_reader_is_cancelled_without_an_error(client, fake):
     with pytest.raises(asyncio.CancelledError):
         await reader
     await asyncio.wait_for(fake.was_cancelled.wait(), 60)
+
+
+async def test_vectors_are_in_the_order_of_texts_and_tokens(client, fake):
+    found = await client.embed(
+        ["one two", [5, 6, 7]], VectorOptions(model="m", priority=2), timeout_s=9
+    )
+    assert found.vectors == [(2, -0.5), (3, -0.5)]
+    assert found.usage == Usage(prompt_tokens=5, cached_tokens=0, output_tokens=0)
+    [sent] = fake.vector_requests
+    assert (sent.options.model, sent.options.priority) == ("m", 2)
+    assert not sent.options.HasField("truncate_tokens")
+    assert not sent.HasField("prompt_name")
+    assert 0 < fake.time_limits_s[-1] <= 9
+
+
+async def test_scores_are_in_the_order_of_documents(client, fake):
+    one = await client.score("q", ["a b", "c"])
+    several = await client.score(["q", "r"], ["a b", "c"], instruction="i")
+    assert one.scores == several.scores == [2, 1]
+    assert [list(each.queries) for each in fake.vector_requests] == [["q"], ["q", "r"]]
+
+
+async def test_vectors_with_values_that_no_field_holds_are_refused(client):
+    for call in (
+        lambda: client.embed([[-1]]),
+        lambda: client.embed(["a"], dimensions=-1),
+        lambda: client.embed(["a"], VectorOptions(truncate_tokens=2**32)),
+    ):
+        with pytest.raises(errors.InvalidRequestError):
+            await call()
 
 
 async def test_tokenize_pairs_ids_with_their_text(client):
