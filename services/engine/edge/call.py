@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -171,19 +172,28 @@ class ForeignCall:
         await write_in_time(self.context, last, self._timeout_s)
 
 
+class NamedCall(Protocol):
+    """A call that others may end."""
+
+    context: grpc.aio.ServicerContext
+
+    def abort(self) -> None:
+        """Ends the call's requests early."""
+
+
 class OpenCalls:
     """The calls of one protocol that have a name, so that others can end them."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._calls: dict[str, ForeignCall] = {}
+        self._calls: dict[str, NamedCall] = {}
 
-    async def serve(self, name: str, call: ForeignCall, message: CallMessage) -> None:
-        """Serves a call; an empty name cannot be found.
+    @contextmanager
+    def live(self, name: str, call: NamedCall) -> Iterator[None]:
+        """Makes a call known while it is served; an empty name cannot be found.
 
         Raises:
             DuplicateRequestError: a live call has the name.
-            EngineError: as `ForeignCall.run`.
         """
         if name in self._calls:
             error = DuplicateRequestError(f"request_id {name!r} belongs to a live request")
@@ -192,11 +202,11 @@ class OpenCalls:
         if name:
             self._calls[name] = call
         try:
-            await call.run(message)
+            yield
         finally:
             if name:
                 del self._calls[name]
 
-    def find(self, name: str) -> ForeignCall | None:
+    def find(self, name: str) -> NamedCall | None:
         """Returns the live call of a name."""
         return self._calls.get(name)

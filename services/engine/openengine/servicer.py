@@ -77,7 +77,8 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
             raise
         call = ForeignCall(self._core, self._reader, self._config, context, self._grammars)
         message = OpenEngineMessage(request, context)
-        await self._calls.serve(request.request_id, call, message)
+        with self._calls.live(request.request_id, call):
+            await call.run(message)
 
     async def GetServerInfo(  # noqa: N802  the protocol's name
         self, request: openengine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext

@@ -1,11 +1,13 @@
 """The supported methods of VllmEngine.
 
-The others (Embed, FlushCache, StartProfile, StopProfile) are not registered, so gRPC answers
+The others (FlushCache, StartProfile, StopProfile) are not registered, so gRPC answers
 UNIMPLEMENTED; nor is SubscribeKvEvents without --kv-events, which the gateway understands.
 """
 
 import datetime
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import grpc
@@ -21,6 +23,7 @@ from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, OpenStreams,
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.vllm.embed import EmbedCall
 from services.engine.vllm.kv_events import part_to_batch
 from services.engine.vllm.message import VllmMessage
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
@@ -30,7 +33,8 @@ MAX_ABORTED = 4096
 """Limit of requests in one Abort."""
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _STREAMED = {"Generate", "GetTokenizer", "SubscribeKvEvents"}
-_METHODS = {"HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads", *_STREAMED}
+_UNARY = {"Embed", "HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads"}
+_METHODS = _UNARY | _STREAMED
 
 
 class VllmServicer:
@@ -70,7 +74,16 @@ class VllmServicer:
     ) -> None:
         """Serves one request, with all its outputs."""
         call = ForeignCall(self._core, self._reader, self._config, context, self._grammars)
-        await self._calls.serve(request.request_id, call, VllmMessage(request))
+        with self._calls.live(request.request_id, call):
+            await call.run(VllmMessage(request))
+
+    async def Embed(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.EmbedResponse:
+        """Returns the vector of a prompt, or its score."""
+        call = EmbedCall(self._core, self._reader, context)
+        with self._calls.live(request.request_id, call):
+            return await call.run(request)
 
     async def Abort(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
@@ -117,9 +130,9 @@ class VllmServicer:
             model_path=folder,
             tokenizer_path=folder,
             served_model_name=model.name,
-            is_generation=True,
+            is_generation=model.pooling is None,
             max_context_length=model.max_model_len,
-            max_req_input_len=model.max_model_len - 1,
+            max_req_input_len=model.max_prompt_len,
             vocab_size=model.vocab_size,
             architectures=[model.architecture],
             eos_token_ids=sorted(model.eos_token_ids),
@@ -183,6 +196,20 @@ class VllmServicer:
             async for part in follow(dict(enumerate(ranks)), cursors):
                 batch = part_to_batch(part, self._config.cache.block_size)
                 await write_in_time(context, batch, self._config.serving.slow_reader_timeout_s)
+
+    @contextmanager
+    def _live(self, request_id: str, call: VllmCall | EmbedCall) -> Iterator[None]:
+        """Lets a call be aborted by its name, which no other live one may have."""
+        if request_id in self._calls:
+            error = DuplicateRequestError(f"request_id {request_id!r} belongs to a live request")
+            count_rejection(self._core.counters, error)
+            raise error
+        if request_id:
+            self._calls[request_id] = call
+        try:
+            yield
+        finally:
+            self._calls.pop(request_id, None)
 
     def _load(self) -> vllm_engine_pb2.SchedulerLoad:
         stats, block_size = self._core.stats(), self._config.cache.block_size

@@ -257,7 +257,6 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_hash():
 async def test_methods_that_the_engine_has_not_are_unimplemented():
     async with gateway() as (_, stub):
         for call in (
-            stub.Embed(vllm_engine_pb2.EmbedRequest()),
             stub.FlushCache(common_pb2.FlushCacheRequest()),
             stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read(),
         ):
