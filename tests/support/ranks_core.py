@@ -6,9 +6,12 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models.config import ModelConfig
+from models.config_sections.pooling import read_pooling
+from services.engine.batch import Float32Array, read_float32
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
@@ -90,6 +93,14 @@ class RanksCore:
             assert last.error is None, last.error
         return [sink.token_ids for sink in sinks]
 
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> Float32Array:
+        """Returns the vectors of prompts that arrive together, [n, size]."""
+        sampling = SamplingParams(temperature=0, seed=0, max_tokens=1)
+        sinks = [self.submit(prompt, sampling) for prompt in prompts]
+        last = [await sink.wait_for_end() for sink in sinks]
+        assert not [each.error for each in last if each.error is not None]
+        return np.stack([read_float32(each.vector) for each in last])
+
     async def wait_until_ready(self) -> None:
         """Returns when the core takes requests."""
         await until(lambda: self.core.is_ready, timeout_s=120)
@@ -107,6 +118,7 @@ async def ranks_core(
     """
     sees_images = not config.images.language_model_only
     model = ModelConfig.from_folder(config.checkpoint.model, sees_images=sees_images)
+    pooling = read_pooling(config.checkpoint.model, config.checkpoint.task)
     limits = StepLimits.of(
         config,
         max_model_len=config.checkpoint.max_model_len or model.max_position_embeddings,
@@ -116,6 +128,7 @@ async def ranks_core(
         ),
         sees_images=model.vision is not None,
         max_whole_tokens=model.max_whole_tokens,
+        pooling=None if pooling is None else pooling.method,
     )
     executors: list[WorkerExecutor] = []
 
