@@ -40,7 +40,11 @@ from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part, with_decoder_class
 from models.config_sections.towers import read_vision
 from models.config_sections.vision import VisionConfig
-from models.config_sections.windows import read_sliding_windows, read_unrotated_layers
+from models.config_sections.windows import (
+    read_sliding_windows,
+    read_unrotated_layers,
+    sees_later,
+)
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
 from models.quantization.read import read_quantization
@@ -115,6 +119,10 @@ class ModelConfig:
     gemma4: Gemma4Config | None = None
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
+
+    sees_later: bool = False
+    """Whether queries see the keys of later tokens, too: a model of vectors. Windows then reach as
+    far to later tokens as to earlier ones."""
 
     lacks_head: bool = False
     """Whether no head that chooses tokens is loaded, even if the checkpoint has one."""
@@ -208,6 +216,7 @@ class ModelConfig:
             is_text_part=is_wrapper(whole),
             lacks_head=with_decoder_class(whole) is not whole,
             vision=vision,
+            sees_later=sees_later(fields),
         )
 
     @property
@@ -316,11 +325,12 @@ def _refuse_unsupported(fields: Fields) -> None:
         fields.choice("hidden_act", (activation,), activation)
         return
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):
+    may_see_later = fields.architecture() == "Gemma3ForCausalLM"
+    served = (None, False, "vision", *([True] if may_see_later else []))
+    if fields.values.get("use_bidirectional_attention") not in served:
         raise fields.error(
             "use_bidirectional_attention",
-            "false, or vision, which no text has: attention here is causal, so EmbeddingGemma is "
-            "not served",
+            "false, or vision, which no text has; true is served of Gemma 3 alone",
         )
 
 

@@ -20,7 +20,14 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
 PROCESS_LOCAL_FIELDS = frozenset(
-    {"kv_cache_data", "layer_attn_metadata", "index_choice", "image_metadata", "adapter_slots"}
+    {
+        "kv_cache_data",
+        "layer_attn_metadata",
+        "index_choice",
+        "image_metadata",
+        "sequence_ends",
+        "adapter_slots",
+    }
 )
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
@@ -232,6 +239,9 @@ class ForwardContext:
     adapter_slots: torch.Tensor | None = None
     """[at least T] int32: 0 for a token without an adapter, n + 1 for the one in slot n; None of a
     model without room for adapters."""
+    sequence_ends: torch.Tensor | None = None
+    """[T] int32, the length of each query token's sequence, in a pass whose tokens see later ones
+    of their sequences; else None."""
     batch_descriptor: GraphKey | None = None
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
@@ -249,6 +259,21 @@ class ForwardContext:
         if not self.layer_attn_metadata:
             return self.attn_metadata
         return self.layer_attn_metadata[layer_index]
+
+    def key_ends(self, sliding_window: int | None) -> torch.Tensor | None:
+        """Returns the position after the last key that each query token sees, [T] int32.
+
+        None: all see keys up to their own. A window reaches as far to later keys as to earlier
+        ones.
+        """
+        ends = self.sequence_ends
+        if ends is None:
+            images = self.image_metadata
+            return None if images is None else images.key_ends_of(sliding_window)
+        if sliding_window is None:
+            return ends
+        reached = self.context.positions[: len(ends)] + sliding_window
+        return torch.minimum(ends, reached.to(ends.dtype))
 
 
 class _Current(threading.local):

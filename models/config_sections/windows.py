@@ -8,6 +8,11 @@ from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import read_layer_types
 
 
+def sees_later(fields: Fields) -> bool:
+    """Whether the queries of a model see the keys of later tokens, too."""
+    return fields.values.get("use_bidirectional_attention") is True
+
+
 def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Returns each layer's window: by layer_types, by the pattern, or one for all."""
     layer_types = read_layer_types(fields, num_layers)
@@ -32,6 +37,9 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
     else:
         is_sliding = [fields.has("sliding_window")] * num_layers
     window = fields.count("sliding_window") if any(is_sliding) else None
+    if window is not None and sees_later(fields):
+        # config.json counts both sides, windows count one side and the query's own token.
+        window = window // 2 + 1
     return tuple(window if slides else None for slides in is_sliding)
 
 

@@ -50,6 +50,8 @@ class StepLimits:
     max_whole_tokens: int = 0
     """Most tokens of an image, which one step computes as they attend to later ones; 0: chunks of
     prompts may end inside of images."""
+    computes_whole_prompts: bool = False
+    """Whether a step computes all of a prompt or none, as its tokens attend to later ones."""
     pooling: str | None = None
     """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
     num_adapter_slots: int = 0
@@ -71,6 +73,7 @@ class StepLimits:
         cache_windows: Sequence[Window],
         sees_images: bool = False,
         max_whole_tokens: int = 0,
+        computes_whole_prompts: bool = False,
         pooling: str | None = None,
     ) -> "StepLimits":
         """Returns the limits of an engine that serves a model.
@@ -78,6 +81,7 @@ class StepLimits:
         cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
         sees_images: whether an encoder is loaded.
         max_whole_tokens: of that encoder's configuration.
+        computes_whole_prompts: whether the model's tokens attend to later ones.
         pooling: the method of pooling; None to generate.
         """
         return cls(
@@ -98,6 +102,7 @@ class StepLimits:
             num_encoder_pages=(pages_of(config.images.encoder_cache_tokens) if sees_images else 0),
             max_encoder_tokens=config.images.max_encoder_tokens,
             max_whole_tokens=max_whole_tokens,
+            computes_whole_prompts=computes_whole_prompts,
             pooling=pooling,
             num_adapter_slots=config.adapters.max_loras,
             num_adapter_ranks=config.parallel.tensor_parallel_size
@@ -123,6 +128,8 @@ class StepLimits:
     @property
     def min_step_tokens(self) -> int:
         """Query tokens of a step that has room for the next tokens of any request."""
+        if self.computes_whole_prompts:
+            return self.max_model_len
         if not self.max_whole_tokens:
             return 1
         return self.max_whole_tokens + self.max_num_seqs * self.decode_q_len
@@ -130,7 +137,7 @@ class StepLimits:
     @property
     def shares_prefixes(self) -> bool:
         """Whether the cached tokens of a prompt need not be computed again."""
-        return self.pooling in (None, "last")
+        return self.pooling in (None, "last") and not self.computes_whole_prompts
 
     @property
     def decode_q_len(self) -> int:

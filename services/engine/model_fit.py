@@ -27,6 +27,7 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
             moves_experts=parallel.eplb_interval > 0,
         )
     _check_image_room(config, model)
+    _check_whole_prompts(config, model)
     own_experts = None if model.transformers is not None else model.moe
     if parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1 and not own_experts:
         raise ValueError(
@@ -53,6 +54,23 @@ def _check_image_room(config: EngineConfig, model: ModelConfig) -> None:
             f"--max-num-batched-tokens is {most}; it must be {needed} or more, as a step of "
             f"{model.architecture} computes whole images, {model.max_whole_tokens} tokens, beside "
             f"{num_decodes} of requests that decode; --language-model-only serves its text"
+        )
+
+
+def _check_whole_prompts(config: EngineConfig, model: ModelConfig) -> None:
+    if not model.sees_later:
+        return
+    if config.checkpoint.task != "embed":
+        raise ValueError(
+            f"tokens of {model.architecture} with use_bidirectional_attention see later ones, so "
+            "it generates none: --task embed serves it"
+        )
+    most = config.scheduler.max_num_batched_tokens
+    longest = config.checkpoint.max_model_len or model.max_position_embeddings
+    if most < longest:
+        raise ValueError(
+            f"--max-num-batched-tokens is {most}; it must be {longest} or more, as a step of "
+            f"{model.architecture} computes whole prompts; --max-model-len bounds these"
         )
 
 
@@ -150,6 +168,11 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
         raise ValueError(
             f"--batch-invariant does not cover images of {name}, whose tokens attend to later "
             "ones; --language-model-only serves its text"
+        )
+    if model.sees_later:
+        raise ValueError(
+            f"--batch-invariant does not cover {name} with use_bidirectional_attention, whose "
+            "tokens attend to later ones"
         )
     if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
         raise ValueError(

@@ -97,6 +97,7 @@ class EngineServer:
                 ),
                 sees_images=model.image_input is not None,
                 max_whole_tokens=model.config.max_whole_tokens,
+                computes_whole_prompts=model.config.sees_later,
                 pooling=None if model.pooling is None else model.pooling.method,
             ),
             make_executor=make_executor,

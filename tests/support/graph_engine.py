@@ -5,13 +5,15 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from models.config_sections.pooling import PoolingConfig
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
-from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.batch import BatchDescriptor, Float32Array, StepResult, read_float32
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
@@ -34,6 +36,7 @@ from services.engine.worker.tiers.host_memory import PlainHostMemory
 from services.engine.worker.tiers.pinned_memory import PinnedHostMemory
 from tests.support.compiled_models import compile_model
 from tests.support.engine_harness import RecordingSink
+from tests.support.requests import make_request
 
 
 class GraphEngine:
@@ -66,6 +69,7 @@ class GraphEngine:
         num_encoder_pages: int = 0,
         max_encoder_tokens: int = 64,
         model: CausalLM | None = None,
+        pooling: PoolingConfig | None = None,
         max_in_flight: int = 2,
         num_host_slots: int = 0,
         max_step_loads: int = 16,
@@ -81,6 +85,7 @@ class GraphEngine:
             load_format=load_format,
             with_draft_layers=with_draft_layers,
             sees_images=num_encoder_pages > 0,
+            pooling=pooling,
         )
         if draft_model is not None:
             small = load_draft_model(
@@ -108,6 +113,8 @@ class GraphEngine:
             num_encoder_pages=num_encoder_pages,
             max_encoder_tokens=max_encoder_tokens,
             max_whole_tokens=self.model.config.max_whole_tokens,
+            computes_whole_prompts=self.model.config.sees_later,
+            pooling=None if pooling is None else pooling.method,
         )
         num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)
@@ -191,8 +198,20 @@ class GraphEngine:
                 sink=RecordingSink(),
                 arrival_s=0.0,
             )
-            self.scheduler.add(request)
             requests.append(request)
+        self._complete(requests)
+        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Float32Array:
+        """Returns the vectors of prompts that arrive together, [n, size]."""
+        requests = [make_request(list(prompt), max_tokens=1) for prompt in prompts]
+        self._complete(requests)
+        return np.stack([read_float32(each.sink.outputs[-1].vector) for each in requests])
+
+    def _complete(self, requests: Sequence[Request]) -> None:
+        """Runs steps until requests that arrive together have ended."""
+        for request in requests:
+            self.scheduler.add(request)
         in_flight = deque()
         while self.scheduler.has_work or in_flight:
             while len(in_flight) < self.max_in_flight:
@@ -204,11 +223,11 @@ class GraphEngine:
                 in_flight.append((step, self.runner.execute(wire)))
             step, pending = in_flight.popleft()
             result = pending.message()
-            self.scheduler.update(step, result)
+            for output in self.scheduler.update(step, result):
+                output.request.sink.put(output)
             self.finished_s.append(time.perf_counter())
             self.steps.append((step.descriptor, result))
             self.reasons.append(self.ledger.count(step.descriptor, result))
-        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
 
     def _take_fault(self, outcome) -> None:
         self.faults.append(outcome)

@@ -69,6 +69,7 @@ class PooledEngine:
             max_model_len=shape.max_position_embeddings,
             vocab_size=shape.vocab_size,
             cache_windows=shape.cache_windows,
+            computes_whole_prompts=shape.sees_later,
             pooling=pooling.method,
         )
         pages = state_pages(model, block_size=limits.block_size, dtype=torch.float32)

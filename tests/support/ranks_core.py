@@ -128,6 +128,7 @@ async def ranks_core(
         ),
         sees_images=model.vision is not None,
         max_whole_tokens=model.max_whole_tokens,
+        computes_whole_prompts=model.sees_later,
         pooling=None if pooling is None else pooling.method,
     )
     executors: list[WorkerExecutor] = []

@@ -45,7 +45,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     Given cos and signed_sin it first rotates queries and keys; given the weights too, it normalises
     their heads before that. Metadata and cache come from the forward context. A step may mix
     prefill chunks and decodes. Tokens past the end of slot_mapping are padding: their output is
-    undefined. Tokens of an image may see later keys: ImageMetadata.key_ends.
+    undefined. Tokens may see later keys: ForwardContext.key_ends.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     q, output: [T, Hq, D], contiguous; a q to rotate only has each token's heads contiguous.
@@ -67,8 +67,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     assert isinstance(cache, KVCacheData), f"layer {layer_index} caches no keys and values"
     if k is None or v is None:
         k, v = read_slots(cache, metadata.slot_mapping, len(q), q.dtype)
-    images = context.image_metadata
-    key_ends = None if images is None else images.key_ends_of(sliding_window)
+    key_ends = context.key_ends(sliding_window)
     transform = _head_transform(cos, signed_sin, q_weight, k_weight, eps)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     assert not rounds or q.shape[2] == BLOCK, "each head has one scale"

@@ -102,6 +102,8 @@ class Admission:
         """Returns a request's cached tokens, and what hinders it to start, if anything does."""
         cache, tiers = self._holdings.cache, self._holdings.tiers
         num_tokens = self._reach(len(request.token_ids))
+        if self._limits.computes_whole_prompts and len(request.token_ids) > budget:
+            return NO_PREFIX, Stage.FULL_STEP
         # Cached tokens have no log-probabilities.
         prefix = NO_PREFIX if request.needs_prompt_logits else cache.match_prefix(request)
         if self._is_being_computed(request, prefix.num_tokens):

@@ -6,8 +6,6 @@ UNIMPLEMENTED; nor is SubscribeKvEvents without --kv-events, which the gateway u
 
 import datetime
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import grpc
@@ -196,20 +194,6 @@ class VllmServicer:
             async for part in follow(dict(enumerate(ranks)), cursors):
                 batch = part_to_batch(part, self._config.cache.block_size)
                 await write_in_time(context, batch, self._config.serving.slow_reader_timeout_s)
-
-    @contextmanager
-    def _live(self, request_id: str, call: VllmCall | EmbedCall) -> Iterator[None]:
-        """Lets a call be aborted by its name, which no other live one may have."""
-        if request_id in self._calls:
-            error = DuplicateRequestError(f"request_id {request_id!r} belongs to a live request")
-            count_rejection(self._core.counters, error)
-            raise error
-        if request_id:
-            self._calls[request_id] = call
-        try:
-            yield
-        finally:
-            self._calls.pop(request_id, None)
 
     def _load(self) -> vllm_engine_pb2.SchedulerLoad:
         stats, block_size = self._core.stats(), self._config.cache.block_size

@@ -449,7 +449,8 @@ def test_caps_are_off_where_null_and_a_default_where_absent(tmp_path, architectu
     [
         ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
         ("Gemma2ForCausalLM", "attn_logit_softcapping", -1),
-        ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
+        ("Gemma2ForCausalLM", "use_bidirectional_attention", True),
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", "all"),
         ("Gemma3ForCausalLM", "attn_logit_softcapping", 50.0),
         ("GraniteForCausalLM", "residual_multiplier", 0),
         ("GraniteForCausalLM", "logits_scaling", "8"),

@@ -80,15 +80,6 @@ def test_scores_need_the_tokens_yes_and_no(tmp_path, content):
         read_pooling(tmp_path, "score")
 
 
-def test_embedding_gemma_is_refused_by_name(tmp_path):
-    write_checkpoint(tmp_path, "gemma3")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="causal, so EmbeddingGemma is not served"):
-        ModelConfig.from_folder(tmp_path)
-
-
 def test_a_decoder_without_a_head_generates_nothing(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     config = json.loads((tmp_path / "config.json").read_text())

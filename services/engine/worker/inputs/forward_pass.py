@@ -61,6 +61,8 @@ class ForwardPass:
         """The same in draft passes of one token of each request that samples."""
         self.adapter_slots: Tensor | None = None
         """The slot of each token's adapter; None of a model without room for some."""
+        self.sees_later = False
+        """Whether tokens see later ones of their sequences, all of which a step computes."""
         self.images: ImageInputs | None = None
         """Encoded images; None of a model that sees none, and for a small model."""
         # The entries of groups with tokens alternate; those of states follow.
@@ -179,11 +181,18 @@ class ForwardPass:
                 is_draft=spec_decode_metadata is not None,
             ),
             adapter_slots=self.adapter_slots,
+            sequence_ends=self._sequence_ends(inputs),
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,
         )
         with forward_context(context):
             yield
+
+    def _sequence_ends(self, inputs: Inputs) -> Tensor | None:
+        # A sequence of one token has no later ones, so whole graphs of these need none.
+        if not self.sees_later or inputs.max_seqlen_q == 1:
+            return None
+        return inputs.seq_lens.index_select(0, inputs.token_request)
 
     def _image_metadata(
         self, inputs: Inputs, key: GraphKey | None, *, has_single_tokens: bool, is_draft: bool

@@ -98,6 +98,7 @@ class ModelRunner:
             device=device,
         )
         self.forward.received = self._handed.received
+        self.forward.sees_later = model.config.sees_later
         self._limits = limits
         self.encoder: ImageEncoder | None = None
         """Encodes images, on the first stage of a model that sees some."""

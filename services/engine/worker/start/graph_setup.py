@@ -262,11 +262,14 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
     caches = runner.forward.kv_cache_data
     tokens = [each for each in caches if not isinstance(each, StateCacheData)]
     dtype = next(iter((tokens or caches)[0].tensors().values())).dtype
+    attention = min(
+        attention_support(each, runner.device, dtype)
+        for each in (runner.model, *runner.model.draft_models)
+    )
+    if runner.forward.sees_later:
+        attention = min(attention, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
     return graph_support(
-        min(
-            attention_support(each, runner.device, dtype)
-            for each in (runner.model, *runner.model.draft_models)
-        ),
+        attention,
         level,
         decode_q_len=limits.decode_q_len,
         on_cpu=runner.device.type == "cpu",

@@ -158,6 +158,7 @@ class LoadedModel:
             cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
             sees_images=model_config.vision is not None,
             max_whole_tokens=model_config.max_whole_tokens,
+            computes_whole_prompts=model_config.sees_later,
             pooling=None if pooling is None else pooling.method,
         )
         started_s = time.monotonic()
