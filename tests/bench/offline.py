@@ -33,12 +33,12 @@ def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide
         settings.budget,
         vocab_size=settings.model.vocab_size,
         max_model_len=settings.max_model_len,
-        floor=_floor(settings, report) if divide_by == 1 else None,
+        floor=known_floor(settings, report) if divide_by == 1 else None,
         divide_by=divide_by,
     )
 
 
-def _floor(settings: Settings, report: Report) -> StepFloor | None:
+def known_floor(settings: Settings, report: Report) -> StepFloor | None:
     """Returns the least time of the model's steps; None on GPUs that were never measured."""
     is_measured = MEASURED_ON in (report.content["machine"]["gpu"] or "")
     if not is_measured or settings.config.parallel.num_ranks > 1:

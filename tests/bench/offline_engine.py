@@ -265,6 +265,7 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
         name="bench",
         max_model_len=config.checkpoint.max_model_len,
         max_image_tokens=config.images.max_image_tokens,
+        task=config.checkpoint.task,
     )
     times = StartTimes()
     is_ready = asyncio.Event()
@@ -284,6 +285,8 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
             ),
             sees_images=model.config.vision is not None,
             max_whole_tokens=model.config.max_whole_tokens,
+            computes_whole_prompts=model.config.sees_later,
+            pooling=None if model.pooling is None else model.pooling.method,
         ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),

@@ -56,6 +56,16 @@ def test_prompts_with_images_are_measured(tmp_path):
     assert figures["3 requests, image, rate"]["median"] > 0
 
 
+def test_vectors_of_short_and_long_inputs_are_measured(tmp_path):
+    out = tmp_path / "embeddings.json"
+    few = ("--lengths", "4,2048", "--tokens", "40", "--repeats", "2", "--enforce-eager")
+    run("tests.bench.embeddings", *SMALL, *few, "--out", out)
+    figures = json.loads(out.read_text())["figures"]
+    for name in ("10 inputs of 4", "1 inputs of 2048"):
+        assert figures[name]["median"] > 0
+        assert figures[f"{name}, rate"]["median"] > 0
+
+
 def test_gaps_between_tokens_are_measured_from_the_start_on(tmp_path):
     out = tmp_path / "busy.json"
     few = ("--streams", "2", "--after-s", "0.5", "--cudagraph-mode", "full_decode_only")
