@@ -78,8 +78,9 @@ def try_embeddings(report: Report, to: dict) -> None:
         query = embeddings.embed_query("hello")
         found = embeddings.embed_documents([f"text {number}" for number in range(20)])
         check(len(found) == 20 and len(found[0]) == len(query), found)
-    with report.trial("OpenAIEmbeddings of tokens, long texts in parts"):
-        # The class takes the tokens of OpenAI's models, which it downloads. These are bytes.
+    what = "OpenAIEmbeddings of tokens (bytes, not those of OpenAI's models), long texts in parts"
+    with report.trial(what):
+        # It would download an encoding.
         bytes_alone = {bytes([value]): value for value in range(256)}
         tiktoken.registry.ENCODINGS["cl100k_base"] = tiktoken.Encoding(
             "cl100k_base", pat_str=r"\S+|\s", mergeable_ranks=bytes_alone, special_tokens={}
