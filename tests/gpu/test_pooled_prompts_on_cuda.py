@@ -25,7 +25,7 @@ VARIANTS = {
     "mean": ("llama_bias", "mean_tokens"),
     "first token": ("gemma2", "cls_token"),
     "experts": ("qwen3_moe", "mean_tokens"),
-    "states": ("qwen3_next", "lasttoken"),
+    "states": ("falcon_h1", "lasttoken"),
     "answers": ("qwen3", None),
 }
 """Variant -> family, and the mode of pooling; None for scores."""
