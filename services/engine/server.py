@@ -218,18 +218,18 @@ class EngineServer:
         self._exit(1)
 
     async def _exit_when_drained(self) -> None:
-        await self.core.wait_until_drained()
+        await self.core.drain.wait_until_over()
         self._exit(0)
 
     def _take_signal(self, number: signal.Signals) -> None:
         log.info("signal_received", signal=number.name)
-        if self.core.is_draining:
+        if self.core.drain.has_begun:
             self._exit(1)
         else:
             self._tasks.append(asyncio.create_task(self._drain()))
 
     async def _drain(self) -> None:
-        await self.core.drain(self._config.serving.drain_timeout_s)
+        await self.core.drain.run(self._config.serving.drain_timeout_s)
 
     def _exit(self, status: int) -> None:
         if not self._exit_status.done():

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +14,7 @@ from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.adapters import Adapters
+from services.engine.core.drain import Drain
 from services.engine.core.engine_scheduler import make_block_events, make_step_loop
 from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
@@ -43,14 +44,6 @@ if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class DrainReport:
-    """How the requests ended that were live when a drain began."""
-
-    num_finished: int
-    num_aborted: int
 
 
 class EngineCore:
@@ -109,9 +102,8 @@ class EngineCore:
             end=self.abort,
         )
         self._is_open = False
-        self._drain_listeners: set[Callable[[], None]] = set()
-        self._is_draining = False
-        self._has_drained = asyncio.Event()
+        self.drain = Drain(self.requests, abort_all=self._abort_drained)
+        self.drain.listeners.add(lambda: on_readiness(False))
         self._supervisor = WorkerSupervisor(
             make_executor=make_executor, serve=self._serve, counters=self.counters
         )
@@ -119,7 +111,7 @@ class EngineCore:
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes new requests."""
-        return self._is_open and not self._is_draining
+        return self._is_open and not self.drain.has_begun
 
     @property
     def num_blocks(self) -> int:
@@ -127,11 +119,6 @@ class EngineCore:
         if self.worker is None:
             return 0
         return self._limits.data_parallel_size * (self.worker.num_blocks - 1) + 1
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the engine only finishes its requests."""
-        return self._is_draining
 
     async def run(self) -> NoReturn:
         """Serves until it is cancelled.
@@ -150,7 +137,7 @@ class EngineCore:
 
     def check_ready(self) -> None:
         """Raises EngineUnavailableError unless `is_ready`."""
-        if self._is_draining:
+        if self.drain.has_begun:
             raise EngineUnavailableError("the engine is draining and takes no new requests")
         if not self._is_open:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
@@ -178,41 +165,6 @@ class EngineCore:
         Its sink takes a last output with `error`, or with the finish reason ABORTED.
         """
         self._end(request, FinishReason.ABORTED if error is None else None, error)
-
-    async def drain(self, timeout_s: float) -> DrainReport:
-        """Refuses new requests, waits at most `timeout_s` for live ones, then aborts the rest.
-
-        A second drain joins the first, with its own time limit.
-        """
-        num_live = len(self.requests)
-        if not self._is_draining:
-            self._is_draining = True
-            self._on_readiness(False)
-            log.info("drain_began", num_live=num_live, timeout_s=timeout_s)
-            for listener in list(self._drain_listeners):
-                listener()
-        num_aborted = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.requests.wait_until_empty()
-        except TimeoutError:
-            num_aborted = len(self.requests)
-            self._abort_all(EngineUnavailableError("the engine drained and its time limit passed"))
-        log.info("drain_ended", num_finished=num_live - num_aborted, num_aborted=num_aborted)
-        self._has_drained.set()
-        return DrainReport(num_live - num_aborted, num_aborted)
-
-    async def wait_until_drained(self) -> None:
-        """Returns when a drain has ended."""
-        await self._has_drained.wait()
-
-    def add_drain_listener(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when a drain begins."""
-        self._drain_listeners.add(listener)
-
-    def remove_drain_listener(self, listener: Callable[[], None]) -> None:
-        """Removes a drain listener."""
-        self._drain_listeners.discard(listener)
 
     def watch(self, *, include_token_ids: bool, include_snapshot: bool) -> StepWatcher:
         """Returns a watcher of the steps from now on; end it with `watchers.remove`.
@@ -400,6 +352,9 @@ class EngineCore:
             self._steps.scheduler.abort(request)
             self._steps.wake()
         self.requests.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+
+    def _abort_drained(self) -> None:
+        self._abort_all(EngineUnavailableError("the engine drained and its time limit passed"))
 
     def _abort_all(self, error: EngineError) -> None:
         for request in self.requests.all():

@@ -133,7 +133,7 @@ def load_info(core: EngineCore, *, with_ranks: bool) -> LoadInfo:
 
 def health(core: EngineCore) -> HealthResponse:
     """Says whether requests are taken."""
-    if core.is_draining:
+    if core.drain.has_begun:
         state, message = openengine_pb2.HEALTH_STATE_DRAINING, "requests are only finished"
     elif core.is_ready:
         state, message = openengine_pb2.HEALTH_STATE_READY, ""

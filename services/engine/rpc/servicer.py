@@ -243,7 +243,7 @@ class EngineServicer(EngineServiceServicer):
         timeout_s = self._config.serving.drain_timeout_s
         if request.HasField("timeout_ms"):
             timeout_s = request.timeout_ms / 1000
-        report = await self._core.drain(timeout_s)
+        report = await self._core.drain.run(timeout_s)
         return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)
 
     async def StartProfile(  # noqa: N802  the protocol's name

@@ -102,11 +102,11 @@ class Session:
         log.info("session_opened", frontend_id=frontend_id, peer=self._context.peer())
         receiving = asyncio.create_task(self._receive())
         receiving.add_done_callback(self._end_receiving)
-        self._core.add_drain_listener(self._announce_drain)
+        self._core.drain.listeners.add(self._announce_drain)
         try:
             await self._outbox.send(self._context.write, self._heartbeat)
         finally:
-            self._core.remove_drain_listener(self._announce_drain)
+            self._core.drain.listeners.discard(self._announce_drain)
             receiving.cancel()
             del receiving  # an error refers to this frame, and the task to the error
             log.info("session_closed", frontend_id=frontend_id, num_aborted=len(self._live))
@@ -127,7 +127,7 @@ class Session:
         frontend_id: str = message.hello.frontend_id
         check_name(frontend_id, "frontend_id")
         self._wants_prefixes = self._can_tell_prefixes(message.hello)
-        if self._core.is_draining:
+        if self._core.drain.has_begun:
             raise EngineUnavailableError("the engine is draining and opens no new sessions")
         hello = EngineHello(
             engine_id=self._core.engine_id,
@@ -258,7 +258,7 @@ class Session:
         self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._core.is_draining and not self._live and not self._preparing:
+        if self._core.drain.has_begun and not self._live and not self._preparing:
             self._outbox.close()
 
     def _abort_all(self) -> None:

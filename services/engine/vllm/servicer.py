@@ -109,7 +109,7 @@ class VllmServicer:
         del context
         check_known(request)
         message = "ready"
-        if self._core.is_draining:
+        if self._core.drain.has_begun:
             message = "draining"
         elif not self._core.is_ready:
             message = "the worker is starting"

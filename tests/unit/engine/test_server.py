@@ -22,7 +22,7 @@ async def status(service, name):
 async def test_health_follows_the_worker_and_the_drain():
     async with running_service() as service:
         assert await status(service, SERVICE_NAME) == SERVING
-        await service.core.drain(1)
+        await service.core.drain.run(1)
         assert await status(service, SERVICE_NAME) == NOT_SERVING
         assert await status(service, LIVENESS) == SERVING
 
@@ -56,7 +56,7 @@ async def test_a_drained_engine_stops_without_waiting_for_watchers():
     async with running_service() as service:
         watch = health_pb2_grpc.HealthStub(service.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == SERVING
-        await service.core.drain(1)
+        await service.core.drain.run(1)
         assert await service.server.wait() == 0
         await service.server.stop()
         assert (await watch.read()).status == NOT_SERVING

@@ -279,7 +279,7 @@ class TestDrain:
         async with running_core() as engine:
             sink = RecordingSink()
             engine.core.submit(make_request(sink, max_tokens=40))
-            drain = asyncio.create_task(engine.core.drain(60))
+            drain = asyncio.create_task(engine.core.drain.run(60))
             await asyncio.sleep(0)
             with pytest.raises(EngineUnavailableError, match="draining"):
                 engine.core.submit(make_request(RecordingSink(), request_id="late"))
@@ -293,15 +293,15 @@ class TestDrain:
             engine.executors.last.hang()
             sink = RecordingSink()
             engine.core.submit(make_request(sink))
-            report = await engine.core.drain(0.05)
+            report = await engine.core.drain.run(0.05)
             assert (report.num_finished, report.num_aborted) == (0, 1)
             assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
 
     async def test_notifies_its_listeners_once(self):
         async with running_core() as engine:
             calls = []
-            engine.core.add_drain_listener(lambda: calls.append("drain"))
-            await asyncio.gather(engine.core.drain(1), engine.core.drain(1))
+            engine.core.drain.listeners.add(lambda: calls.append("drain"))
+            await asyncio.gather(engine.core.drain.run(1), engine.core.drain.run(1))
             assert calls == ["drain"]
 
 

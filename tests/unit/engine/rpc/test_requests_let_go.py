@@ -150,7 +150,7 @@ async def test_drained_requests_free_their_slots():
         frontend = await Frontend(service.stub).open()
         await frontend.submit(1, max_tokens=400, sampling={"structured_output": LONG})
         await frontend.read_until(lambda f: 1 in f.tokens)
-        await service.core.drain(0.0)
+        await service.core.drain.run(0.0)
         assert not counts(service).held(LIVE)
 
 

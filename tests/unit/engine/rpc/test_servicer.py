@@ -301,7 +301,7 @@ class TestDrain:
             call = service.stub.Generate(ask(max_tokens=40))
             await call.read()
             draining = service.stub.Drain(DrainRequest())
-            await until(lambda: service.core.is_draining)
+            await until(lambda: service.core.drain.has_begun)
             service.executors.last.resume()
             drained = await draining
             assert (drained.num_finished, drained.num_aborted) == (1, 0)

@@ -394,7 +394,7 @@ class TestDrain:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=40)
             await frontend.read_until(lambda f: f.tokens)
-            drain = asyncio.create_task(service.core.drain(60))
+            drain = asyncio.create_task(service.core.drain.run(60))
             await frontend.read_until(lambda f: f.is_draining)
             await frontend.submit(2)
             await frontend.read_until(lambda f: f.rejected)
@@ -410,7 +410,7 @@ class TestDrain:
 
     async def test_opens_no_new_session(self):
         async with running_service() as service:
-            await service.core.drain(1)
+            await service.core.drain.run(1)
             call = service.stub.Session()
             await call.write(FrontendMessage(hello=FrontendHello()))
             with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -99,7 +99,7 @@ async def test_calls_before_the_engine_is_ready_and_while_it_drains_are_unavaila
     options = {} if draining else {"start_error": "no weights"}
     async with gateway(**options) as (service, stub):
         if draining:
-            await service.core.drain(0)
+            await service.core.drain.run(0)
         calls = [stub.Generate(ask(request_id=f"r{i}", n=16)) for i in range(20)]
         statuses = {await status_of(call) for call in calls}
         assert statuses == {grpc.StatusCode.UNAVAILABLE}

@@ -224,7 +224,7 @@ async def test_the_model_and_the_engine_describe_themselves():
         assert server.max_num_seqs == 8
         health = await stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest())
         assert (health.healthy, health.message) == (True, "ready")
-        await service.core.drain(0)
+        await service.core.drain.run(0)
         health = await stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest())
         assert (health.healthy, health.message) == (False, "draining")
 
