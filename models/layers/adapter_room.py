@@ -6,21 +6,25 @@ says which slot each token uses, so captured graphs hold no adapter, only the ad
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from models.layers.decoder import CausalLM
+from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.quantization import QuantizableLinear
+
+AdaptedLayer: TypeAlias = QuantizableLinear | VocabParallelEmbedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAdapter:
     """One adapter's share of a layer on this rank, of `rank` ranks.
 
-    a: [parts, rank, K]. b: [N, rank], scaled.
+    a: [parts, rank, K]; of the embedding [1, rank, tokens]. b: [N, rank], scaled.
     """
 
-    layer: QuantizableLinear
+    layer: AdaptedLayer
     a: torch.Tensor
     b: torch.Tensor
 
@@ -44,36 +48,57 @@ def adapted_layers(model: CausalLM) -> Iterator[QuantizableLinear]:
             yield module
 
 
-def make_room(model: CausalLM, *, num_slots: int, max_rank: int) -> None:
+def make_room(
+    model: CausalLM, *, num_slots: int, max_rank: int, with_embeddings: bool = False
+) -> None:
     """Gives a loaded model empty slots for adapters."""
     model.num_adapter_slots, model.max_adapter_rank = num_slots, max_rank
-    device = model.device
+    device = next(model.parameters()).device
+    like = torch.empty(0, dtype=model.dtype, device=device)
     for layer in adapted_layers(model):
         parts = layer.part_sizes
-        num_inputs = layer.num_inputs
-        like = torch.empty(0, dtype=model.dtype, device=device)
-        layer.adapter_a = like.new_zeros(num_slots, len(parts) * max_rank, num_inputs)
+        layer.adapter_a = like.new_zeros(num_slots, len(parts) * max_rank, layer.num_inputs)
         layer.adapter_b = like.new_zeros(num_slots, sum(parts), max_rank)
+    if with_embeddings and model.stage.is_first:
+        table = model.model.embed_tokens
+        num_tokens, size = table.weight.shape
+        table.adapter_a = like.new_zeros(num_slots, num_tokens, max_rank)
+        table.adapter_b = like.new_zeros(num_slots, size, max_rank)
+        identity = torch.eye(max_rank, dtype=model.dtype, device=device)
+        table.adapter_identity = identity.repeat(num_slots, 1, 1)
+    if with_embeddings and model.stage.is_last:
+        head = model.lm_head
+        num_tokens, size = head.weight.shape
+        head.adapter_a = like.new_zeros(num_slots, max_rank, size)
+        head.adapter_b = like.new_zeros(num_slots, num_tokens, max_rank)
 
 
 def fill_slot(share: LayerAdapter, slot: int) -> None:
     """Copies an adapter's share of a layer into a slot; on CUDA the copy is queued."""
     room_a, room_b = slot_of(share.layer, slot)
     num_parts, rank, _ = share.a.shape
-    by_part = room_a.view(num_parts, -1, room_a.shape[1])
+    if is_table(share.layer):
+        by_part = room_a.T.unsqueeze(0)
+    else:
+        by_part = room_a.view(num_parts, -1, room_a.shape[1])
     by_part[:, :rank].copy_(share.a, non_blocking=True)
     by_part[:, rank:].zero_()
     room_b[:, :rank].copy_(share.b, non_blocking=True)
     room_b[:, rank:].zero_()
 
 
-def clear_slot(layer: QuantizableLinear, slot: int) -> None:
+def clear_slot(layer: AdaptedLayer, slot: int) -> None:
     """Makes a slot of a layer add nothing."""
     slot_of(layer, slot)[1].zero_()
 
 
-def slot_of(layer: QuantizableLinear, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the memory of a slot: A, [parts * R, K], and B, [N, R]."""
+def slot_of(layer: AdaptedLayer, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the memory of a slot: A, [parts * R, K] or of the embedding [tokens, R], and B."""
     assert layer.adapter_a is not None, "the layer has room"
     assert layer.adapter_b is not None, "the layer has room"
     return layer.adapter_a[slot], layer.adapter_b[slot]
+
+
+def is_table(layer: AdaptedLayer) -> bool:
+    """Whether a layer looks tokens up, whose A has a row for each token."""
+    return isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)

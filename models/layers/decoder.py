@@ -1,10 +1,9 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch import nn
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
 from models.kv_cache import CacheSpec
+from models.layers.drafting import DraftingModel
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.gated_mlp import GatedMLP
 from models.layers.image_rows import ImageRows
@@ -21,7 +21,7 @@ from models.layers.pipeline import PPMissingLayer, make_layers
 from models.layers.pooling import PoolingHead
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.vision_tower import VisionTower
-from models.layers.weight import ExpertTensor
+from models.layers.weight import ExpertTensor, WeightFormat
 from models.parallel.group import SINGLE, WHOLE_MODEL, ParallelGroup, PipelineStage
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -189,31 +189,6 @@ class Decoder(nn.Module):
         return set().union(*(promise() for promise in promises))
 
 
-class DraftingModel(Protocol):
-    """A model beside another one, with caches of its own."""
-
-    def cache_specs(self) -> list[CacheSpec]:
-        """Returns each layer's cache entry."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Returns its modules."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat:
-    """Weights that a checkpoint stores in one format and the model keeps in one.
-
-    stored, kept: formats in words. count: number of parameters, packed ones counting once. bytes:
-    their memory on this rank, with scales. rounds_activations: whether products round their input.
-    """
-
-    stored: str
-    kept: str
-    count: int
-    bytes: int
-    rounds_activations: bool
-
-
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
@@ -311,11 +286,6 @@ class CausalLM(nn.Module):
         return self._dtype
 
     @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.parameters()).device
-
-    @property
     def stored_module(self) -> nn.Module:
         """The module whose parameters have the names of a checkpoint."""
         return self
@@ -375,18 +345,23 @@ class CausalLM(nn.Module):
         """Returns a model of some of the layers; it shares all modules."""
         return _replaced(self, model=self.model.with_layers(indices))
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(
+        self, hidden: torch.Tensor, adapter_slots: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype.
 
-        Outputs of aux layers may follow each state.
+        Outputs of aux layers may follow each state. adapter_slots: [at least S], the slot of each
+        state's adapter, as in the forward context; None computes the model's own logits.
         """
-        return self.lm_head.gathered(self.local_logits(hidden))
+        return self.lm_head.gathered(self.local_logits(hidden, adapter_slots))
 
-    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def local_logits(
+        self, hidden: torch.Tensor, adapter_slots: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Maps [S, hidden] to the logits of this rank's tokens; see `compute_logits`."""
         if self.model.aux_layers:
             hidden = hidden[:, : self.config.hidden_size].contiguous()
-        logits: torch.Tensor = self.lm_head(hidden)
+        logits: torch.Tensor = self.lm_head(hidden, adapter_slots)
         return logits
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional
 from models.batch_invariance import row_wise
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.elementwise.local_embedding import local_embedding
+from models.ops.products.add_adapters import add_embedding_adapters, add_slots
 from models.ops.products.linear import linear
 from models.ops.ranks.all_gather import all_gather
 from models.ops.ranks.all_reduce import all_reduce
@@ -21,6 +22,10 @@ class VocabParallelEmbedding(nn.Module):
     The vocabulary is padded with zero rows to a multiple of the number of ranks.
     """
 
+    adapter_a: torch.Tensor | None
+    adapter_b: torch.Tensor | None
+    adapter_identity: torch.Tensor | None
+
     def __init__(self, vocab_size: int, hidden_size: int, *, group: ParallelGroup) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -30,12 +35,24 @@ class VocabParallelEmbedding(nn.Module):
         if self._first >= vocab_size:
             raise ValueError(f"{vocab_size} tokens are too few for {group.size} ranks")
         self.weight = empty_parameter(self._num_local, hidden_size)
+        # Room for low-rank adapters, if any; see models.layers.adapter_room.
+        self.register_buffer("adapter_a", None, persistent=False)
+        self.register_buffer("adapter_b", None, persistent=False)
+        self.register_buffer("adapter_identity", None, persistent=False)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps [T] int32 or int64 token ids to [T, hidden]."""
         if self.group.size == 1:
-            return functional.embedding(token_ids, self.weight)
-        return all_reduce(local_embedding(token_ids, self.weight, self._first), self.group.name)
+            return self._adapted(functional.embedding(token_ids, self.weight), token_ids)
+        vectors = local_embedding(token_ids, self.weight, self._first)
+        return all_reduce(self._adapted(vectors, token_ids), self.group.name)
+
+    def _adapted(self, vectors: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's vectors with those of each token's adapter."""
+        a, b, identity = self.adapter_a, self.adapter_b, self.adapter_identity
+        if a is None or b is None or identity is None:
+            return vectors
+        return add_embedding_adapters(vectors, token_ids, a, b, identity, self._first)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's run of rows; rows past the vocabulary become zero."""
@@ -65,9 +82,16 @@ class ParallelLMHead(VocabParallelEmbedding):
         self._scale = scale
         self._soft_cap = soft_cap
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to the logits of this rank's tokens, [S, vocab / ranks rounded up]."""
+    def forward(self, hidden: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps [S, hidden] to the logits of this rank's tokens, [S, vocab / ranks rounded up].
+
+        slots: [at least S] int32, the slot of each row's adapter, as in the forward context; None
+            adds none.
+        """
         logits = linear(hidden, self.weight, None)
+        if slots is not None and self.adapter_a is not None and self.adapter_b is not None:
+            parts = (self._num_local,)
+            logits = add_slots(logits, hidden, self.adapter_a, self.adapter_b, parts, slots)
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._soft_cap:

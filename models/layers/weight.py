@@ -1,5 +1,6 @@
 """Copies checkpoint tensors into parameters."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -7,6 +8,21 @@ from torch import nn
 
 ShardId = int | tuple[int | None, int]
 """Which of the tensors packed into a parameter: its index, or (expert id, index) for experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Weights that a checkpoint stores in one format and the model keeps in one.
+
+    stored, kept: formats in words. count: number of parameters, packed ones counting once. bytes:
+    their memory on this rank, with scales. rounds_activations: whether products round their input.
+    """
+
+    stored: str
+    kept: str
+    count: int
+    bytes: int
+    rounds_activations: bool
 
 
 class ExpertTensor(NamedTuple):

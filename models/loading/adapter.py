@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from models.config_sections.fields import ConfigError, shown
 from models.layers.adapter_room import LayerAdapter, adapted_layers
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
+from models.layers.weight import check_shape
 from models.loading.adapter_config import CONFIG_FILE, AdapterConfig
 from models.loading.header import find_damage
 from models.loading.names import (
@@ -35,8 +36,10 @@ _STORED_BYTES = 4
 """Most bytes of a stored element."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight"
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<factor>[AB])(?:\.default)?\.weight"
+    r"|embedding_(?P<table_factor>[AB])(?:\.default)?)"
 )
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -63,9 +66,10 @@ class Adapter:
 
 @dataclass(slots=True)
 class _Factors:
-    """The stored factors of one module, by "A" and "B"."""
+    """The stored factors of one module, by "A" and "B"; is_table: it looks tokens up."""
 
     stored: dict[str, torch.Tensor] = field(default_factory=dict)
+    is_table: bool = False
 
 
 class AdapterReader:
@@ -87,7 +91,11 @@ class AdapterReader:
             for name, each in find_destinations(model).items()
             if name.endswith(".weight")
         }
+        layers = (_layer_of(each) for each in self._destinations.values())
+        self._num_stored = Counter(each for each in layers if each is not None)
         num_elements = sum(_num_elements(each, model.max_adapter_rank) for each in self._layers)
+        vocabulary = model.config.vocab_size + model.config.hidden_size
+        num_elements += 2 * model.max_adapter_rank * vocabulary
         # Ranks hold shares, and stages some layers: the file has all of them.
         self._max_bytes = MAX_HEADER_BYTES + _STORED_BYTES * num_elements * num_ranks
 
@@ -154,6 +162,12 @@ class AdapterReader:
         by_layer = defaultdict(list)
         for module, factors in modules.items():
             a, b = self._checked(module, factors, config)
+            name = renamed(f"{module}.weight", self._model)
+            if name in (_EMBEDDING, _HEAD):
+                yield from self._of_vocabulary(module, name, factors, config)
+                continue
+            if factors.is_table:
+                raise ValueError(f"it adapts {module} as an embedding, and the model has another")
             destination = self._destination(module)
             if destination is not None:
                 scaled = b.float() * config.scale_of(module)
@@ -162,6 +176,32 @@ class AdapterReader:
                 by_layer[layer].append((destination, a, scaled))
         for layer, stored in by_layer.items():
             yield self._share(layer, stored)
+
+    def _of_vocabulary(
+        self, module: str, name: str, factors: _Factors, config: AdapterConfig
+    ) -> Iterator[LayerAdapter]:
+        """Yields this rank's share of the embedding or the head, if its stage has it."""
+        model, is_table = self._model, name == _EMBEDDING
+        if not (model.stage.is_first if is_table else model.stage.is_last):
+            return
+        layer = model.model.embed_tokens if is_table else model.lm_head
+        if layer.adapter_a is None:
+            raise ValueError(f"it adapts {module}, which needs --lora-embeddings")
+        if factors.is_table != is_table:
+            raise ValueError(f"it adapts {module} as another kind of layer than it is")
+        a, b = factors.stored["A"].float(), factors.stored["B"].float() * config.scale_of(module)
+        size = model.config.hidden_size
+        by_token, other = (a.T, b.T) if is_table else (b, a)
+        check_shape(other, (len(other), size))
+        rows = nn.Parameter(self._empty(len(layer.weight), len(a)), requires_grad=False)
+        layer.weight_loader(rows, by_token, 0)
+        if not is_table:
+            yield LayerAdapter(layer=layer, a=self._copied(a[None]), b=rows.detach())
+            return
+        yield LayerAdapter(layer=layer, a=rows.detach().T[None], b=self._copied(b))
+
+    def _copied(self, values: torch.Tensor) -> torch.Tensor:
+        return self._empty(*values.shape).copy_(values)
 
     def _destination(self, module: str) -> Destination | None:
         """Returns where a module's weight is; None if another pipeline stage has it."""
@@ -215,9 +255,12 @@ class AdapterReader:
         for destination, a, b in stored:
             wide = b.new_zeros(len(b), rank)
             wide[:, : b.shape[1]] = b
+            parts = layer.parts_of(destination.shard_id, len(b))
+            if len(parts) > 1 and self._num_stored[layer] == num_parts:
+                raise ValueError(f"a tensor has {len(b)} rows, those of all projections beside it")
             # Layers arrange rows as those of their weights.
             destination.layer.weight_loader(share_b, wide, destination.shard_id)
-            for part in layer.parts_of(destination.shard_id, len(b)):
+            for part in parts:
                 share_a[part, : len(a)] = layer.local_inputs(a)
         if not bool(share_b.isfinite().all()):
             raise ValueError(f"its scaled values exceed {share_b.dtype}")
@@ -249,9 +292,11 @@ def _by_module(tensors: Mapping[str, torch.Tensor]) -> dict[str, _Factors]:
         if match is None:
             raise ValueError(f"tensor {shown(name)} is no factor of LoRA that is supported")
         factors = modules[match["module"]]
-        if match["factor"] in factors.stored:
-            raise ValueError(f"module {match['module']} has two factors {match['factor']}")
-        factors.stored[match["factor"]] = values
+        factor = match["factor"] or match["table_factor"]
+        if factor in factors.stored:
+            raise ValueError(f"module {match['module']} has two factors {factor}")
+        factors.stored[factor] = values
+        factors.is_table = match["factor"] is None
     if not modules:
         raise ValueError("it holds no tensors")
     return modules

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from models.eagle3_config import is_eagle3
-from models.layers.decoder import CausalLM, DraftingModel
+from models.layers.decoder import CausalLM
+from models.layers.drafting import DraftingModel
 from models.loading.eagle3 import load_eagle3
 from models.loading.loader import load_model
 

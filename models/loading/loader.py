@@ -12,10 +12,10 @@ from torch import nn
 from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.pooling import PoolingConfig
 from models.deepseek_mtp import DraftLayer, append_draft_layers
-from models.layers.decoder import CausalLM, WeightFormat
+from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
-from models.layers.weight import described_weight
+from models.layers.weight import WeightFormat, described_weight
 from models.loading.checkpoint import CheckpointTensor, open_checkpoint
 from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room

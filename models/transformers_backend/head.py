@@ -26,8 +26,9 @@ class LanguageModelHead(ParallelLMHead):
         # A tuple keeps its parameters, which are the model's, from counting twice.
         self._networks = (headed,)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
+    def forward(self, hidden: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype; there are no adapters."""
+        del slots
         (network,) = self._networks
         output = network(inputs_embeds=hidden.unsqueeze(0), use_cache=False)
         logits: torch.Tensor = output.logits.squeeze(0)

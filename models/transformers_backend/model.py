@@ -76,8 +76,11 @@ class TransformersForCausalLM(CausalLM):
         """Elements of a token's output: its hidden state."""
         return self.config.hidden_size
 
-    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab]."""
+    def local_logits(
+        self, hidden: torch.Tensor, adapter_slots: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Maps [S, hidden] to [S, vocab]; there are no adapters."""
+        del adapter_slots
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 

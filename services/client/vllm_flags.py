@@ -19,6 +19,7 @@ RENAMED: Mapping[str, tuple[tuple[Service, str], ...]] = {
     "q": (("engine", "quantization"),),
     "n": (("engine", "num-nodes"),),
     "nnodes": (("engine", "num-nodes"),),
+    "lora-modules": (("engine", "lora"),),
     "num-gpu-blocks-override": (("engine", "num-kv-blocks"),),
     "capture-sizes": (("engine", "cudagraph-capture-sizes"),),
     "max-cudagraph-capture-size": (("engine", "cuda-graph-sizes"),),
@@ -94,11 +95,11 @@ WITHOUT_EFFECT: Mapping[str, tuple[bool, str]] = {
     "chat-template-content-format": (True, "the chat template decides"),
     "guided-decoding-backend": (True, "llguidance makes all structured output"),
     "enable-prompt-tokens-details": (False, "cached tokens are always in the usage"),
+    "enable-lora": (False, "--lora, --lora-folder and --max-loras make room for adapters"),
     "runner": (True, "--task decides what a model is served for"),
 }
 """Name there -> whether it has a value, and why it changes nothing here."""
 
-_ADAPTERS = "adapters are not served; merge them into the weights"
 _NODES = "--num-nodes, and `octavo worker-node` on the other hosts (docs/parallel.md)"
 _COMPILATION = "--compilation-level, --cudagraph-mode and more (docs/compilation.md)"
 _EXPERTS = "--eplb-interval STEPS and --num-redundant-experts (docs/parallel.md)"
@@ -115,10 +116,6 @@ ANSWERED: Mapping[str, str] = {
     "download-dir": "set HF_HOME; `octavo pull` fetches a model beforehand",
     "tokenizer-revision": "the tokenizer is of the model's revision",
     "code-revision": "code of a checkpoint is never run",
-    "enable-lora": _ADAPTERS,
-    "lora-modules": _ADAPTERS,
-    "max-loras": _ADAPTERS,
-    "max-lora-rank": _ADAPTERS,
     "limit-mm-per-prompt": "--max-images-per-request N; images alone are served",
     "allowed-media-domains": "--media-hosts HOST,HOST",
     "mm-processor-cache-gb": "--image-cache-bytes N",

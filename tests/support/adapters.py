@@ -16,6 +16,7 @@ from models.loading.loader import load_model
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Module -> A [r, K] and B [N, r]."""
 
+EMBEDDING = "model.embed_tokens"
 WEIGHTS = "model.safetensors"
 FLOAT32 = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -39,11 +40,23 @@ def linear_modules(model, *, without=()) -> dict[str, tuple[int, int]]:
     }
 
 
+def vocabulary_factors(model, *, rank=4, seed=0, size=0.3) -> Factors:
+    """Returns factors of the embedding and the head of a model of transformers."""
+    vocab, hidden = model.get_input_embeddings().weight.shape
+    head = random_factors({"lm_head": (vocab, hidden)}, rank=rank, seed=seed, size=size)
+    table = random_factors({EMBEDDING: (hidden, vocab)}, rank=rank, seed=seed + 1, size=size)
+    return head | table
+
+
 def write_adapter(folder: Path, factors: Factors, *, rank=4, alpha=8, **config) -> Path:
     """Writes an adapter as PEFT does."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for module, (a, b) in factors.items():
+        if module == EMBEDDING:
+            tensors[f"base_model.model.{module}.lora_embedding_A"] = a.contiguous()
+            tensors[f"base_model.model.{module}.lora_embedding_B"] = b.contiguous()
+            continue
         tensors[f"base_model.model.{module}.lora_A.weight"] = a.contiguous()
         tensors[f"base_model.model.{module}.lora_B.weight"] = b.contiguous()
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -57,7 +70,8 @@ def merged_model(model, factors: Factors, *, scale=2.0):
     merged = copy.deepcopy(model)
     with torch.no_grad():
         for module, (a, b) in factors.items():
-            merged.get_submodule(module).weight += scale * (b @ a)
+            delta = scale * (b @ a)
+            merged.get_submodule(module).weight += delta.T if module == EMBEDDING else delta
     return merged
 
 
@@ -67,10 +81,12 @@ def write_merged(folder: Path, model, factors: Factors, *, scale=2.0) -> Path:
     return folder
 
 
-def load_with_adapters(base: Path, *adapters: Path, max_rank=8, **options) -> CausalLM:
+def load_with_adapters(
+    base: Path, *adapters: Path, max_rank=8, with_embeddings=False, **options
+) -> CausalLM:
     """Loads a model with adapters in its slots, in order."""
     model = load_model(base, **{**FLOAT32, **options})
-    make_room(model, num_slots=len(adapters), max_rank=max_rank)
+    make_room(model, num_slots=len(adapters), max_rank=max_rank, with_embeddings=with_embeddings)
     reader = AdapterReader(model)
     for slot, folder in enumerate(adapters):
         for share in reader.read(folder).layers:

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
+from services.engine.adapter import Adapter
 from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, RequestOutput, SamplingParams
 
@@ -52,6 +53,7 @@ def make_request(
     arrival_s: float | None = None,
     deadline_s: float | None = None,
     images: Sequence[PromptImage] = (),
+    adapter: Adapter | None = None,
     **sampling_fields,
 ) -> Request:
     """Returns a request with a recording sink.
@@ -65,6 +67,7 @@ def make_request(
         request_id=request_id or f"request-{number}",
         handle=number,
         prompt_token_ids=list(prompt),
+        adapter=adapter,
         resumed_token_ids=list(resumed_token_ids),
         sampling=sampling or make_sampling(**sampling_fields),
         sink=RecordingSink(),

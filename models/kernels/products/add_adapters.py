@@ -30,9 +30,10 @@ _MAX_SPLITS = 8
 """Programs of the first kernel that share the inputs of few tokens."""
 
 
-@triton.jit
+# Steps have any number of tokens, and each kind of number would be a build.
+@triton.jit(do_not_specialize=["num_tokens"])
 def _shrink_kernel(
-    x_ptr, a_ptr, slots_ptr, inner_ptr, num_tokens, x_stride,
+    x_ptr, a_ptr, slots_ptr, inner_ptr, num_tokens,
     K: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, PER_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +56,7 @@ def _shrink_kernel(
             inputs = start + tl.arange(0, BLOCK_K)
             is_input = (inputs < K) & (inputs < (split + 1) * PER_SPLIT)
             x = tl.load(
-                x_ptr + rows[:, None] * x_stride + inputs[None, :],
+                x_ptr + rows[:, None] * K + inputs[None, :],
                 mask=is_own[:, None] & is_input[None, :], other=0.0,
             )  # fmt: skip
             a = tl.load(
@@ -68,9 +69,9 @@ def _shrink_kernel(
         slot = tl.max(tl.where(slots < slot, slots, 0), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _expand_kernel(
-    product_ptr, inner_ptr, b_ptr, slots_ptr, output_ptr, num_tokens, product_stride,
+    product_ptr, inner_ptr, b_ptr, slots_ptr, output_ptr, num_tokens,
     N: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -95,9 +96,7 @@ def _expand_kernel(
     slots = tl.load(slots_ptr + tokens, mask=is_token, other=0)
     rows = tokens.to(tl.int64)
     is_entry = is_token[:, None] & is_output[None, :]
-    product = tl.load(
-        product_ptr + rows[:, None] * product_stride + columns[None, :], mask=is_entry, other=0.0
-    )
+    product = tl.load(product_ptr + rows[:, None] * N + columns[None, :], mask=is_entry, other=0.0)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     slot = tl.max(slots, axis=0)
     while slot > 0:
@@ -126,8 +125,7 @@ def add_adapters(
 ) -> torch.Tensor:
     """Returns [T, N]; see models.ops.products.add_adapters."""
     num_tokens, num_inputs = x.shape
-    x = x if x.stride(1) == 1 else x.contiguous()
-    product = product if product.stride(1) == 1 else product.contiguous()
+    x, product = x.contiguous(), product.contiguous()
     output = torch.empty(product.shape, dtype=product.dtype, device=product.device)
     num_inner, rank = adapter_a.shape[1], adapter_b.shape[2]
     form = _form(
@@ -138,11 +136,11 @@ def add_adapters(
     inner = x.new_empty(form.num_splits, num_tokens, num_inner, dtype=torch.float32)
     form.shrink(
         (num_tiles, form.inner_tiles, form.num_splits),
-        x, adapter_a, slots, inner, num_tokens, x.stride(0),
+        x, adapter_a, slots, inner, num_tokens,
     )  # fmt: skip
     form.expand(
         (num_tiles, form.output_tiles, 1),
-        product, inner, adapter_b, slots, output, num_tokens, product.stride(0),
+        product, inner, adapter_b, slots, output, num_tokens,
     )  # fmt: skip
     return output
 
@@ -170,14 +168,15 @@ def _form(
     has_few_tokens: bool,
 ) -> _Form:
     assert len(part_sizes) <= MAX_PARTS, "no layer has more projections"
-    tile_tokens = _SMALLEST_DOT if has_few_tokens else 4 * _SMALLEST_DOT
+    # Large ranks would need more shared memory and registers than a program has.
+    most_rows = 64 if rank < 128 else 32
+    tile_tokens = _SMALLEST_DOT if has_few_tokens else most_rows
     tile_inner = min(64, max(_SMALLEST_DOT, triton.next_power_of_2(num_inner)))
     inner_tiles = triton.cdiv(num_inner, tile_inner)
     # Few programs would leave most of the device idle while each reads all inputs.
     splits = min(_MAX_SPLITS, triton.cdiv(num_inputs, 4 * _COLUMNS)) if has_few_tokens else 1
     per_split = _COLUMNS * triton.cdiv(num_inputs, splits * _COLUMNS)
     num_splits = triton.cdiv(num_inputs, per_split)
-    tile_outputs = 64
     firsts = (*part_sizes, 0, 0, 0)[:3]
     return _Form(
         shrink=Launch(
@@ -187,11 +186,11 @@ def _form(
         expand=Launch(
             _expand_kernel, N=sum(part_sizes), N0=firsts[0], N1=firsts[1], N2=firsts[2],
             PARTS=len(part_sizes), RANK=rank, SPLITS=num_splits, BLOCK_M=tile_tokens,
-            BLOCK_N=tile_outputs, BLOCK_R=max(_SMALLEST_DOT, triton.next_power_of_2(rank)),
+            BLOCK_N=most_rows, BLOCK_R=max(_SMALLEST_DOT, triton.next_power_of_2(rank)),
             num_warps=4, num_stages=2,
         ),
         tile_tokens=tile_tokens,
         inner_tiles=inner_tiles,
-        output_tiles=sum(triton.cdiv(size, tile_outputs) for size in part_sizes),
+        output_tiles=sum(triton.cdiv(size, most_rows) for size in part_sizes),
         num_splits=num_splits,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Low-rank adapters of products: octavo::add_adapters.
+"""Low-rank adapters: octavo::add_adapters of products, octavo::add_embedding_adapters.
 
 Each token may have another adapter. All adapters of a step are computed in one call.
 """
@@ -81,9 +81,44 @@ def add_slots(
     return output
 
 
+def _add_embedding_adapters(
+    vectors: torch.Tensor,
+    token_ids: torch.Tensor,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    identity: torch.Tensor,
+    first: int,
+) -> torch.Tensor:
+    """Returns vectors of tokens with those of each token's adapter added.
+
+    Args:
+        vectors: [T, H].
+        token_ids: [T] int32 or int64.
+        adapter_a: [S, N, R], of the N tokens from `first` on; others have zeros.
+        adapter_b: [S, H, R], scaled.
+        identity: [S, R, R], S times the same.
+        first: the id of the first token.
+
+    Returns:
+        [T, H], a new tensor.
+    """
+    slots = get_forward_context().adapter_slots
+    assert slots is not None, "a model with adapters runs with their slots"
+    slots = slots[: len(token_ids)]
+    _, num_tokens, rank = adapter_a.shape
+    local_ids = token_ids - first
+    is_own = (slots > 0) & (local_ids >= 0) & (local_ids < num_tokens)
+    rows = ((slots.long() - 1) * num_tokens + local_ids).masked_fill(~is_own, 0)
+    inner = adapter_a.view(-1, rank).index_select(0, rows).masked_fill(~is_own.unsqueeze(1), 0)
+    return add_slots(vectors, inner, identity, adapter_b, (vectors.shape[1],), slots)
+
+
 def _fake_add_adapters(product: torch.Tensor, *others: object) -> torch.Tensor:
     del others
     return torch.empty_like(product)
 
 
+add_embedding_adapters = direct_register_custom_op(
+    "add_embedding_adapters", _add_embedding_adapters, (), _fake_add_adapters
+)
 add_adapters = direct_register_custom_op("add_adapters", _add_adapters, (), _fake_add_adapters)

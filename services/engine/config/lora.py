@@ -26,6 +26,8 @@ class LoraConfig(ConfigSection):
     or 4 with --lora or --lora-folder."""
     max_lora_rank: int = Field(default=16, ge=1, le=256)
     """Largest rank of an adapter; room is made for it."""
+    lora_embeddings: bool = False
+    """Make room for adapters of the embedding and the head, too."""
     max_cpu_loras: int = Field(default=1024, ge=1, le=65_536)
     """Most adapters that are known at the same time; all are in host memory."""
 

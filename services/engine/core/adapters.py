@@ -1,13 +1,12 @@
 """The adapters that requests may name: added and removed while the engine serves."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import AdapterRead
 from services.engine.adapter import Adapter
 from services.engine.checkpoint.adapter_folder import folder_under, start_folder
 from services.engine.config.lora import ADAPTER_NAME, LoraConfig
@@ -20,6 +19,7 @@ from services.engine.errors import (
     UnknownModelError,
 )
 from services.engine.request import Request
+from services.engine.worker.adapter_orders import AdapterOrders
 from services.engine.worker.rank_process import WorkerDiedError
 
 log = structlog.get_logger()
@@ -28,14 +28,12 @@ UNUSED_POLL_S = 0.25
 """Pause between looks at whether a removed adapter has requests."""
 
 
-class AdapterChannel(Protocol):
+class AdapterWorker(Protocol):
     """The part of an executor that reads adapters."""
 
-    async def read_adapter(self, path: str) -> AdapterRead:
-        """Has all ranks read an adapter while they run steps."""
-
-    def forget_adapter(self, digest: bytes) -> None:
-        """Frees the host memory of an adapter that no later step loads."""
+    @property
+    def adapters(self) -> AdapterOrders:
+        """Orders to read and forget adapters."""
 
 
 class StartRefusedError(WorkerDiedError):
@@ -65,7 +63,7 @@ class Adapters:
         self._model = model
         self._live = live
         self._end = end
-        self._channel: AdapterChannel | None = None
+        self._worker: AdapterWorker | None = None
         self._known: dict[str, Adapter] = {}
         self._loading: set[str] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -141,13 +139,13 @@ class Adapters:
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)
 
-    async def use_worker(self, channel: AdapterChannel) -> None:
+    async def use_worker(self, worker: AdapterWorker) -> None:
         """Has a new worker read all adapters; adapters that changed on disk are dropped.
 
         Raises:
             StartRefusedError: one of the command line cannot be loaded by the first worker.
         """
-        self._channel = channel
+        self._worker = worker
         if not self._has_started:
             if any(name == self._model for name, _ in self._config.start_adapters):
                 raise StartRefusedError(f"--lora {self._model}: the model has this name")
@@ -169,15 +167,44 @@ class Adapters:
             if adapter.digest != known.digest:
                 self._drop(known, "its files have changed")
 
+    async def serve(
+        self,
+        worker: AdapterWorker,
+        steps: Coroutine[None, None, NoReturn],
+        begin: Callable[[], None],
+    ) -> NoReturn:
+        """Runs a new worker's steps, and calls `begin` once it has read all adapters.
+
+        Raises:
+            StartRefusedError: an adapter of the command line cannot be loaded.
+        """
+        if not self.must_read:
+            await self.use_worker(worker)
+            begin()
+            await steps
+        running = asyncio.create_task(steps)
+        reading = asyncio.create_task(self.use_worker(worker))
+        try:
+            await asyncio.wait((running, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                reading.result()
+                begin()
+            await running
+        finally:
+            running.cancel()
+            reading.cancel()
+            await asyncio.gather(running, reading, return_exceptions=True)
+        raise AssertionError("steps run until the worker is lost")
+
     def lose_worker(self) -> None:
         """Reads nothing until the next worker."""
-        self._channel = None
+        self._worker = None
 
     async def _read(self, name: str, folder: Path) -> Adapter:
-        if self._channel is None:
+        if self._worker is None:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
         try:
-            read = await self._channel.read_adapter(str(folder))
+            read = await self._worker.adapters.read(str(folder))
         except WorkerDiedError:
             raise EngineUnavailableError("the worker was lost while it read an adapter") from None
         if read.error:
@@ -207,5 +234,19 @@ class Adapters:
         ):
             await asyncio.sleep(UNUSED_POLL_S)
         is_kept = any(each.digest == digest for each in self._known.values())
-        if self._channel is not None and not is_kept:
-            self._channel.forget_adapter(digest)
+        if self._worker is not None and not is_kept:
+            self._worker.adapters.forget(digest)
+
+
+def adapter_named(adapters: Adapters | None, name: str, *, model: str) -> Adapter | None:
+    """Returns the adapter that a request names; None where it names the model or nothing.
+
+    Raises:
+        UnknownModelError: there is none.
+    """
+    if name in ("", model):
+        return None
+    adapter = None if adapters is None else adapters.find(name)
+    if adapter is None:
+        raise UnknownModelError(f"model {name!r} is not served here; {model!r} is", field="model")
+    return adapter

@@ -271,7 +271,8 @@ class EngineCore:
         num_steps = self.counters.num_steps
         was_killed = False
         try:
-            await self._run_steps(self._steps, executor)
+            steps = self._steps
+            await self.adapters.serve(executor, steps.run(), lambda: self._open(steps))
         except WorkerKilledError:
             was_killed = True
             raise
@@ -290,26 +291,6 @@ class EngineCore:
                 was_killed=was_killed,
                 has_progressed=self.counters.num_steps > num_steps,
             )
-
-    async def _run_steps(self, steps: StepLoop, executor: Executor) -> NoReturn:
-        """Runs steps, and takes requests once the worker has all adapters."""
-        if not self.adapters.must_read:
-            await self.adapters.use_worker(executor)
-            self._open(steps)
-            await steps.run()
-        running = asyncio.create_task(steps.run())
-        reading = asyncio.create_task(self.adapters.use_worker(executor))
-        try:
-            await asyncio.wait((running, reading), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                reading.result()
-                self._open(steps)
-            await running
-        finally:
-            running.cancel()
-            reading.cancel()
-            await asyncio.gather(running, reading, return_exceptions=True)
-        raise AssertionError("steps run until the worker is lost")
 
     def _open(self, steps: StepLoop) -> None:
         """Takes requests from now on."""

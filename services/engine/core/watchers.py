@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from protos.engine.v1.recording_pb2 import Snapshot
-from services.engine.batch import BatchDescriptor, StepResult, redacted
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.core.redaction import redacted
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.scheduler.scheduler import ScheduledStep
 

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 import structlog
 
 from protos.engine.v1.worker_pb2 import ProfileStart, ProfileStop, WorkerReady
-from services.engine.core.adapters import AdapterChannel, StartRefusedError
+from services.engine.core.adapters import AdapterWorker, StartRefusedError
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepChannel, WorkerHungError
 from services.engine.worker.executor import ProfileAnswer
@@ -24,7 +24,7 @@ STABLE_AFTER_S = 10.0
 """A worker that served for this long, no less than the longest pause, is no repeated failure."""
 
 
-class Executor(StepChannel, AdapterChannel, Protocol):
+class Executor(StepChannel, AdapterWorker, Protocol):
     """A worker process as the service sees it."""
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:

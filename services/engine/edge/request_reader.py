@@ -12,15 +12,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
-from services.engine.adapter import Adapter
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.core.adapters import Adapters
+from services.engine.core.adapters import Adapters, adapter_named
 from services.engine.edge.prompt_images import read_images
 from services.engine.edge.session_images import SessionImages
 from services.engine.edge.structured_output import structured_output_of
 from services.engine.edge.task import check_task
 from services.engine.edge.token_rules import check_token_id, read_token_rules
-from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
+from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.request import (
     MAX_LOGIT_BIAS,
     MAX_PRIORITY,
@@ -135,7 +134,7 @@ class RequestReader:
             sink=sink,
             priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
-            adapter=self._adapter(submit.adapter) if submit.adapter else None,
+            adapter=adapter_named(self.adapters, submit.adapter, model=self.model.name),
             caller=submit.caller,
             traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
@@ -162,9 +161,6 @@ class RequestReader:
         check_known(message)
         check_name(message.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(message.cache_salt, "cache_salt")
-        adapter = None
-        if message.model not in ("", self.model.name):
-            adapter = self._adapter(message.model)
         check_task(self.model, pools=False)
         arrival_s = time.monotonic()
         self._check_prompt_length(len(message.prompt_token_ids))
@@ -178,25 +174,12 @@ class RequestReader:
             sink=sink,
             priority=_priority(message.priority),
             cache_salt=message.cache_salt,
-            adapter=adapter,
+            adapter=adapter_named(self.adapters, message.model, model=self.model.name),
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             traceparent=traceparent,
             structured_output=self._structured_output(message.sampling),
         )
-
-    def _adapter(self, name: str) -> Adapter:
-        """Returns the adapter of a name.
-
-        Raises:
-            UnknownModelError: there is none.
-        """
-        adapter = None if self.adapters is None else self.adapters.find(name)
-        if adapter is None:
-            raise UnknownModelError(
-                f"model {name!r} is not served here; {self.model.name!r} is", field="model"
-            )
-        return adapter
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
         """Returns the default sampling, for clients to show."""

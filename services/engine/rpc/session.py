@@ -15,8 +15,6 @@ from protos.engine.v1.engine_pb2 import (
     FrontendHello,
     FrontendMessage,
     Heartbeat,
-    KnownAdapter,
-    KnownAdapters,
     PrefixChanges,
     Rejected,
     Submit,
@@ -35,6 +33,7 @@ from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput
+from services.engine.rpc.adapter_report import AdapterReport
 from services.engine.rpc.outbox import Outbox
 from services.engine.structured_output import StructuredOutput
 from services.transport.message_reader import RefusedMessage
@@ -77,7 +76,7 @@ class Session:
         self._context = context
         self._live: dict[int, Request] = {}
         self._images: SessionImages = reader.session_images()
-        self._told_adapters: tuple[int, frozenset[bytes]] = (0, frozenset())
+        self._adapters = AdapterReport(core)
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
         self._outbox = Outbox(config)
@@ -278,25 +277,9 @@ class Session:
             num_recent_tokens=load.num_recent_tokens,
             ready=self._core.is_ready,
             prefixes=self._prefix_changes() if self._wants_prefixes else None,
-            adapters=self._known_adapters(),
+            adapters=self._adapters.changes(),
         )
         return EngineMessage(heartbeat=heartbeat)
-
-    def _known_adapters(self) -> KnownAdapters | None:
-        """Returns all adapters if they, or those in slots, have changed since the last call."""
-        resident = self._core.resident_adapters
-        state = self._core.adapters.version, resident
-        if state == self._told_adapters:
-            return None
-        self._told_adapters = state
-        return KnownAdapters(
-            adapters=[
-                KnownAdapter(
-                    name=each.name, digest=each.digest, is_resident=each.digest in resident
-                )
-                for each in self._core.adapters.all
-            ]
-        )
 
     def _prefix_changes(self) -> PrefixChanges:
         max_keys = min(MAX_PREFIX_KEYS, self._config.max_message_bytes // (4 * PREFIX_KEY_BYTES))

@@ -23,11 +23,12 @@ from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges,
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.admission import Admission
-from services.engine.scheduler.continuation import continue_running, plan_drafts
+from services.engine.scheduler.continuation import continue_running
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.mixed_step import most_tokens
+from services.engine.scheduler.planned_drafts import plan_drafts
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.pooled_requests import end_pooled
 from services.engine.scheduler.recovery import Recovery

@@ -12,20 +12,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from protos.engine.v1.worker_pb2 import (
-    AdapterRead,
     CompileReport,
     DiskReport,
     ExpertLoad,
     ExpertLoadOrder,
     ExpertPlacement,
-    ForgetAdapter,
     GraphOrder,
     GraphReport,
     ProfileReport,
     ProfileStart,
     ProfileStarted,
     ProfileStop,
-    ReadAdapter,
     Recompilation,
     WorkerCommand,
     WorkerEvent,
@@ -33,6 +30,7 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.adapter_orders import AdapterOrders
 from services.engine.worker.failure_agreement import FailureAgreement
 from services.engine.worker.placement import RankPlace, rank_places, reporting_ranks
 from services.engine.worker.rank_events import RankEvents
@@ -73,8 +71,7 @@ class WorkerExecutor:
         self._events = RankEvents(self._ranks, reporters, self._take_aside)
         self._failures = FailureAgreement(config, self._ranks)
         self._due: dict[int, GraphOrder] = {}
-        self._adapter_reads: dict[int, AdapterReads] = {}
-        self._num_adapter_orders = 0
+        self.adapters = AdapterOrders(len(places), self._command)
         self._answer_profile: ProfileAnswer = lambda answer: None
         self._temporary: TemporaryDirectory[str] | None = None
 
@@ -157,29 +154,6 @@ class WorkerExecutor:
         command = WorkerCommand(read_expert_load=ExpertLoadOrder())
         self._ranks[self._reporter].send(command.SerializeToString())
 
-    async def read_adapter(self, path: str) -> AdapterRead:
-        """Has all ranks read an adapter while they run steps; `receive` must run meanwhile.
-
-        Returns:
-            The answer of the first rank that refused it, or else of rank 0.
-
-        Raises:
-            WorkerDiedError: the workers were stopped.
-        """
-        self._num_adapter_orders += 1
-        order = ReadAdapter(order_id=self._num_adapter_orders, path=path)
-        reads = AdapterReads(len(self._ranks))
-        self._adapter_reads[order.order_id] = reads
-        self._command(WorkerCommand(read_adapter=order))
-        try:
-            return await reads.answer
-        finally:
-            del self._adapter_reads[order.order_id]
-
-    def forget_adapter(self, digest: bytes) -> None:
-        """Frees the host memory of an adapter that no later step loads."""
-        self._command(WorkerCommand(forget_adapter=ForgetAdapter(digest=digest)))
-
     async def receive(
         self,
     ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad | DiskReport:
@@ -198,7 +172,7 @@ class WorkerExecutor:
             elif kind == "capture_due":
                 self._take_due(self._reporter, event.capture_due)
             elif kind == "adapter_read":
-                self._take_adapter(self._reporter, event.adapter_read)
+                self.adapters.take(self._reporter, event.adapter_read)
             elif kind in _NEWS:
                 news: GraphReport | Recompilation | CompileReport | ExpertLoad | DiskReport
                 news = getattr(event, kind)
@@ -230,8 +204,7 @@ class WorkerExecutor:
                 self._temporary.cleanup()
         self._due.clear()
         self._failures.clear()
-        for reads in self._adapter_reads.values():
-            reads.fail(WorkerDiedError("the worker was stopped"))
+        self.adapters.fail()
 
     def _command(self, command: WorkerCommand) -> None:
         """Sends a command to every rank, at the same place in the order of all."""
@@ -247,12 +220,7 @@ class WorkerExecutor:
         elif kind == "result":
             self._failures.note(number, event.result)
         elif kind == "adapter_read":
-            self._take_adapter(number, event.adapter_read)
-
-    def _take_adapter(self, number: int, read: AdapterRead) -> None:
-        """Takes a rank's answer to an order to read an adapter."""
-        if (reads := self._adapter_reads.get(read.order_id)) is not None:
-            reads.take(number, read)
+            self.adapters.take(number, event.adapter_read)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
         """Orders a capture once every rank would begin one; the reporter says which.
@@ -266,31 +234,6 @@ class WorkerExecutor:
             common.is_compiled = all(each.is_compiled for each in self._due.values())
             self._command(WorkerCommand(capture=common))
             self._due.clear()
-
-
-class AdapterReads:
-    """The answers of all ranks to one order to read an adapter."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.answer: asyncio.Future[AdapterRead] = asyncio.get_running_loop().create_future()
-        self._num_ranks = num_ranks
-        self._reads: dict[int, AdapterRead] = {}
-
-    def take(self, number: int, read: AdapterRead) -> None:
-        """Takes the answer of a rank; the last one decides."""
-        self._reads[number] = read
-        if len(self._reads) < self._num_ranks or self.answer.done():
-            return
-        reads = [each for _, each in sorted(self._reads.items())]
-        first = next((each for each in reads if each.error), reads[0])
-        if any(each.digest != first.digest for each in reads) and not first.error:
-            first.error = "ranks have read different files"
-        self.answer.set_result(first)
-
-    def fail(self, error: WorkerDiedError) -> None:
-        """Ends the wait."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
 
 def _rank_at(place: RankPlace, num_ranks: int) -> Rank:

@@ -140,15 +140,7 @@ class FrontendServicer(VectorServicer):
         refuse_unknown_fields(request)
         response = frontend_pb2.ListModelsResponse()
         if (model := self._pipeline.served_model) is not None:
-            response.models.add(
-                name=model.info.model,
-                max_model_len=model.info.max_model_len,
-                default_sampling=model.info.default_sampling,
-                ready=self._pipeline.engine.is_ready,
-                architecture=model.info.architecture,
-                chat_template_error=model.template_error,
-            )
-            for name in self._pipeline.adapter_names:
+            for name in (model.info.model, *self._pipeline.adapter_names):
                 response.models.add(
                     name=name,
                     max_model_len=model.info.max_model_len,

@@ -13,10 +13,10 @@ from services.engine.batch import (
     pack_int32,
     read_float32,
     read_int32,
-    redacted,
     row_assignment,
     step_result,
 )
+from services.engine.core.redaction import redacted
 from services.engine.request import PositionLogprobs
 from services.engine.scheduler.logprobs import read_logprobs
 from tests.support.fake_worker import FakeWorker, WorkerViolationError, expected_output

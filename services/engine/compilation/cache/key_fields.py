@@ -31,6 +31,7 @@ RELEVANT_FLAGS = {
     "pipeline_layers": "as pipeline_parallel_size",
     "max_loras": "layers have another operator and room for adapters",
     "max_lora_rank": "as max_loras",
+    "lora_embeddings": "as max_loras",
 }
 """Flag -> how compiled pieces depend on it."""
 

@@ -20,7 +20,7 @@ from models.forward_context import (
     forward_context,
 )
 from models.kv_cache import CacheData
-from models.layers.decoder import DraftingModel
+from models.layers.drafting import DraftingModel
 from models.ops.attention.attention_metadata import (
     build_attention_metadata,
     build_state_metadata,

@@ -7,9 +7,8 @@ from pathlib import Path
 import structlog
 import torch
 
-from models.layers.adapter_room import clear_slot, fill_slot
+from models.layers.adapter_room import AdaptedLayer, clear_slot, fill_slot
 from models.layers.decoder import CausalLM
-from models.layers.quantization import QuantizableLinear
 from models.loading.adapter import Adapter, AdapterError, AdapterReader
 from protos.engine.v1.batch_pb2 import AdapterLoad
 from protos.engine.v1.worker_pb2 import AdapterRead, ReadAdapter
@@ -34,7 +33,7 @@ class AdapterStore:
         self._model = model
         self._reader = AdapterReader(model, num_ranks=num_ranks, is_pinned=device.type == "cuda")
         self._adapters: dict[bytes, Adapter] = {}
-        self._used: dict[int, set[QuantizableLinear]] = {}
+        self._used: dict[int, set[AdaptedLayer]] = {}
         """The layers that the adapter in a slot changes."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
         self._reading: dict[int, Future[Adapter]] = {}

@@ -282,9 +282,12 @@ class ModelRunner:
             if chosen:
                 logits, token_ids = chosen
             else:
-                logits = self.model.local_logits(
-                    hidden if index is None else hidden.index_select(0, index)
-                )
+                slots = self.forward.adapter_slots
+                if index is None:
+                    logits = self.model.local_logits(hidden, slots)
+                else:
+                    slots = None if slots is None else slots.index_select(0, index)
+                    logits = self.model.local_logits(hidden.index_select(0, index), slots)
         return ForwardOutput(
             header=header,
             hidden=hidden,

@@ -22,7 +22,8 @@ def prompt_logprobs(
     *,
     hidden: Tensor,
     tokens: Tensor,
-    compute_logits: Callable[[Tensor], Tensor],
+    compute_logits: Callable[[Tensor, Tensor | None], Tensor],
+    adapter_slots: Tensor | None,
     slice_rows: int,
 ) -> Logprobs:
     """Returns the log-probability of each known prompt token that follows one of the step's.
@@ -32,7 +33,8 @@ def prompt_logprobs(
         num_prompt_tokens: [R], of each request of the step.
         hidden: [T, hidden], of the step's query tokens.
         tokens: [R, L] int32, the token table.
-        compute_logits: maps hidden states [n, hidden] to logits [n, V].
+        compute_logits: maps hidden states [n, hidden] and slots [n] to logits [n, V].
+        adapter_slots: [at least T] int32, the slot of each token's adapter; None without any.
         slice_rows: most positions whose logits may exist at a time.
 
     Raises:
@@ -46,7 +48,8 @@ def prompt_logprobs(
     slices = []
     for start in range(0, len(at), slice_rows):
         each, target = at[start : start + slice_rows], targets[start : start + slice_rows]
-        logits = compute_logits(hidden.index_select(0, each))
+        slots = None if adapter_slots is None else adapter_slots.index_select(0, each)
+        logits = compute_logits(hidden.index_select(0, each), slots)
         slices.append(compute_logprobs(logits, target, num_top))
     return joined(slices)
 

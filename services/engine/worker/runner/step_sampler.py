@@ -151,6 +151,7 @@ class StepSampler:
             hidden=hidden,
             tokens=self._buffers.tokens,
             compute_logits=self._model.compute_logits,
+            adapter_slots=self._buffers.adapter_slots,
             slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
         )
 

@@ -10,7 +10,7 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.layers.attention import Attention
-from models.layers.decoder import DraftingModel
+from models.layers.drafting import DraftingModel
 from models.layers.latent_attention import LatentAttention
 from models.layers.state_mixer import StateMixer
 from models.ops.attention.cudagraph_support import AttentionCGSupport

@@ -181,6 +181,7 @@ class LoadedModel:
                 model,
                 num_slots=config.adapters.max_loras,
                 max_rank=config.adapters.max_lora_rank,
+                with_embeddings=config.adapters.lora_embeddings,
             )
         if config.speculation.draft_model is not None:
             model.draft_models = (

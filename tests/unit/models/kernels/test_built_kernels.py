@@ -25,9 +25,11 @@ from models.kernels.ranks.exchange import launcher
 from models.kernels.attention.attention import attend
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
+from models.kernels.products.add_adapters import add_adapters
 from models.kernels.products.fp8.fp8_linear import fp8_block_linear
 from models.kernels.experts.moe import apply_experts
 from models.operands.packed_weights import quantize_packed
+from tests.support.adapter_case import make_adapter_case
 from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
@@ -104,6 +106,11 @@ def recurrent_states():
             make_space_case(step, 2, dtype=dtype).run()
             make_linear_case(step, dtype=dtype).run()
 
+def adapted():
+    for num_tokens in (1, 200):
+        for parts in ((64,), (64, 32, 32)):
+            add_adapters(*make_adapter_case(num_tokens, 1024, parts, 16, dtype=torch.bfloat16))
+
 def on_other_gpus():
     rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
     weight = torch.zeros(200, 96).to(FP8)
@@ -164,7 +171,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
-             latents, recurrent_states, on_other_gpus]
+             latents, recurrent_states, adapted, on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)

@@ -1,0 +1,26 @@
+"""Products with adapters, for tests of operators and kernels."""
+
+import torch
+
+CASES = [
+    (1, 70, (40,), 4),
+    (5, 520, (20, 70, 70, 9), 16),
+    (37, 130, (33, 66), 8),
+    (80, 90, (20, 30, 10), 32),
+]
+"""Tokens, inputs, outputs of each part, rank."""
+NUM_SLOTS = 3
+
+
+def make_adapter_case(num_tokens, num_inputs, parts, rank, *, dtype, device="cpu"):
+    """Returns the arguments of `add_slots`: inputs are strided, and slots more than tokens."""
+    generator = torch.Generator().manual_seed(num_tokens)
+
+    def draw(*shape, size=1.0):
+        return (torch.randn(shape, generator=generator) * size).to(dtype).to(device)
+
+    x = draw(num_tokens, 2 * num_inputs)[:, num_inputs // 2 :][:, :num_inputs]
+    a = draw(NUM_SLOTS, len(parts) * rank, num_inputs, size=num_inputs**-0.5)
+    b = draw(NUM_SLOTS, sum(parts), rank, size=rank**-0.5)
+    slots = torch.randint(0, NUM_SLOTS + 1, (num_tokens + 7,), generator=generator).int()
+    return draw(num_tokens, sum(parts)), x, a, b, parts, slots.to(device)
