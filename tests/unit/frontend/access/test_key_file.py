@@ -77,3 +77,22 @@ def test_bytes_that_are_no_text_and_files_that_are_not_there_are_named(tmp_path)
     path.write_bytes(b"\xff")
     with pytest.raises(KeyFileError, match="byte 0 is not UTF-8"):
         read_key_file(path)
+
+
+def test_keys_name_their_adapters_or_may_use_all(tmp_path):
+    tenant, operator, stranger = read(
+        tmp_path,
+        f'[keys.tenant]\nkey = "{SECRET}"\nadapters = ["sql", "t1-*"]\n'
+        f'[keys.operator]\nkey = "{SECRET}-2"\noperator = true\n'
+        f'[keys.stranger]\nkey = "{SECRET}-3"\nadapters = []\n',
+    )
+    assert [
+        name for name in ("sql", "sql2", "t1-a", "t2-a") if tenant.limits.allows_adapter(name)
+    ] == [
+        "sql",
+        "t1-a",
+    ]
+    assert operator.limits.is_operator
+    assert operator.limits.allows_adapter("anything")
+    assert not tenant.limits.is_operator
+    assert not stranger.limits.allows_adapter("sql")

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -147,6 +148,14 @@ def test_an_engine_that_has_just_come_is_not_overrun():
     assert pick([prospect(recent=100_000), come], 1000, random.Random(0)) == 0
     come = prospect(recent=0, queued=4 * 1000)
     assert pick([prospect(recent=100_000), come], 1000, random.Random(0)) == 1
+
+
+def test_an_engine_with_the_adapter_on_its_device_is_preferred_until_it_has_more_to_do():
+    draw = random.Random(7)
+    loaded, idle = prospect(), replace(prospect(), must_load=True)
+    assert pick([idle, loaded], 100, draw) == 1
+    busy = prospect(queued=2 * WEIGHTS.load / WEIGHTS.queued)
+    assert pick([idle, busy], 100, draw) == 0
 
 
 def test_frontends_that_know_the_same_do_not_all_choose_one_engine():
