@@ -25,7 +25,7 @@ from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from tests.support.processes import start_engine
 
-NUM_DOCUMENTS, LENGTH, MAX_TOKENS, NUM_CLIENTS = 60, 400, 6, 6
+LENGTH, MAX_TOKENS, NUM_CLIENTS = 400, 6, 6
 PLAIN = {"dtype": "float32", "num_kv_blocks": 400}
 TIERED = {"dtype": "float32", "num_kv_blocks": 120, "host_kv_gb": 0.04, "disk_kv_gb": 0.02}
 FIGURES = ("host_hit_tokens", "disk_hit_tokens", "num_disk_faults", "num_disk_writes")
@@ -34,10 +34,10 @@ FIGURES = ("host_hit_tokens", "disk_hit_tokens", "num_disk_faults", "num_disk_wr
 class Churn:
     """The documents, the outputs that they have, and the counts so far."""
 
-    def __init__(self, order: random.Random) -> None:
+    def __init__(self, order: random.Random, num_documents: int) -> None:
         self._order = order
         self._documents = [
-            [order.randrange(5, 95) for _ in range(LENGTH)] for _ in range(NUM_DOCUMENTS)
+            [order.randrange(5, 95) for _ in range(LENGTH)] for _ in range(num_documents)
         ]
         self._lengths = range(40, LENGTH, 45)
         self.expected: dict[tuple[int, int], list[int]] = {}
@@ -45,7 +45,7 @@ class Churn:
 
     async def learn(self, stub: EngineServiceStub) -> None:
         """Takes the outputs of an engine without tiers."""
-        for document in range(NUM_DOCUMENTS):
+        for document in range(len(self._documents)):
             for length in self._lengths:
                 self.expected[document, length] = await self._generate(stub, (document, length))
 
@@ -66,7 +66,7 @@ class Churn:
 
     async def _run_client(self, stub: EngineServiceStub, until_s: float) -> None:
         while time.monotonic() < until_s:
-            which = (self._order.randrange(NUM_DOCUMENTS), self._order.choice(self._lengths))
+            which = (self._order.randrange(len(self._documents)), self._order.choice(self._lengths))
             if self._order.random() < 0.1:
                 task = asyncio.ensure_future(self._generate(stub, which))
                 await asyncio.sleep(self._order.random() * 0.02)
@@ -91,27 +91,29 @@ class Churn:
         return token_ids
 
 
-async def churn(minutes: float, between_kills_s: float, seed: int) -> Counter[str]:
+async def churn(
+    minutes: float, between_kills_s: float, seed: int, num_documents: int
+) -> Counter[str]:
     """Runs the whole program; returns its counts.
 
     Raises:
         AssertionError: an output differs.
     """
     order = random.Random(seed)
-    state = Churn(order)
+    state = Churn(order, num_documents)
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(start_engine(**PLAIN))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(engine.address))
         await state.learn(EngineServiceStub(channel))
-    end_s = time.monotonic() + 60 * minutes
+    left_s = 60 * minutes
     with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < end_s:
+        while left_s > 0:
             async with AsyncExitStack() as stack:
                 engine = await stack.enter_async_context(start_engine(disk_kv_dir=folder, **TIERED))
                 channel = await stack.enter_async_context(grpc.aio.insecure_channel(engine.address))
-                lifetime_s = between_kills_s * (0.5 + order.random())
-                until_s = min(end_s, time.monotonic() + lifetime_s)
-                await state.run(EngineServiceStub(channel), until_s)
+                lifetime_s = min(left_s, between_kills_s * (0.5 + order.random()))
+                left_s -= lifetime_s
+                await state.run(EngineServiceStub(channel), time.monotonic() + lifetime_s)
                 engine.signal(signal.SIGKILL)
                 await asyncio.to_thread(engine.wait)
             state.counts["kills"] += 1
@@ -125,9 +127,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--between-kills-s", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--documents", type=int, default=60)
     arguments = parser.parse_args()
     try:
-        counts = asyncio.run(churn(arguments.minutes, arguments.between_kills_s, arguments.seed))
+        counts = asyncio.run(
+            churn(arguments.minutes, arguments.between_kills_s, arguments.seed, arguments.documents)
+        )
     except AssertionError as error:
         print(f"tier_churn: {error}", file=sys.stderr)
         return 1

@@ -122,6 +122,13 @@ def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_pat
     assert "frontend: memory, MiB" in printed
 
 
+def test_the_churn_of_tiers_compares_every_text():
+    printed = run("tests.bench.tier_churn", "--minutes", "0.1", "--documents", "2")
+    counts = json.loads(printed)
+    assert counts["compared"] > 0
+    assert counts["kills"] >= 1
+
+
 def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
     out = tmp_path / "ranks.json"
     short = ("--seconds", "4", "--kill-every-s", "3", "--clients", "3", "--tokens", "40")

@@ -55,7 +55,6 @@ class PinnedHostMemory:
         copy of the same step.
         """
         computing = torch.cuda.current_stream(self._blocks.device)
-        begin = self._timestamp()
         arrived = self._fetch(orders.loaded_from)
         for first in range(0, len(orders.stored_from), self.max_step_loads):
             piece = slice(first, first + self.max_step_loads)
@@ -66,7 +65,6 @@ class PinnedHostMemory:
                 self._indices(orders.loaded_to), self._incoming[: len(orders.loaded_to)]
             )
             self._incoming_is_free.record(computing)
-        self._timed.append((begin, self._timestamp()))
 
     def take_elapsed_us(self) -> int:
         """Returns the microseconds of the copies that ended since the last call."""
@@ -92,10 +90,12 @@ class PinnedHostMemory:
         if not len(slots):
             return None
         self._stream.wait_event(self._incoming_is_free)
+        begin = self._timestamp()
         with torch.cuda.stream(self._stream):
             for first, slot, count in _runs(slots):
                 rows = self._incoming[first : first + count]
                 rows.copy_(self.slots[slot : slot + count], non_blocking=True)
+        self._timed.append((begin, self._timestamp()))
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         arrived.record(self._stream)
         return arrived
@@ -107,10 +107,12 @@ class PinnedHostMemory:
         computing.wait_event(self._outgoing_is_free)
         self._blocks.read(self._indices(block_ids), self._outgoing[: len(block_ids)])
         self._stream.wait_stream(computing)
+        begin = self._timestamp()
         with torch.cuda.stream(self._stream):
             for first, slot, count in _runs(slots):
                 rows = self.slots[slot : slot + count]
                 rows.copy_(self._outgoing[first : first + count], non_blocking=True)
+        self._timed.append((begin, self._timestamp()))
         self._outgoing_is_free.record(self._stream)
 
     def _timestamp(self) -> torch.cuda.Event:
