@@ -11,7 +11,11 @@ from models.config_sections.gemma_towers import (
     Gemma4UnifiedVisionConfig,
     Gemma4VisionConfig,
 )
-from models.config_sections.llava_towers import LlavaOnevisionVisionConfig
+from models.config_sections.llava_towers import (
+    LlavaNextVisionConfig,
+    LlavaOnevisionVisionConfig,
+    LlavaVisionConfig,
+)
 from models.config_sections.towers import (
     Glm4vVisionConfig,
     InternVLVisionConfig,
@@ -53,7 +57,8 @@ from models.vision.gemma3 import Gemma3Tower
 from models.vision.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from models.vision.glm4v import Glm4vTower
 from models.vision.internvl import InternVLTower
-from models.vision.llava_onevision import LlavaOnevisionTower
+from models.vision.llava import LlavaTower
+from models.vision.llava_onevision import LlavaNextTower, LlavaOnevisionTower
 from models.vision.pixtral import PixtralTower
 from models.vision.qwen_vl import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 
@@ -116,6 +121,8 @@ _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
     Gemma4VisionConfig: Gemma4Tower,
     Glm4vVisionConfig: Glm4vTower,
     InternVLVisionConfig: InternVLTower,
+    LlavaNextVisionConfig: LlavaNextTower,
+    LlavaVisionConfig: LlavaTower,
     LlavaOnevisionVisionConfig: LlavaOnevisionTower,
     PixtralVisionConfig: PixtralTower,
     Qwen2VLVisionConfig: Qwen2VLTower,

@@ -1,9 +1,10 @@
-"""The encoder of LLaVA-OneVision in config.json."""
+"""The encoders of LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision in config.json."""
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from models.config_sections.fields import Fields
+from models.config_sections.fields import MAX_COUNT, Fields
 from models.config_sections.tile_layout import TileLayout
 from models.config_sections.vision import (
     CLIP_MEAN,
@@ -80,6 +81,78 @@ class LlavaOnevisionVisionConfig(TileVisionConfig):
         return max(fitting, default=grids[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaVisionConfig(TileVisionConfig):
+    """Shape of CLIP's tower in LLaVA 1.5, which sees images as one tile.
+
+    num_layers: layers that run. unused_layers: later ones in the checkpoint.
+    """
+
+    unused_layers: tuple[int, ...]
+
+    def check_tiles(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is that of one tile."""
+        TileVisionConfig.check_tiles(self, grid)
+        if grid[0] != 1:
+            raise ValueError("an image has one tile")
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of any image."""
+        return 1, self.side, self.side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaNextVisionConfig(LlavaOnevisionVisionConfig):
+    """Shape of CLIP's tower in LLaVA-NeXT.
+
+    unused_layers: layers of the checkpoint after the last one that runs.
+    """
+
+    unused_layers: tuple[int, ...]
+
+
+def read_llava(whole: Fields, text: Fields, fields: Fields) -> LlavaVisionConfig:
+    """Reads the encoder from the whole model, its text and this part."""
+    return LlavaVisionConfig(**_read_clip(whole, text, fields))
+
+
+def read_llava_next(whole: Fields, text: Fields, fields: Fields) -> LlavaNextVisionConfig:
+    """Reads the encoder from the whole model, its text and this part."""
+    clip = _read_clip(whole, text, fields)
+    tile_size = clip["side"] * clip["patch_size"]
+    resolutions = _read_resolutions(whole.with_defaults({_PINPOINTS: _NEXT_PINPOINTS}), tile_size)
+    return LlavaNextVisionConfig(**clip, resolutions=resolutions, max_tiles=MAX_COUNT)
+
+
+def _read_clip(whole: Fields, text: Fields, fields: Fields) -> dict[str, Any]:
+    """Returns the fields of both models with CLIP's tower."""
+    whole.choice("vision_feature_select_strategy", ("default",), "default")
+    whole.choice("projector_hidden_act", ("gelu",), "gelu")
+    fields.choice("model_type", ("clip_vision_model",), "clip_vision_model")
+    stored, layer = fields.count("num_hidden_layers", 12), whole.values.get("vision_feature_layer")
+    layer = -2 if layer is None else layer
+    if type(layer) is not int or not -stored <= layer <= stored or not layer:
+        raise whole.error("vision_feature_layer", f"one of {stored} layers; -1 is the last")
+    num_layers = layer if layer > 0 else stored + 1 + layer
+    hidden_size, patch_size = fields.count("hidden_size", 768), fields.count("patch_size", 32)
+    return {
+        "image_token_id": read_image_token(whole, 32000),
+        "num_layers": num_layers,
+        "unused_layers": tuple(range(num_layers, stored)),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.count("intermediate_size", 3072),
+        "num_heads": read_heads(fields, hidden_size, "num_attention_heads", 12),
+        "out_size": text.count("hidden_size"),
+        "patch_size": patch_size,
+        "merge": 1,
+        "hidden_act": fields.choice("hidden_act", ("quick_gelu", "gelu"), "quick_gelu"),
+        "colours": read_colours(whole, CLIP_MEAN, CLIP_STD),
+        "side": fields.count("image_size", 224) // patch_size,
+        "norm_eps": fields.number("layer_norm_eps", 1e-5),
+        "has_bias": whole.flag("multimodal_projector_bias", default=True),
+    }
+
+
 def read_llava_onevision(whole: Fields, text: Fields, fields: Fields) -> LlavaOnevisionVisionConfig:
     """Reads the encoder from the whole model, its text and this part."""
     check_feature_layer(whole)
@@ -112,7 +185,7 @@ def read_llava_onevision(whole: Fields, text: Fields, fields: Fields) -> LlavaOn
 
 def _read_resolutions(whole: Fields, tile_size: int) -> tuple[tuple[int, int], ...]:
     """Reads heights and widths of whole tiles; by default up to six tiles each."""
-    name = "image_grid_pinpoints"
+    name = _PINPOINTS
     if not whole.has(name):
         sizes = range(tile_size, 7 * tile_size, tile_size)
         return tuple((height, width) for height in sizes for width in sizes)
@@ -131,3 +204,7 @@ def _is_tiled(pair: object, tile_size: int) -> bool:
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     return all(type(each) is int and each > 0 and each % tile_size == 0 for each in pair)
+
+
+_PINPOINTS = "image_grid_pinpoints"
+_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

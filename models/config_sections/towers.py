@@ -9,7 +9,11 @@ from models.config_sections.gemma_towers import (
     read_gemma4_unified,
     read_gemma4_vision,
 )
-from models.config_sections.llava_towers import read_llava_onevision
+from models.config_sections.llava_towers import (
+    read_llava,
+    read_llava_next,
+    read_llava_onevision,
+)
 from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
@@ -305,6 +309,8 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
     "Glm4vForConditionalGeneration": _read_glm4v,
     "Glm4vMoeForConditionalGeneration": _read_glm4v,
     "InternVLForConditionalGeneration": _read_internvl,
+    "LlavaForConditionalGeneration": read_llava,
+    "LlavaNextForConditionalGeneration": read_llava_next,
     "LlavaOnevisionForConditionalGeneration": read_llava_onevision,
     "Mistral3ForConditionalGeneration": _read_pixtral,
     "Qwen2VLForConditionalGeneration": _read_qwen2_vl,

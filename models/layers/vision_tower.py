@@ -19,7 +19,7 @@ class VisionTower(nn.Module):
 
     weights_mapping: ClassVar[dict[str, str]] = {}
     """Replacements of parts of the checkpoint's tensor names."""
-    unused_parts: ClassVar[tuple[str, ...]] = ()
+    unused_parts: tuple[str, ...] = ()
     """Beginnings of names, after these replacements, of parts that are passed over."""
 
     def __init__(self, config: VisionConfig) -> None:

@@ -35,7 +35,7 @@ class Gemma3Tower(VisionTower):
     """A grid is 1 tile, and its height and width in patches, which come row by row."""
 
     weights_mapping: ClassVar[dict[str, str]] = {**SIGLIP_NAMES}
-    unused_parts: ClassVar[tuple[str, ...]] = ("vision_tower.head.",)
+    unused_parts: tuple[str, ...] = ("vision_tower.head.",)
 
     def __init__(self, config: Gemma3VisionConfig) -> None:
         super().__init__(config)

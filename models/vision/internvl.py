@@ -101,7 +101,7 @@ class InternVLTower(VisionTower):
         ".projection_layer.": ".o_proj.",
         "projector.linear_": "projector.mlp.fc",
     }
-    unused_parts: ClassVar[tuple[str, ...]] = ("vision_tower.mask_token",)
+    unused_parts: tuple[str, ...] = ("vision_tower.mask_token",)
 
     def __init__(self, config: InternVLVisionConfig) -> None:
         super().__init__(config)

@@ -1,19 +1,22 @@
-"""The encoder of LLaVA-OneVision: SigLIP's, over an overview of the image and its tiles.
+"""The encoders of LLaVA-OneVision and LLaVA-NeXT: over an overview of the image and its tiles.
 
 Vectors of the tiles are laid out as the image, without the padding that made it fit the tiles, and
 rows end with a vector of their own.
-Source: Li et al. 2024, "LLaVA-OneVision"; transformers 5.24, models/llava_onevision.
+Source: Li et al. 2024, "LLaVA-OneVision"; transformers 5.24, models/llava_onevision and
+models/llava_next.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from models.config_sections.llava_towers import LlavaOnevisionVisionConfig
+from models.config_sections.llava_towers import LlavaNextVisionConfig, LlavaOnevisionVisionConfig
 from models.layers.vision_tower import VisionTower
 from models.layers.weight import empty_parameter
+from models.vision.clip import ClipEncoder, unused_parts
 from models.vision.feed_forward import FeedForward
 from models.vision.siglip import SIGLIP_NAMES, SiglipEncoder
 
@@ -29,15 +32,19 @@ class LlavaOnevisionTower(VisionTower):
         **SIGLIP_NAMES,
         "projector.linear_": "projector.fc",
     }
-    unused_parts: ClassVar[tuple[str, ...]] = ("vision_tower.post_layernorm.", "vision_tower.head.")
+    unused_parts: tuple[str, ...] = ("vision_tower.post_layernorm.", "vision_tower.head.")
 
     def __init__(self, config: LlavaOnevisionVisionConfig) -> None:
         super().__init__(config)
         self.config: LlavaOnevisionVisionConfig = config
-        self.vision_tower = SiglipEncoder(config)
+        self.vision_tower = self.make_encoder()
         sizes = (config.hidden_size, config.out_size, config.out_size)
         self.multi_modal_projector = FeedForward(sizes, "gelu", bias=config.has_bias)
         self.image_newline = empty_parameter(config.out_size)
+
+    def make_encoder(self) -> nn.Module:
+        """Returns the encoder of tiles, of [N, 3 * P * P] to [tiles, patches of a tile, hidden]."""
+        return SiglipEncoder(self.config)
 
     def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Encodes images; see `VisionTower`."""
@@ -64,3 +71,16 @@ class LlavaOnevisionTower(VisionTower):
         ends = newline.view(-1, 1, 1).expand(-1, layout.height, 1)
         lines = torch.cat((image, ends), dim=-1)
         return torch.cat((tiles[0], lines.flatten(1).t()))
+
+
+class LlavaNextTower(LlavaOnevisionTower):
+    """The same with CLIP's encoder."""
+
+    def __init__(self, config: LlavaNextVisionConfig) -> None:
+        super().__init__(config)
+        self.unused_parts = unused_parts(config)
+
+    def make_encoder(self) -> nn.Module:
+        """Returns CLIP's encoder."""
+        assert isinstance(self.config, LlavaNextVisionConfig), "that of this class"
+        return ClipEncoder(self.config)

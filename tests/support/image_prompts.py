@@ -12,6 +12,7 @@ from models.config_sections.gemma_towers import (
     Gemma4ImageConfig,
     Gemma4UnifiedVisionConfig,
 )
+from models.config_sections.llava_towers import LlavaVisionConfig
 from models.config_sections.towers import (
     InternVLVisionConfig,
     PixtralVisionConfig,
@@ -64,7 +65,7 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
     if isinstance(config, PixtralVisionConfig):
         sizes = torch.tensor([each.shape[-2:] for each in images])
         return {"pixel_values": _stacked(images).squeeze(1), "image_sizes": sizes}
-    if isinstance(config, InternVLVisionConfig | Gemma3VisionConfig):
+    if isinstance(config, InternVLVisionConfig | Gemma3VisionConfig | LlavaVisionConfig):
         return {"pixel_values": torch.cat(images)}
     sizes = torch.tensor([each.grid[3:] for each in pictures])
     return {"pixel_values": _stacked(images), "image_sizes": sizes}

@@ -56,6 +56,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "start_token_id": 8,
         "end_token_id": 9,
     },
+    "llava": {**_COMMON, "patch_size": 14, "side": 336},
+    "llava_next": {
+        **_COMMON,
+        "patch_size": 14,
+        "tile_height": 336,
+        "tile_width": 336,
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "max_anyres_tiles": 256,
+    },
     "llava_onevision": {
         **_COMMON,
         "patch_size": 14,

@@ -148,6 +148,14 @@ GEMMA4_TOWER = {
     "patch_size": 4,
     "position_embedding_size": 20,
 }
+CLIP = INTERN | {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"}
+ODD_CLIP = CLIP | {
+    "hidden_size": 30,
+    "num_attention_heads": 5,
+    "patch_size": 3,
+    "image_size": 9,
+    "hidden_act": "gelu",
+}
 PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 48]]
 ODD_PINPOINTS = [[9, 27], [18, 18], [27, 9], [27, 27]]
 WINDOWED = {
@@ -355,6 +363,48 @@ VARIANTS = {
             "downsample_ratio": 0.25,
         },
         ((1, 8, 8), (4, 8, 8)),
+    ),
+    "llava": Variant(
+        "Llava",
+        TEXT | HEADS_SHARE_ALL | {"model_type": "llama"},
+        CLIP,
+        {"image_token_index": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ((1, 4, 4), (1, 4, 4)),
+    ),
+    "llava_odd": Variant(
+        "Llava",
+        ODD_TEXT | {"model_type": "mistral", "sliding_window": None},
+        ODD_CLIP,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "vision_feature_layer": 1,
+            "multimodal_projector_bias": False,
+            "tie_word_embeddings": True,
+        },
+        ((1, 3, 3), (1, 3, 3), (1, 3, 3)),
+    ),
+    "llava_next": Variant(
+        "LlavaNext",
+        TEXT | HEADS_SHARE_ALL | {"model_type": "mistral", "sliding_window": None},
+        CLIP,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "tie_word_embeddings": False,
+            "image_grid_pinpoints": PINPOINTS,
+        },
+        ((2, 4, 4, 15, 13), (3, 4, 4, 11, 29), (7, 4, 4, 40, 51)),
+    ),
+    "llava_next_odd": Variant(
+        "LlavaNext",
+        ODD_TEXT | HEADS_SHARE_ALL | {"model_type": "llama", "head_dim": 12},
+        ODD_CLIP,
+        {
+            "image_token_index": IMAGE_TOKEN,
+            "tie_word_embeddings": False,
+            "image_grid_pinpoints": ODD_PINPOINTS,
+            "vision_feature_layer": -1,
+        },
+        ((10, 3, 3, 61, 53), (4, 3, 3, 7, 30), (5, 3, 3, 15, 13)),
     ),
     "llava_onevision": Variant(
         "LlavaOnevision",

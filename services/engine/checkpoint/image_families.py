@@ -18,6 +18,8 @@ from services.engine.checkpoint.image_files import (
 )
 
 _TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_MAX_TILES = 256
+_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 
 
@@ -150,6 +152,53 @@ def gemma4_unified(files: ImageFiles) -> dict[str, Any]:
     return {**settings, "patch_size": patch_size, "merge_size": 1}
 
 
+def llava(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of LLaVA 1.5's kind."""
+    if files.image.flag("do_pad"):
+        raise files.image.error("do_pad", "false")
+    return {"patch_size": square(files.vision, "patch_size", 32), "side": _cropped_side(files)}
+
+
+def llava_next(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of LLaVA-NeXT's kind; tiles never shrink."""
+    side = _cropped_side(files)
+    strategy = files.processor.values.get("vision_feature_select_strategy", "default")
+    if strategy not in (None, "default"):
+        raise files.processor.error("vision_feature_select_strategy", '"default"')
+    pinpoints = files.image.values.get("image_grid_pinpoints") or _NEXT_PINPOINTS
+    if not _are_tiled(pinpoints, side, side):
+        raise files.image.error("image_grid_pinpoints", "a list of heights and widths in tiles")
+    return {
+        "patch_size": square(files.vision, "patch_size", 32),
+        "tile_height": side,
+        "tile_width": side,
+        "image_grid_pinpoints": pinpoints,
+        "max_anyres_tiles": _MAX_TILES,
+    }
+
+
+def _cropped_side(files: ImageFiles) -> int:
+    """Returns the side of the square in the middle of an image."""
+    height, width = image_size(files.image, 224, edge="shortest_edge")
+    crop = files.image.section("crop_size")
+    crop_height, crop_width = (crop.count(name, height) for name in ("height", "width"))
+    if not height == width == crop_height == crop_width:
+        raise files.image.error("crop_size", f"{height} x {height}, as size")
+    check_equal(files.vision, "image_size", height)
+    return height
+
+
+def _are_tiled(pinpoints: object, height: int, width: int) -> bool:
+    """Whether a JSON value is a list of heights and widths of whole tiles."""
+    return isinstance(pinpoints, list) and all(
+        isinstance(sides, list)
+        and len(sides) == 2
+        and all(type(side) is int and side > 0 for side in sides)
+        and sides[0] % height == sides[1] % width == 0
+        for sides in pinpoints
+    )
+
+
 def llava_onevision(files: ImageFiles) -> dict[str, Any]:
     """Returns the settings of LLaVA-OneVision's kind."""
     height, width = image_size(files.image, 384, edge="shortest_edge")
@@ -161,13 +210,7 @@ def llava_onevision(files: ImageFiles) -> dict[str, Any]:
     if files.processor.count("num_image_tokens", num_vectors) != num_vectors:
         raise files.processor.error("num_image_tokens", f"{num_vectors}, the vectors of a tile")
     pinpoints = files.image.values.get("image_grid_pinpoints") or PINPOINTS
-    if not isinstance(pinpoints, list) or not all(
-        isinstance(sides, list)
-        and len(sides) == 2
-        and all(type(side) is int and side > 0 for side in sides)
-        and sides[0] % height == sides[1] % width == 0
-        for sides in pinpoints
-    ):
+    if not _are_tiled(pinpoints, height, width):
         raise files.image.error("image_grid_pinpoints", "a list of heights and widths in tiles")
     ratio = files.processor.values.get("vision_aspect_ratio") or "anyres_max_9"
     max_tiles = str(ratio).removeprefix("anyres_max_")

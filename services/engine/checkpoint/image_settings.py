@@ -14,6 +14,8 @@ from services.engine.checkpoint.image_families import (
     gemma4_unified,
     glm4v,
     internvl,
+    llava,
+    llava_next,
     llava_onevision,
     pixtral,
     qwen_vl,
@@ -54,6 +56,8 @@ class _Family:
     template_token: tuple[str, int] | None = None
     """The field of config.json with the token that chat templates write, and its default; None:
     that of vectors."""
+    crops: bool = False
+    """Whether the middle of an image is cut out."""
     text_around: str = ""
     """Text before and after this token."""
 
@@ -103,8 +107,8 @@ def _check_steps(image: Fields, family: _Family) -> None:
         raise image.error("image_processor_type", family.image_processor)
     if not image.flag("do_resize", default=True):
         raise image.error("do_resize", "true")
-    if image.flag("do_center_crop"):
-        raise image.error("do_center_crop", "false")
+    if image.flag("do_center_crop", default=family.crops) != family.crops:
+        raise image.error("do_center_crop", "true" if family.crops else "false")
 
 
 def _common(image: Fields, family: _Family) -> dict[str, Any]:
@@ -147,6 +151,8 @@ _FAMILIES = {
     "qwen3_5_moe": _Family(*_QWEN, 248056, qwen_vl),
     "mistral3": _Family("pixtral", "PixtralImageProcessor", 10, pixtral),
     "internvl": _Family("internvl", "GotOcr2ImageProcessor", 151667, internvl),
+    "llava": _Family("llava", "CLIPImageProcessor", 32000, llava, crops=True),
+    "llava_next": _Family("llava_next", "LlavaNextImageProcessor", 32000, llava_next, crops=True),
     "llava_onevision": _Family(
         "llava_onevision", "LlavaOnevisionImageProcessor", 151646, llava_onevision
     ),

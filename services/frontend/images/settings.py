@@ -5,7 +5,8 @@ from pydantic import ValidationError
 from services.frontend.images.families.family import Family
 from services.frontend.images.families.gemma4 import Gemma4
 from services.frontend.images.families.internvl import InternVL
-from services.frontend.images.families.llava_onevision import LlavaOnevision
+from services.frontend.images.families.llava import Llava
+from services.frontend.images.families.llava_onevision import LlavaNext, LlavaOnevision
 from services.frontend.images.families.pixtral import Pixtral
 from services.frontend.images.families.qwen_vl import Glm4v, QwenVL
 
@@ -14,6 +15,8 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4v": Glm4v,
     "pixtral": Pixtral,
     "internvl": InternVL,
+    "llava": Llava,
+    "llava_next": LlavaNext,
     "llava_onevision": LlavaOnevision,
     "gemma4": Gemma4,
 }

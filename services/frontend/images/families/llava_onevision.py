@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: the whole image as one tile, and tiles of the best of some resolutions."""
+"""LLaVA-OneVision and LLaVA-NeXT: the whole image as one tile, and tiles of one resolution."""
 
 import math
 from typing import Annotated
@@ -125,3 +125,11 @@ class LlavaOnevision(Family):
     @property
     def _columns(self) -> int:
         return self.tile_width // self.patch_size
+
+
+class LlavaNext(LlavaOnevision):
+    """Settings of transformers' LlavaNextImageProcessor: images have tiles among others, too."""
+
+    def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
+        """Cuts tiles and each tile into patches; one tile where more have too many patches."""
+        return LlavaOnevision.patches(self, image, max_patches=max_patches, is_only_image=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -205,7 +206,23 @@ def test_areas_of_glm4v_are_those_of_one_frame(tmp_path):
     assert areas == [6272, 4816896]
 
 
+@pytest.mark.parametrize("model_type", ["llava", "llava_next"])
+def test_images_of_llava_are_squares_of_one_size(tmp_path, model_type):
+    crop = {"crop_size": {"height": 336, "width": 336}, "size": {"shortest_edge": 336}}
+    found = read(tmp_path, model_type, crop, vision={"patch_size": 14, "image_size": 336})
+    side = "side" if model_type == "llava" else "tile_height"
+    assert (found.kind, found.image_token_id) == (model_type, 32000)
+    assert (found.settings[side], found.settings["patch_size"]) == (336, 14)
+    for change, told in (
+        ({"crop_size": {"height": 224, "width": 224}}, "crop_size"),
+        ({"do_center_crop": False}, "do_center_crop is False; it must be true"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            read(tmp_path, model_type, crop | change)
+
+
 DEFAULTS = [
+    ("llava", CLIPImageProcessorPil, {}, {}),
     ("glm4v", Glm4vImageProcessorPil, {}, {}),
     ("qwen2_vl", Qwen2VLImageProcessorPil, {}, {}),
     ("gemma4", Gemma4ImageProcessorPil, {}, {}),

@@ -9,11 +9,16 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
@@ -183,6 +188,36 @@ def test_gemma4_unified_has_patches_of_whole_squares():
     whole = patches_of(other, 48).reshape(*other.grid, 3, 48, 48).transpose(2, 0, 3, 1, 4)
     pixels = whole.reshape(3, 48 * other.grid[0], -1)
     assert np.array_equal(cut(pixels, 16), patches_of(one, 16))
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size != (1000, 1)])
+def test_llava_equals_transformers(size):
+    image = picture(size)
+    processed = processor("llava").process(image)
+    sizes = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+    [pixels] = CLIPImageProcessorPil(**sizes)(image, **RAW)["pixel_values"]
+    assert_close(patches_of(processed, 14), cut(np.asarray(pixels), 14))
+    assert processed.grid == (1, 24, 24)
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * 576
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("is_only_image", [True, False])
+def test_llava_next_equals_transformers(size, is_only_image):
+    image = picture(size)
+    processed = processor("llava_next").process(image, is_only_image=is_only_image)
+    sizes = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+    theirs_processor = LlavaNextImageProcessorPil(**sizes)
+    theirs = theirs_processor(image, **RAW)
+    tiles = np.asarray(theirs["pixel_values"])[0]
+    assert_close(patches_of(processed, 14), np.concatenate([cut(tile, 14) for tile in tiles]))
+    assert processed.grid == (len(tiles), 24, 24, image.height, image.width)
+    text_processor = object.__new__(LlavaNextProcessor)
+    text_processor.image_processor, text_processor.image_token = theirs_processor, "I"
+    text_processor.patch_size, text_processor.num_additional_image_tokens = 14, 1
+    text_processor.vision_feature_select_strategy = "default"
+    text = text_processor.replace_image_token(dict(theirs), 0)
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * len(text)
 
 
 @pytest.mark.parametrize("size", SIZES)
