@@ -8,6 +8,7 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.loading.loader import load_model
+from services.engine.config.images import pages_of
 from services.engine.request import SamplingParams
 from services.engine.worker.start.warm_up import run_small_steps
 from tests.support.compilation import compilation_config
@@ -112,11 +113,12 @@ def test_the_tokens_are_those_of_transformers(seeing, variant, level, mode, max_
 def test_few_blocks_and_pages_change_nothing(seeing, variant):
     folder, model, prompts, expected = seeing(variant)
     longest = max(len(prompt.token_ids) for prompt in prompts) + NUM_OUTPUT
+    largest = max(model.visual.num_vectors(grid) for grid in VARIANTS[variant].grids)
     engine = engine_for(
         folder,
         num_blocks=2 + (longest // 4 + 4) * len(set(model.config.sliding_windows)),
         num_states=3,
-        num_encoder_pages=2,
+        num_encoder_pages=max(2, pages_of(largest)),
         max_num_batched_tokens=max(11, VARIANTS[variant].least_step),
         max_encoder_tokens=1,
     )
