@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -42,6 +42,7 @@ class Fleet:
     step_s: float
     heartbeat_s: float
     num_blocks: int = 512
+    max_running: int = 256
     seed: int = 0
 
 
@@ -69,6 +70,8 @@ class Engine:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.waiting: deque[Callable[[], None]] = deque()
+        """Starts of the requests that wait for others to end."""
         self.num_computed = 0
         self.num_running = 0
         self.held: Counter[int] = Counter()
@@ -127,6 +130,7 @@ class Engine:
         changes = PrefixChanges(added=keys[True].tobytes(), removed=keys[False].tobytes())
         heartbeat = Heartbeat(
             num_running=self.num_running,
+            num_waiting=len(self.waiting),
             num_used_blocks=self.num_own + len(self.held),
             num_recent_tokens=round(self.recent(now_s)),
             prefixes=changes,
@@ -143,7 +147,8 @@ class Model:
 
     def __init__(self, fleet: Fleet, weights: Weights) -> None:
         self.engines = [Engine(fleet.num_blocks) for _ in range(fleet.num_engines)]
-        self.num_prompt = self.num_cached = 0
+        self.num_prompt = self.num_cached = self.num_requests = 0
+        self.num_queued = self.num_queued_beside_idle = 0
         self._fleet = fleet
         self._weights = weights
         self._clock = Clock()
@@ -191,6 +196,7 @@ class Model:
                 num_queued=BLOCK_SIZE * view.num_queued_blocks,
                 num_held=BLOCK_SIZE * view.num_held_blocks,
                 num_recent=view.heartbeat.num_recent_tokens + BLOCK_SIZE * view.num_sent_blocks,
+                is_full=view.num_requests >= self._fleet.max_running,
             )
             for view in views
         ]
@@ -198,7 +204,19 @@ class Model:
         missing = len(tokens) - prospects[index].num_cached
         views[index].expect(keys, num_blocks=-(-missing // BLOCK_SIZE))
         engine = self.engines[index]
-        self._clock.after(LATENCY_S, lambda: self._serve(engine, tokens, keys, turn))
+        self._clock.after(LATENCY_S, lambda: self._arrive(engine, tokens, keys, turn))
+
+    def _arrive(
+        self, engine: Engine, tokens: list[tuple[int, int]], keys: list[int], turn: int
+    ) -> None:
+        """Starts a request, or lets it wait while the engine runs as many as it can."""
+        self.num_requests += 1
+        if engine.num_running < self._fleet.max_running:
+            self._serve(engine, tokens, keys, turn)
+            return
+        self.num_queued += 1
+        self.num_queued_beside_idle += any(not each.num_running for each in self.engines)
+        engine.waiting.append(lambda: self._serve(engine, tokens, keys, turn))
 
     def _serve(
         self, engine: Engine, tokens: list[tuple[int, int]], keys: list[int], turn: int
@@ -211,6 +229,8 @@ class Model:
         def end() -> None:
             whole = tokens + self._new_tokens(OUTPUT_TOKENS)
             engine.end(_keys(whole), len(tokens), num_cached)
+            if engine.waiting:
+                engine.waiting.popleft()()
             if turn + 1 < NUM_TURNS:
                 self._pause(whole, turn + 1)
             else:
@@ -233,12 +253,31 @@ def _keys(tokens: list[tuple[int, int]]) -> list[int]:
     return keys
 
 
-def figures(fleet: Fleet, weights: Weights) -> tuple[float, float]:
-    """Returns the hit rate of prompt tokens, and the largest load over the mean."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of one run: shares of prompt tokens and of requests, and loads.
+
+    hit_rate: prompt tokens found in caches. spread: the largest load over the mean. queued:
+    requests that had to wait. beside_idle: requests that waited while another engine had none.
+    """
+
+    hit_rate: float
+    spread: float
+    queued: float
+    beside_idle: float
+
+
+def figures(fleet: Fleet, weights: Weights) -> Figures:
+    """Returns the figures of a fleet."""
     model = Model(fleet, weights)
     model.run()
     loads = [engine.num_computed for engine in model.engines]
-    return model.num_cached / model.num_prompt, max(loads) * len(loads) / sum(loads)
+    return Figures(
+        hit_rate=model.num_cached / model.num_prompt,
+        spread=max(loads) * len(loads) / sum(loads),
+        queued=model.num_queued / model.num_requests,
+        beside_idle=model.num_queued_beside_idle / model.num_requests,
+    )
 
 
 def as_one(fleet: Fleet) -> Fleet:
@@ -251,6 +290,7 @@ def as_one(fleet: Fleet) -> Fleet:
         conversations=fleet.conversations * size,
         streams=fleet.streams * size,
         num_blocks=fleet.num_blocks * size,
+        max_running=fleet.max_running * size,
     )
 
 
@@ -267,6 +307,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0, help="time of one step")
     parser.add_argument("--heartbeat-ms", type=float, default=100.0, help="of each engine")
     parser.add_argument("--num-blocks", type=int, default=512, help="of each engine")
+    parser.add_argument("--max-running", type=int, default=256, help="requests, of each engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weights", default="", help="changed weights: balance=0,held=1")
     arguments = parser.parse_args()
@@ -275,7 +316,9 @@ def main() -> None:
         WEIGHTS, **{name: type(getattr(WEIGHTS, name))(text) for name, text in changes.items()}
     )
     print(
-        "| engines | frontends | hit rate | of one engine's | load spread |\n|---|---|---|---|---|"
+        "| engines | frontends | hit rate | of one engine's | load spread | queued | beside idle |",
+        "|---|---|---|---|---|---|---|",
+        sep="\n",
     )
     for num_engines in arguments.engines:
         fleet = Fleet(
@@ -288,14 +331,16 @@ def main() -> None:
             step_s=arguments.step_ms / 1000,
             heartbeat_s=arguments.heartbeat_ms / 1000,
             num_blocks=arguments.num_blocks,
+            max_running=arguments.max_running,
             seed=arguments.seed,
         )
-        whole, _ = figures(as_one(fleet), weights)
+        whole = figures(as_one(fleet), weights).hit_rate
         for num_frontends in arguments.frontends:
-            rate, spread = figures(replace(fleet, num_frontends=num_frontends), weights)
+            found = figures(replace(fleet, num_frontends=num_frontends), weights)
             print(
-                f"| {num_engines} | {num_frontends} | {rate:.3f} | {rate / whole:.3f} |"
-                f" {spread:.2f} |",
+                f"| {num_engines} | {num_frontends} | {found.hit_rate:.3f} |"
+                f" {found.hit_rate / whole:.3f} | {found.spread:.2f} | {found.queued:.4f} |"
+                f" {found.beside_idle:.4f} |",
                 flush=True,
             )
 

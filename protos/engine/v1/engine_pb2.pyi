@@ -338,7 +338,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256", "prefix_key_version", "image_processor", "pooling")
+    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256", "prefix_key_version", "image_processor", "pooling", "max_running")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,7 @@ class GetModelInfoResponse(_message.Message):
     PREFIX_KEY_VERSION_FIELD_NUMBER: _ClassVar[int]
     IMAGE_PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     max_model_len: int
@@ -373,7 +374,8 @@ class GetModelInfoResponse(_message.Message):
     prefix_key_version: int
     image_processor: ImageProcessor
     pooling: Pooling
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ..., prefix_key_version: _Optional[int] = ..., image_processor: _Optional[_Union[ImageProcessor, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+    max_running: int
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ..., prefix_key_version: _Optional[int] = ..., image_processor: _Optional[_Union[ImageProcessor, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., max_running: _Optional[int] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "size", "is_normalized", "max_input_tokens", "prompts", "default_prompt_name", "pair")

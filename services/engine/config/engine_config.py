@@ -44,6 +44,11 @@ class EngineConfig(BaseModel):
     adapters: LoraConfig = LoraConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
+    @property
+    def max_running(self) -> int:
+        """Requests that run at a time, on all data-parallel ranks."""
+        return self.scheduler.max_num_seqs * self.parallel.data_parallel_size
+
     @classmethod
     def sections(cls) -> dict[str, type[ConfigSection]]:
         """Returns the class of each section, by its name here."""

@@ -62,7 +62,7 @@ def server_info(core: EngineCore, model: ModelFolder, config: EngineConfig) -> S
         capacity=DeploymentCapacity(
             kv_block_size=config.cache.block_size,
             total_kv_blocks=max(0, core.num_blocks - 1),
-            max_running_requests=scheduler.max_num_seqs * parallel.data_parallel_size,
+            max_running_requests=config.max_running,
             max_batched_tokens=scheduler.max_num_batched_tokens,
         ),
     )

@@ -130,6 +130,7 @@ class EngineServicer(EngineServiceServicer):
             block_size=self._config.cache.block_size,
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
+            max_running=self._config.max_running,
         )
         if model.pooling is not None:
             info.pooling.CopyFrom(pooling_to_proto(model.pooling, model))

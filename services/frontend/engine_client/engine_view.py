@@ -24,6 +24,8 @@ class EngineView:
         self._num_waiting_blocks = 0.0
         self.num_sent_blocks = 0
         """Blocks to compute of the requests sent since the last heartbeat."""
+        self.num_sent_requests = 0
+        """Requests sent since the last heartbeat."""
 
     @property
     def is_stalled(self) -> bool:
@@ -47,6 +49,11 @@ class EngineView:
         return heartbeat.num_recent_tokens if heartbeat.HasField("num_recent_tokens") else None
 
     @property
+    def num_requests(self) -> int:
+        """Requests that run or wait there, or were sent since the last heartbeat."""
+        return self.heartbeat.num_running + self.heartbeat.num_waiting + self.num_sent_requests
+
+    @property
     def num_queued_blocks(self) -> float:
         """An estimate of the blocks of waiting requests and of newly sent ones."""
         return self._num_waiting_blocks + self.num_sent_blocks
@@ -56,7 +63,7 @@ class EngineView:
         self.heartbeat = heartbeat
         mean_blocks = max(1.0, heartbeat.num_used_blocks / max(1, heartbeat.num_running))
         self._num_waiting_blocks = heartbeat.num_waiting * mean_blocks
-        self.num_sent_blocks = 0
+        self.num_sent_blocks = self.num_sent_requests = 0
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
         if heartbeat.HasField("adapters"):
@@ -76,6 +83,7 @@ class EngineView:
     def expect(self, keys: Iterable[int], *, num_blocks: int) -> None:
         """Notes a sent request before a heartbeat includes it."""
         self.num_sent_blocks += num_blocks
+        self.num_sent_requests += 1
         self._expected.update(keys)
 
     def count_cached(self, keys: Iterable[int]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.frontend.engine_client.client import EngineClient
-from services.frontend.engine_client.messages import EngineRequest
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo
 from services.frontend.engine_client.prefix_keys import compact_keys
 
 MAX_ROUTED_BLOCKS = 1024
@@ -48,6 +48,8 @@ class Prospect:
     """Tokens computed lately; older ones count less. None of an engine that does not say."""
     must_load: bool = False
     """Whether the request's adapter must get a slot of the device first."""
+    is_full: bool = False
+    """Whether a further request would wait until another one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ def pick(
     """Returns the index of the engine with the least work for a prompt of `num_tokens`.
 
     Work is what must be computed, part of what is queued and held, and a charge for being over
-    the mean of recent work, or a credit for being under it, of at most the prompt. Among many
-    engines only a few are compared, drawn so that frontends do not agree by chance on one.
+    the mean of recent work, or a credit for being under it, of at most the prompt. An engine that
+    runs as many requests as it can gets one only if all others do, too. Among many engines only a
+    few are compared, drawn so that frontends do not agree by chance on one.
 
     Sources: the sum is the cost function of NVIDIA Dynamo's KV-aware router; the charge is a soft
     form of Mirrokni, Thorup and Zadimoghaddam 2018, "Consistent hashing with bounded loads"; the
@@ -120,18 +123,19 @@ def pick(
 
 
 def _draw(prospects: Sequence[Prospect], draw: random.Random, num_drawn: int) -> set[int]:
-    """Returns the indices of the engines to compare."""
-    indices = range(len(prospects))
+    """Returns the indices of the engines to compare, without full ones if others are left."""
+    every = range(len(prospects))
+    indices = [index for index in every if not prospects[index].is_full] or every
     if len(indices) <= 2 * num_drawn:
         return set(indices)
-    most = max(prospect.num_cached for prospect in prospects)
+    most = max(prospects[index].num_cached for index in indices)
     warmest = [index for index in indices if prospects[index].num_cached == most]
     chosen = draw.sample(warmest, min(num_drawn, len(warmest)))
     return {*chosen, *draw.sample(indices, num_drawn)}
 
 
 def _prospect(engine: EngineClient, block_size: int, keys: list[int], adapter: str) -> Prospect:
-    view = engine.view
+    view, max_running = engine.view, _info(engine).max_running
     num_sent, num_recent = block_size * view.num_sent_blocks, view.num_recent_tokens
     return Prospect(
         num_cached=block_size * view.count_cached(keys),
@@ -139,9 +143,14 @@ def _prospect(engine: EngineClient, block_size: int, keys: list[int], adapter: s
         num_held=block_size * view.num_held_blocks,
         num_recent=None if num_recent is None else num_recent + num_sent,
         must_load=bool(adapter) and not view.adapters[adapter].is_resident,
+        is_full=0 < max_running <= view.num_requests,
     )
 
 
 def _block_size(engine: EngineClient) -> int:
+    return max(1, _info(engine).block_size)
+
+
+def _info(engine: EngineClient) -> ModelInfo:
     assert engine.info is not None, "a connected engine has said what it serves"
-    return max(1, engine.info.block_size)
+    return engine.info

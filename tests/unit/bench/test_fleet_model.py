@@ -22,18 +22,21 @@ FLEET = Fleet(
 @pytest.mark.parametrize("groups", [0, 1])
 def test_frontends_that_do_not_see_each_other_keep_engines_even_and_caches_warm(groups):
     fleet = replace(FLEET, groups=groups)
-    rate, spread = figures(fleet, WEIGHTS)
-    whole, _ = figures(as_one(fleet), WEIGHTS)
-    assert spread < 1.2
-    assert rate > 0.95 * whole
+    found, whole = figures(fleet, WEIGHTS), figures(as_one(fleet), WEIGHTS)
+    assert found.spread < 1.2
+    assert found.hit_rate > 0.95 * whole.hit_rate
 
 
 def test_without_recent_work_engines_are_uneven_where_all_prompts_begin_alike():
-    _, spread = figures(replace(FLEET, groups=0), replace(WEIGHTS, balance=0))
-    assert spread > 1.5
+    assert figures(replace(FLEET, groups=0), replace(WEIGHTS, balance=0)).spread > 1.5
 
 
 def test_a_cache_that_holds_less_finds_less():
-    rate, _ = figures(replace(FLEET, num_engines=1, num_blocks=32), WEIGHTS)
-    whole, _ = figures(replace(FLEET, num_engines=1), WEIGHTS)
-    assert 0 < rate < whole
+    small = figures(replace(FLEET, num_engines=1, num_blocks=32), WEIGHTS)
+    whole = figures(replace(FLEET, num_engines=1), WEIGHTS)
+    assert 0 < small.hit_rate < whole.hit_rate
+
+
+def test_no_request_waits_while_another_engine_is_idle():
+    found = figures(replace(FLEET, num_frontends=1, max_running=3), WEIGHTS)
+    assert found.beside_idle < 0.001

@@ -163,6 +163,7 @@ class TestInformation:
             assert list(info.eos_token_ids) == [4, 9]
             assert info.tokenizer_sha256 == model.tokenizer.sha256
             assert (info.num_blocks, info.device_name, info.dtype) == (64, "cpu", "float32")
+            assert info.max_running == 8
 
     async def test_the_tokenizer_arrives_whole_and_hashes_as_promised(self, tmp_path):
         shutil.copy(TINY_CHECKPOINT / "config.json", tmp_path)

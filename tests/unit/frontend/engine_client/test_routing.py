@@ -122,6 +122,15 @@ def test_an_engine_a_quarter_over_the_mean_gives_up_a_cached_prompt(recent, is_w
     assert (index == 2) == is_warm
 
 
+@pytest.mark.parametrize("num_others", [1, 8])
+def test_a_full_engine_gets_a_request_only_if_all_are_full(num_others):
+    warm = replace(prospect(cached=992), is_full=True)
+    others = [prospect(held=1000)] * num_others
+    assert pick([warm, *others], 1000, random.Random(0)) != 0
+    others = [replace(each, is_full=True) for each in others]
+    assert pick([warm, *others], 1000, random.Random(0)) == 0
+
+
 def test_a_conversation_stays_while_engines_have_little_to_do():
     prospects = [
         prospect(cached=90, recent=WEIGHTS.least_mean_tokens // 8),
