@@ -94,7 +94,7 @@ class ModelConfig:
     use_qk_norm: bool
     """Whether each head is normalised before it is rotated, in families with both variants."""
     sliding_windows: tuple[int | None, ...]
-    """For each layer the keys that a query sees, its own included; None means all."""
+    """For each layer the keys that a query sees, as `Window` says; None means all."""
     hidden_act: str
     """Activation of the feed-forward gate: silu or gelu_pytorch_tanh."""
     norm_offset: float
@@ -148,8 +148,9 @@ class ModelConfig:
         whole = Fields.read(folder / CONFIG_FILE)
         stored = with_common_names(text_part(whole))
         defaults = FAMILY_DEFAULTS.get(stored.architecture(), {})
-        if "sliding_window" in stored.values:  # null means that there is none
-            defaults = {name: each for name, each in defaults.items() if name != "sliding_window"}
+        # Null means that there is none.
+        given = {"sliding_window", "attention_chunk_size"} & stored.values.keys()
+        defaults = {name: each for name, each in defaults.items() if name not in given}
         fields = stored.with_defaults(defaults)
         _refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")

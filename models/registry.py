@@ -41,6 +41,7 @@ from models.layers.decoder import CausalLM
 from models.layers.vision_tower import VisionTower
 from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
+from models.llama4 import Llama4ForCausalLM
 from models.mamba2 import Mamba2ForCausalLM
 from models.minimax import MiniMaxForCausalLM
 from models.minimax_m2 import MiniMaxM2ForCausalLM
@@ -88,6 +89,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "KimiLinearForCausalLM": KimiLinearForCausalLM,
     "Lfm2ForCausalLM": Lfm2ForCausalLM,
     "Lfm2MoeForCausalLM": Lfm2ForCausalLM,
+    "Llama4ForCausalLM": Llama4ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MiniMaxForCausalLM": MiniMaxForCausalLM,

@@ -30,6 +30,10 @@ ALIASES: dict[str, dict[str, str]] = {
     "KimiLinearForCausalLM": _KIMI,
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
+    "Llama4ForCausalLM": {
+        "intermediate_size": "moe_intermediate_size",
+        "intermediate_size_mlp": "intermediate_size",
+    },
     "Mamba2ForCausalLM": {
         "conv_kernel": "mamba_d_conv",
         "head_dim": "mamba_d_head",

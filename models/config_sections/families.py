@@ -41,6 +41,7 @@ OWN_ARCHITECTURES = (
     "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
+    "Llama4ForCausalLM",
     "LlamaForCausalLM",
     "Mamba2ForCausalLM",
     "MiniMaxForCausalLM",
@@ -181,6 +182,20 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
     },
     "MiniMaxForCausalLM": {"norm_topk_prob": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "Llama4ForCausalLM": {
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+        "head_dim": 128,
+        "interleave_moe_layer_step": 1,
+        "n_shared_experts": 1,
+        "no_rope_layer_interval": 4,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
+        "rope_theta": 500_000.0,
+        "use_qk_norm": True,
+    },
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": {
         **_LFM2,
@@ -324,6 +339,9 @@ FAMILIES_WITH_STATES = (
     "OlmoHybridForCausalLM",
 )
 """Families some of whose layers keep a state that is not keys and values."""
+
+FAMILIES_WITH_CHUNKS = ("Llama4ForCausalLM",)
+"""Families whose rotated layers attend within chunks of positions."""
 
 FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""

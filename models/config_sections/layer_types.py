@@ -1,6 +1,6 @@
 """Names of the kinds of a model's layers, in config.json."""
 
-from models.config_sections.families import FAMILIES_WITH_STATES
+from models.config_sections.families import FAMILIES_WITH_CHUNKS, FAMILIES_WITH_STATES
 from models.config_sections.fields import Fields
 
 ATTENTION_TYPES = (
@@ -9,6 +9,7 @@ ATTENTION_TYPES = (
     "indexed_attention",
     "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
+CHUNKED = "chunked_attention"
 STATE_TYPES = ("linear_attention", "mamba", "conv")
 HYBRID = "hybrid"
 """Attention and a state side by side."""
@@ -30,6 +31,8 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     if types is None:
         return _implied_types(fields, num_layers) if has_states else None
     known: tuple[str, ...] = ATTENTION_TYPES
+    if fields.architecture() in FAMILIES_WITH_CHUNKS:
+        known = ("full_attention", CHUNKED)
     if has_states:
         known = (*ATTENTION_TYPES, "attention", *STATE_TYPES, HYBRID, *FEED_FORWARD_TYPES)
     is_list = isinstance(types, list) and len(types) == num_layers

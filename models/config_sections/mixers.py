@@ -23,7 +23,8 @@ SHARED: Final = "shared"
 Part = Literal["attention", "state"]
 """A part of a layer that keeps a cache entry."""
 Window = int | Literal["state"] | None
-"""Keys that a query sees, its own included; None: all; STATE: the entry is a state."""
+"""Keys that a query sees, its own included; None: all; STATE: the entry is a state. A negative
+number -n: the keys of its chunk of n positions, which begins at a multiple of n, up to its own."""
 
 _PARTS: Mapping[str, tuple[Part, ...]] = {
     ATTENTION: (ATTENTION,),

@@ -8,6 +8,7 @@ from models.config_sections.layer_types import read_layer_types
 
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
+_LLAMA_4 = "Llama4ForCausalLM"
 _GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 _WITHOUT_GROUPS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 """Families that would compare groups of softmax scores by two experts each, which ours do not."""
@@ -36,6 +37,9 @@ class MoeConfig:
     """Inner size of the layer that every token uses besides its experts; 0 means none."""
     has_shared_gate: bool = False
     """Whether a gate of its own weighs that layer's output for each token."""
+    scales_input: bool = False
+    """Whether the sigmoid of a token's best logit scales the input of its one expert, not its
+    output."""
     latent_size: int = 0
     """Size of the projected hidden state that experts work on; 0: they work on itself."""
     dense_layers: frozenset[int] = frozenset()
@@ -62,8 +66,11 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         return None
     num_experts = fields.count(count_name)
     num_experts_per_tok = fields.count("num_experts_per_tok")
-    if num_experts_per_tok > num_experts:
-        raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts there are")
+    scales_input = fields.architecture() == _LLAMA_4
+    most = 1 if scales_input else num_experts
+    if num_experts_per_tok > most:
+        wanted = "1" if scales_input else f"at most the {num_experts} experts there are"
+        raise fields.error("num_experts_per_tok", wanted)
     fields.choice("topk_method", TOPK_METHODS, TOPK_METHODS[0])
     is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") != "sigmoid"
     if is_v2 and fields.flag("norm_topk_prob"):
@@ -93,6 +100,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         topk_group=topk_group,
         shared_size=shared_size,
         has_shared_gate=has_shared_gate,
+        scales_input=scales_input,
         latent_size=fields.count("moe_latent_size", 0),
         dense_layers=dense_layers,
         swiglu_alpha=fields.number("swiglu_alpha", 1.702),
@@ -156,11 +164,13 @@ def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]
         if not is_list or any(kind not in ("dense", "sparse") for kind in kinds):
             raise fields.error("mlp_layer_types", "dense or sparse for every layer")
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    layers = range(num_hidden_layers)
+    if fields.values.get("moe_layers") is not None:
+        return frozenset(layers) - set(fields.layer_numbers("moe_layers"))
     first_sparse = fields.count("first_k_dense_replace", 0, minimum=0)
-    step = fields.count("decoder_sparse_step", 1)
+    step_name = "interleave_moe_layer_step"
+    step = fields.count(step_name if fields.has(step_name) else "decoder_sparse_step", 1)
     named = frozenset(fields.layer_numbers("mlp_only_layers"))
     return frozenset(
-        layer
-        for layer in range(num_hidden_layers)
-        if layer < first_sparse or layer in named or (layer + 1) % step
+        layer for layer in layers if layer < first_sparse or layer in named or (layer + 1) % step
     )

@@ -18,12 +18,15 @@ _WHOLE_HEADS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 class QueryScale:
     """Growth of queries with their position p: times 1 + rate * log(1 + floor(p / span)).
 
+    is_of_unrotated: only layers without positions have it, and p counts from one.
+
     Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention"; Llama 4, Ministral 3.
     """
 
     rate: float
     span: int
     """In tokens."""
+    is_of_unrotated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,7 @@ def _read_rope(
         theta=theta,
         partial_rotary_factor=partial,
         is_interleaved=fields.flag("rope_interleave"),
-        query_scale=_read_query_scale(scaling),
+        query_scale=_read_query_scale(fields, scaling),
     )
     # Dynamic scaling begins past max_position_embeddings, which no sequence exceeds here.
     if rope_type in ("default", "dynamic"):
@@ -177,8 +180,14 @@ def _read_rope(
     )
 
 
-def _read_query_scale(scaling: Fields) -> QueryScale | None:
+def _read_query_scale(fields: Fields, scaling: Fields) -> QueryScale | None:
     """Reads how queries grow with their position; None if they do not."""
+    if fields.architecture() == "Llama4ForCausalLM":
+        # The first files have a number, for true.
+        if not fields.values.get("attn_temperature_tuning", True):
+            return None
+        rate = fields.number("attn_scale", or_zero=True)
+        return QueryScale(rate=rate, span=fields.count("floor_scale"), is_of_unrotated=True)
     if not scaling.has("llama_4_scaling_beta"):
         return None
     rate = scaling.number("llama_4_scaling_beta", or_zero=True)

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
-from models.config_sections.families import FAMILIES_WITHOUT_POSITIONS, FAMILIES_WITHOUT_WINDOWS
+from models.config_sections.families import (
+    FAMILIES_WITH_CHUNKS,
+    FAMILIES_WITHOUT_POSITIONS,
+    FAMILIES_WITHOUT_WINDOWS,
+)
 from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import GEMMA_4
-from models.config_sections.layer_types import read_layer_types
+from models.config_sections.layer_types import CHUNKED, read_layer_types
 
 
 def sees_later(fields: Fields) -> bool:
@@ -14,8 +18,13 @@ def sees_later(fields: Fields) -> bool:
 
 
 def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Returns each layer's window: by layer_types, by the pattern, or one for all."""
+    """Returns each layer's window: by layer_types, by the pattern, or one for all.
+
+    Chunks of n positions are -n: see `Window` of models.config_sections.mixers.
+    """
     layer_types = read_layer_types(fields, num_layers)
+    if fields.architecture() in FAMILIES_WITH_CHUNKS:
+        return _read_chunks(fields, num_layers, layer_types)
     if layer_types is not None:
         is_sliding = [kind == "sliding_attention" for kind in layer_types]
         if fields.architecture() in GEMMA_4:
@@ -43,6 +52,19 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
     return tuple(window if slides else None for slides in is_sliding)
 
 
+def _read_chunks(
+    fields: Fields, num_layers: int, layer_types: Sequence[str] | None
+) -> tuple[int | None, ...]:
+    """Returns each layer's chunk as a window: by layer_types, or of all layers with positions."""
+    if not fields.has("attention_chunk_size"):
+        return (None,) * num_layers
+    chunk = fields.count("attention_chunk_size")
+    unrotated = _named_unrotated_layers(fields, num_layers)
+    if layer_types is None:
+        return tuple(None if layer in unrotated else -chunk for layer in range(num_layers))
+    return tuple(-chunk if kind == CHUNKED else None for kind in layer_types)
+
+
 def _pattern_length(fields: Fields) -> int:
     """Returns every how many layers one sees all keys; EXAONE writes LLLG for 4."""
     pattern = fields.values["sliding_window_pattern"]
@@ -64,10 +86,15 @@ def read_unrotated_layers(fields: Fields, windows: Sequence[int | None]) -> tupl
         return tuple(layer for layer, window in enumerate(windows) if window is None)
     if _rotates_nothing(fields):
         return tuple(range(num_layers))
-    if fields.architecture() != "SmolLM3ForCausalLM":
-        return ()
+    if fields.architecture() in ("SmolLM3ForCausalLM", *FAMILIES_WITH_CHUNKS):
+        return _named_unrotated_layers(fields, num_layers)
+    return ()
+
+
+def _named_unrotated_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Returns the layers without positions by no_rope_layers, or every n-th one."""
     rotates = fields.values.get("no_rope_layers")
-    if rotates is None:
+    if rotates is None or rotates == []:
         every = fields.count("no_rope_layer_interval")
         return tuple(range(every - 1, num_layers, every))
     is_list = isinstance(rotates, list) and len(rotates) == num_layers

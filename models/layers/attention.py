@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
         Args:
             layer_index: of its cache and metadata.
-            sliding_window: keys that a query sees; None means all.
+            sliding_window: keys that a query sees, as the operator says; None means all.
             scale: factor of the scores; by default 1 / sqrt(head size).
             soft_cap: of scaled scores; 0 for none.
         """

@@ -216,6 +216,9 @@ class CausalLM(nn.Module):
     expert_names: ClassVar[tuple[str, str, str] | None] = ("gate_proj", "up_proj", "down_proj")
     """The checkpoint's names of an expert's gate, up and down; None: each stacks all experts."""
 
+    transposes_stacked_experts: ClassVar[bool] = False
+    """Whether a checkpoint that stacks all experts has their rows and columns exchanged."""
+
     @classmethod
     def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
         """Returns where the tensors of single experts go; none of a dense model."""

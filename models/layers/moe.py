@@ -13,6 +13,7 @@ from models.config_sections.moe import MoeConfig
 from models.layers.experts import Experts
 from models.layers.gated_mlp import GatedMLP
 from models.layers.weight import Replicated, empty_parameter
+from models.ops.elementwise.sigmoid_gate import sigmoid_gate
 from models.ops.products.linear import linear
 from models.ops.ranks.all_reduce import all_reduce
 from models.ops.ranks.gather_rows import gather_rows, reduce_scatter
@@ -94,9 +95,13 @@ class FusedMoE(nn.Module):
         rows = hidden
         if self._gathers:
             rows = gather_rows(hidden, DATA_PARALLEL, self._group.data_parallel_size)
+        logits = self.gate(rows)
+        if moe.scales_input:
+            # The weight of the one expert is then 1, as weights are normalised.
+            rows = sigmoid_gate(rows, logits.amax(-1, keepdim=True))
         arguments = (
             rows,
-            self.gate(rows),
+            logits,
             experts.gate_up_proj,
             experts.down_proj,
             experts.gate_up_proj_bias,
@@ -134,8 +139,9 @@ class FusedMoE(nn.Module):
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
         has_one = self._group.size == 1 and not self._gathers
-        is_weighed = self.shared_expert_gate is not None
-        if shared is None or is_weighed or shared.has_packed_weights or not has_one:
+        # The fused operator has one input for both, and adds both as they are.
+        differs = self.shared_expert_gate is not None or self._moe.scales_input
+        if shared is None or differs or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}
 

@@ -28,3 +28,17 @@ class RMSNorm(Replicated, nn.Module):
         """Copies the whole tensor, plus the offset."""
         values = loaded.float() + self._offset if self._offset else loaded
         super().weight_loader(param, values, shard_id)
+
+
+class UnitNorm(nn.Module):
+    """Divides by the root mean square of the last dimension; it has no weights."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self._eps = eps
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+        self.weight: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised x, of its shape and dtype."""
+        return rms_norm(x, self.weight, self._eps)

@@ -68,7 +68,8 @@ class RotaryEmbedding(nn.Module):
 
 def _query_scale(max_positions: int, scale: QueryScale) -> torch.Tensor:
     """Returns the factor of queries at each position, [max_positions, 1, 1]."""
-    spans = torch.arange(max_positions).div(scale.span, rounding_mode="floor")
+    first = 1 if scale.is_of_unrotated else 0
+    spans = torch.arange(first, max_positions + first).div(scale.span, rounding_mode="floor")
     factors = 1.0 + scale.rate * torch.log1p(spans.float())
     return factors.to(torch.get_default_dtype()).view(-1, 1, 1)
 

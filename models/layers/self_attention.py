@@ -9,6 +9,7 @@ from models.config import ModelConfig
 from models.kv_cache import KVCacheSpec
 from models.layers.attention import Attention
 from models.layers.linear import QKVParallelLinear, RowParallelLinear
+from models.layers.norm import UnitNorm
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryHeadNorm, RotaryQKVLinear
 from models.layers.weight import check_shape, empty_parameter
@@ -18,7 +19,9 @@ from models.parallel.group import ParallelGroup
 class SelfAttention(nn.Module):
     """Self-attention with rotary positions or none, several query heads to one kv head.
 
-    has_head_norms: whether each query and key head is normalised before it is rotated.
+    has_head_norms: whether each query and key head is normalised before it is rotated; a rotation
+        keeps lengths, so norms without weights may as well come after it.
+    has_norm_weights: whether these norms have weights.
     has_sinks: whether each head has a sink, a learned score in the softmax without a key.
 
     Source: Ainslie et al. 2023, "GQA"; Xiao et al. 2023, "Efficient Streaming Language Models with
@@ -32,6 +35,7 @@ class SelfAttention(nn.Module):
         group: ParallelGroup,
         *,
         has_head_norms: bool = False,
+        has_norm_weights: bool = True,
         has_sinks: bool = False,
     ) -> None:
         super().__init__()
@@ -49,10 +53,14 @@ class SelfAttention(nn.Module):
         )
         self._has_head_norms = has_head_norms
         if has_head_norms:
-            self.q_norm: nn.Module = _head_norm(config, layer_index)
-            self.k_norm: nn.Module = _head_norm(config, layer_index)
+            make_norm = _head_norm if has_norm_weights else _unit_norm
+            self.q_norm: nn.Module = make_norm(config, layer_index)
+            self.k_norm: nn.Module = make_norm(config, layer_index)
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
         self._rotates = layer_index not in config.unrotated_layers
+        query_scale = config.rope_of(layer_index).query_scale
+        is_of_others = query_scale is not None and query_scale.is_of_unrotated and self._rotates
+        self._scales_queries = not is_of_others
         self.attn = Attention(
             config.cache_index(layer_index),
             sliding_window=config.sliding_window(layer_index),
@@ -82,7 +90,8 @@ class SelfAttention(nn.Module):
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D], as projected, to attended values [T, Hq * D]."""
         q, k = self.normalized(q, k)
-        q = rotation.scale(q)
+        if self._scales_queries:
+            q = rotation.scale(q)
         if self._rotates:
             q, k = rotation.turn(q), rotation.turn(k)
         else:
@@ -107,3 +116,7 @@ class SelfAttention(nn.Module):
 def _head_norm(config: ModelConfig, layer_index: int) -> RotaryHeadNorm:
     head_dim, rope = config.heads_of(layer_index).head_dim, config.rope_of(layer_index)
     return RotaryHeadNorm(head_dim, config.rms_norm_eps, rope, offset=config.norm_offset)
+
+
+def _unit_norm(config: ModelConfig, layer_index: int) -> UnitNorm:
+    return UnitNorm(config.heads_of(layer_index).head_dim, config.rms_norm_eps)

@@ -60,7 +60,11 @@ def _single_experts(
     if f"experts.0.{names[0]}.weight" not in single_names:
         yield name, tensor
         return
-    for expert, matrix in enumerate(tensor.values):
+    stack = tensor.values
+    # Scales of rows that come as columns stay as they are.
+    if model.transposes_stacked_experts and stack.shape[2] > 1:
+        stack = stack.transpose(1, 2)
+    for expert, matrix in enumerate(stack):
         for part, rows in zip(names, matrix.chunk(len(names)), strict=True):
             stored = f"{tensor.name}[{expert}]"
             own_name = f"{path}.{expert}.{part}.weight{scale or ''}"

@@ -76,7 +76,7 @@ def test_long_sequences_beside_short_ones(lengths, heads, has_fp8_cache):
 
 @CACHES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("sliding_window", [128, 300, 1500, None])
+@pytest.mark.parametrize("sliding_window", [128, 300, 1500, -300, None])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_windows_and_sinks(lengths, sliding_window, dtype, has_fp8_cache):
     options = {"dtype": dtype, "sliding_window": sliding_window, "has_sinks": True}
@@ -101,7 +101,7 @@ def test_long_sequences_beside_chunks(batch, heads, has_fp8_cache):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("sliding_window", [128, 300, 1500])
+@pytest.mark.parametrize("sliding_window", [128, 300, 1500, -300])
 @pytest.mark.parametrize("batch", MIXED.values(), ids=MIXED)
 def test_windows_and_sinks_beside_chunks(batch, sliding_window, dtype):
     options = {"dtype": dtype, "sliding_window": sliding_window, "has_sinks": True}

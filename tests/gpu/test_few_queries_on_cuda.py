@@ -42,7 +42,13 @@ def run(case: AttentionCase) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sliding_window": 33, "has_sinks": True}, {"sliding_window": 4000, "has_sinks": True}],
+    [
+        {},
+        {"sliding_window": 33, "has_sinks": True},
+        {"sliding_window": 4000, "has_sinks": True},
+        {"sliding_window": -33, "has_sinks": True},
+        {"sliding_window": -1000},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)

@@ -29,6 +29,7 @@ OPTIONS = {
     "plain": {},
     "window": {"sliding_window": 33, "has_sinks": True},
     "wide-window": {"sliding_window": 600},
+    "chunks": {"sliding_window": -600},
     "sinks": {"has_sinks": True},
     "soft-cap": {"soft_cap": 30.0},
     "steep": {"scale": 1.0},

@@ -114,7 +114,7 @@ def test_decode_of_few_requests_repeats_bit_for_bit(num_requests):
 
 
 @DTYPES
-@pytest.mark.parametrize("sliding_window", [None, 33])
+@pytest.mark.parametrize("sliding_window", [None, 33, -33])
 def test_decode_of_many_requests_takes_windows_sinks_and_any_block_size(sliding_window, dtype):
     options = {"sliding_window": sliding_window, "has_sinks": True, "block_size": 24}
     batch = ([1] * len(MANY_DECODES), MANY_DECODES)
@@ -142,7 +142,7 @@ def test_any_block_size(block_size, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000])
+@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000, -1, -33, -128])
 @pytest.mark.parametrize("batch", [MIXED, ([1] * len(DECODES), DECODES)], ids=["mixed", "decode"])
 def test_windows_and_sinks(batch, sliding_window, dtype):
     options = {"sliding_window": sliding_window, "has_sinks": True}
@@ -345,7 +345,9 @@ def test_gated_norms_are_the_references(num_tokens, has_silu, gates_first, dtype
 @pytest.mark.parametrize("shape", [(1, 36), (7, 4096), (300, 6144)], ids=str)
 def test_sigmoid_gates_are_the_references(shape, dtype):
     x, gate = torch.randn(2, *shape, device="cuda").to(dtype)
-    assert_rows_close(sigmoid_gate(x, gate), sigmoid_gate(x.cpu().double(), gate.cpu().double()))
+    for each in (gate, gate[:, :1]):
+        expected = sigmoid_gate(x.cpu().double(), each.cpu().double())
+        assert_rows_close(sigmoid_gate(x, each), expected)
 
 
 @DTYPES

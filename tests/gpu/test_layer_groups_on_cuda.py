@@ -19,15 +19,15 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("family", ["gpt_oss", "mistral_window"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "mistral_window"])
 def test_tokens_are_those_of_a_cache_that_keeps_everything(tmp_path, family, mode):
     write_checkpoint(tmp_path, family)
     config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8))
-    options = {"device": "cuda", "num_blocks": 200}
+    options = {"device": "cuda", "num_blocks": 300}
     expected = GraphEngine(tmp_path, config, has_groups=False, **options).run(PROMPTS, 40)
     engine = GraphEngine(tmp_path, config, **options)
     engine.capture()
     assert engine.run(PROMPTS, 40) == expected
     assert engine.run(PROMPTS, 40) == expected
     assert engine.faults == []
-    assert engine.scheduler.num_free_blocks == 199
+    assert engine.scheduler.num_free_blocks == 299

@@ -145,7 +145,7 @@ def test_chunks_are_the_references_at_any_length(batch, heads, dtype):
     check(make_case(*batch, heads, dtype=dtype, device="cuda"))
 
 
-@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000])
+@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000, -33, -1000])
 @pytest.mark.parametrize("heads", OF_GROUPS.values(), ids=OF_GROUPS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_windows_and_sinks(batch, heads, sliding_window):

@@ -33,8 +33,12 @@ ENGINE = {
 }
 
 
+CHANGES = {"llama4": {"no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": WINDOW}}
+
+
 def write_folder(folder, variant):
-    write_checkpoint(folder, variant, num_hidden_layers=4, max_position_embeddings=256)
+    sizes = {"num_hidden_layers": 4, "max_position_embeddings": 256}
+    write_checkpoint(folder, variant, **sizes, **CHANGES.get(variant, {}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_CHECKPOINT / name, folder)
     return folder
@@ -45,9 +49,18 @@ def folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("checkpoint"), "gpt_oss")
 
 
-@pytest.fixture(params=["gpt_oss", pytest.param("gemma4", marks=pytest.mark.families)])
+@pytest.fixture(
+    params=[
+        "gpt_oss",
+        pytest.param("gemma4", marks=pytest.mark.families),
+        pytest.param("llama4", marks=pytest.mark.families),
+    ]
+)
 def any_folder(request, folder, tmp_path):
-    """Layers of Gemma 4 with and without a window cache different sizes of a token."""
+    """Layers of Gemma 4 with and without a window cache different sizes of a token.
+
+    Those of Llama 4 have chunks for windows.
+    """
     return folder if request.param == "gpt_oss" else write_folder(tmp_path / "any", request.param)
 
 
@@ -93,7 +106,10 @@ async def run(*arguments):
     )
 
 
-async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path, stop_file):
+async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(
+    any_folder, tmp_path, stop_file
+):
+    folder = any_folder
     path = tmp_path / "trace.binpb"
     flags = {**ENGINE, "model": folder, "num_kv_blocks": 100, "allow_watch_tokens": True}
     flags |= {"module": MODULE, "stop_file": stop_file}

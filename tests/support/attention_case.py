@@ -157,7 +157,10 @@ class AttentionCase:
             return
         metadata = self.metadata
         starts = metadata.seq_lens - metadata.query_start_loc.diff()
-        first = (starts - self.sliding_window + 1).clamp(min=0) // self.cache.k.shape[1]
+        first = (starts - self.sliding_window + 1).clamp(min=0)
+        if self.sliding_window < 0:
+            first = starts // -self.sliding_window * -self.sliding_window
+        first = first // self.cache.k.shape[1]
         entries = torch.arange(metadata.block_tables.shape[1], device=starts.device)
         metadata.block_tables.masked_fill_(entries < first.unsqueeze(1), 0)
 

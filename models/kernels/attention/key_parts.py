@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.attention.store_heads import store_heads
 from models.kernels.attention.uniform_values import uniform
 
@@ -26,6 +27,8 @@ def seen_keys(seq_len, WINDOW: tl.constexpr):
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
+    elif WINDOW < 0:
+        first = chunk_start(seq_len - 1, WINDOW)
     return first, seq_len
 
 
@@ -145,6 +148,8 @@ def _fair_part(
 def _num_keys(seq_lens, WINDOW: tl.constexpr, HAS_NEW: tl.constexpr):
     if WINDOW > 0:
         seq_lens = tl.minimum(seq_lens, WINDOW)
+    elif WINDOW < 0:
+        seq_lens -= chunk_start(seq_lens - 1, WINDOW)
     if HAS_NEW:
         seq_lens = tl.maximum(seq_lens - 1, 0)
     return seq_lens
@@ -297,5 +302,7 @@ def fair_part(
     lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
     if WINDOW > 0:
         lens = tl.minimum(lens, WINDOW)
+    elif WINDOW < 0:
+        lens -= chunk_start(lens - 1, WINDOW)
     # In float32: the product may exceed 32 bits and need not be exact.
     return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)

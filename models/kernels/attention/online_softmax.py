@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.attention.configurations import LANES
 from models.operands.base_two import LOG2_E
 
@@ -83,9 +84,10 @@ def weigh_keys(
 
     highest and total are each row's highest scaled score and sum of base-2 exponentials so far. On
     the diagonal a row sees keys up to its position and before the end, and with a WINDOW only the
-    last WINDOW of them; off it, all rows see all keys. Where rows see keys after their own, own is
-    each row's position, from which the WINDOW counts. HAS_SCALES: scores are multiplied by the
-    scales of k's heads, [1, KEYS]. SOFT_CAP: of scaled scores; 0 for none.
+    last WINDOW of them or, if negative, those of its chunk; off it, all rows see all keys. Where
+    rows see keys after their own, own is each row's position, from which the WINDOW counts.
+    HAS_SCALES: scores are multiplied by the scales of k's heads, [1, KEYS]. SOFT_CAP: of scaled
+    scores; 0 for none.
 
     IS_EXACT: weights are relative to a whole power of two, highest is its exponent, and total is
     [ROWS, LANES]. Changing the power multiplies exactly, so a row's bits do not depend on the tile
@@ -104,6 +106,9 @@ def weigh_keys(
         if WINDOW > 0:
             from_ = positions if own is None else own
             is_seen = is_seen & (keys[None, :] > from_[:, None] - WINDOW)
+        elif WINDOW < 0:
+            from_ = positions if own is None else own
+            is_seen = is_seen & (keys[None, :] >= chunk_start(from_, WINDOW)[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
     # Scaled after the maximum, so that scaling and subtraction are one instruction. As fma, which
     # leaves the compiler no choice of rounding.
@@ -111,7 +116,7 @@ def weigh_keys(
     if IS_EXACT:
         new_highest = whole_power(new_highest, q.dtype)
     new_highest = tl.maximum(highest, new_highest)
-    if WINDOW > 0:
+    if WINDOW != 0:
         # A row may see no key of its first tiles; a finite number avoids inf - inf.
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = tl.exp2(tl.fma(scores, scale_log2, -new_highest[:, None]))

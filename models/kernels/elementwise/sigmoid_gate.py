@@ -19,15 +19,21 @@ _BLOCK = 1024
 @triton.jit(do_not_specialize=["x_stride", "gate_stride"])
 def _sigmoid_gate_kernel(
     x_ptr, gate_ptr, output_ptr, x_stride, gate_stride,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_OF_ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Does BLOCK columns of a row; the factor is rounded, as the operator's reference rounds it."""
+    """Does BLOCK columns of a row; the factor is rounded, as the operator's reference rounds it.
+
+    IS_OF_ROWS: a row has one gate.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < SIZE
-    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=is_column, other=0.0)
+    if IS_OF_ROWS:
+        gate = tl.load(gate_ptr + row * gate_stride)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride + columns, mask=is_column, other=0.0)
     x = tl.load(x_ptr + row * x_stride + columns, mask=is_column, other=0.0).to(tl.float32)
     factor = tl.sigmoid(gate.to(tl.float32)).to(gate_ptr.dtype.element_ty).to(tl.float32)
     output = (x * factor).to(output_ptr.dtype.element_ty)
@@ -35,19 +41,19 @@ def _sigmoid_gate_kernel(
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Maps x and gate, [T, K] each, to [T, K]; see models.ops.elementwise.sigmoid_gate."""
+    """Maps x [T, K] and gate to [T, K]; see models.ops.elementwise.sigmoid_gate."""
     num_rows, size = x.shape
     output = x.new_empty(num_rows, size)
-    num_blocks, launch = _launcher(size, x.device)
+    num_blocks, launch = _launcher(size, gate.shape[1] < size, x.device)
     launch((num_rows, num_blocks, 1), x, gate, output, x.stride(0), gate.stride(0))
     return output
 
 
 @lru_cache
-def _launcher(size: int, device: torch.device) -> tuple[int, Launch]:
+def _launcher(size: int, is_of_rows: bool, device: torch.device) -> tuple[int, Launch]:
     block = min(_BLOCK, triton.next_power_of_2(size))
     launch = Launch(
-        _sigmoid_gate_kernel, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),
-        **launch_options(device),
+        _sigmoid_gate_kernel, SIZE=size, BLOCK=block, IS_OF_ROWS=is_of_rows,
+        num_warps=max(1, block // 256), **launch_options(device),
     )  # fmt: skip
     return triton.cdiv(size, block), launch

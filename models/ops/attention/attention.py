@@ -54,7 +54,8 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     cos, signed_sin: [T, 1, D], parts of one table of rows of whole heads; or None: q and k are
         already rotated.
     q_weight, k_weight: [D], of the norms with `eps`, or None.
-    sliding_window: keys that a query sees, its own and those before; None means all.
+    sliding_window: keys that a query sees, its own and those before; None means all. Negative, -n:
+        those from the last multiple of n up to its own position.
     sinks: [Hq], scores that join each head's softmax without a key; or None.
     scale: factor of the scores; None means 1 / sqrt(D).
     soft_cap: c > 0 makes each score s, scaled, c * tanh(s / c).
@@ -194,8 +195,8 @@ def seen_keys(
 ) -> torch.Tensor:
     """Returns which keys the queries of a group see, [G, 1, Q, L] bool.
 
-    A query sees the last `window` keys up to its own, or all of them, and those before its entry in
-    key_ends, [T] of the step.
+    A query sees the keys of its window, as in unified_attention_with_output, or all up to its own,
+    and those before its entry in key_ends, [T] of the step.
     """
     mask = group.mask
     keys = torch.arange(mask.shape[-1], device=mask.device)
@@ -203,7 +204,11 @@ def seen_keys(
         mask = keys < key_ends[group.tokens].view(*mask.shape[:-1], 1)
     if window is None:
         return mask
-    return mask & (keys >= group.mask.sum(-1, keepdim=True) - window)
+    num_keys = group.mask.sum(-1, keepdim=True)
+    first = num_keys - window
+    if window < 0:
+        first = (num_keys - 1).div(-window, rounding_mode="floor") * -window
+    return mask & (keys >= first)
 
 
 def _with_sinks(

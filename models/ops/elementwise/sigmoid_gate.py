@@ -8,7 +8,10 @@ from models.ops.custom_op import direct_register_custom_op
 
 
 def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Returns x * sigmoid(gate), contiguous; x and gate are [T, K], their rows may be apart."""
+    """Returns x * sigmoid(gate), contiguous, like x.
+
+    x: [T, K], gate: [T, K] or [T, 1]; rows may be apart.
+    """
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.elementwise import sigmoid_gate as kernel

@@ -1,6 +1,6 @@
 """Layer groups: layers that keep the same blocks for the same tokens.
 
-A group has layers of one kind: with the same sliding window, without one, or with a state. A
+A group has layers of one kind: with the same window or chunk, without one, or with a state. A
 request has one block per group for the same tokens until they leave the group's window, and for
 each group of states as many blocks as a state takes, whatever the tokens. All blocks come from one
 pool: groups are of equal size, and the n-th layers of all groups share memory, so a block can serve
@@ -15,7 +15,8 @@ from typing import Final, Literal
 STATE: Final = "state"
 """Stands for a window where a cache entry is a state, as in `ModelConfig.cache_windows`."""
 Window = int | Literal["state"] | None
-"""Keys that a query sees, its own included; None: all; STATE: the entry is a state."""
+"""Keys that a query sees, its own included; None: all; STATE: the entry is a state. A negative
+number -n: the keys of its chunk of n positions, which begins at a multiple of n, up to its own."""
 
 MAX_GROUPS = 8
 """Approximate limit: each group costs a block table in a step."""
@@ -28,8 +29,7 @@ class LayerGroup:
     layers: tuple[int, ...]
     """Layer indices, ascending."""
     window: Window
-    """Keys that a query attends to, its own included; None means all, STATE that each layer keeps a
-    state instead."""
+    """Keys that a query of the layers attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ class CacheGroups:
 
     def first_block(self, group: int, position: int) -> int:
         """Returns the index of the sequence's first block that a query at `position` reads."""
-        window = self.windows[group]
-        return 0 if window is None else max(0, position - window + 1) // self.block_size
+        return first_seen(self.windows[group], position) // self.block_size
 
     def most_blocks(self, group: int, num_tokens: int) -> int:
         """Returns the most blocks that a request holds at once up to `num_tokens` tokens."""
@@ -59,7 +58,7 @@ class CacheGroups:
         if window is None:
             return num_blocks
         # The tokens may begin and end in the middle of a block.
-        return min(num_blocks, (window - 2 + self.max_query_tokens) // self.block_size + 2)
+        return min(num_blocks, (abs(window) - 2 + self.max_query_tokens) // self.block_size + 2)
 
     def num_tokens(self, num_blocks: int, *, limit: int) -> int:
         """Returns the most tokens of one request that holds all blocks.
@@ -77,6 +76,15 @@ class CacheGroups:
         return (bisect_right(lengths, num_blocks, key=needed) - 1) * self.block_size
 
 
+def first_seen(window: int | None, position: int) -> int:
+    """Returns the first position whose key a query at `position` attends to."""
+    if window is None:
+        return 0
+    if window < 0:
+        return position // -window * -window
+    return max(0, position - window + 1)
+
+
 def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[LayerGroup, ...]:
     """Divides a model's layers into groups; one without a window comes first, states come last.
 
@@ -84,8 +92,8 @@ def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[Laye
     unused. States fit into groups of any size, so the layers that keep tokens decide it.
 
     Args:
-        windows: each layer's sliding window; None attends to all keys.
-        max_model_len: a window of at least this length counts as None.
+        windows: each layer's window.
+        max_model_len: a window or chunk of at least this length counts as None.
     """
     kinds: dict[int | None, list[int]] = {}
     states: list[int] = []
@@ -93,15 +101,16 @@ def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[Laye
         if window == STATE:
             states.append(layer)
             continue
-        kind = window if isinstance(window, int) and window < max_model_len else None
+        kind = window if isinstance(window, int) and abs(window) < max_model_len else None
         kinds.setdefault(kind, []).append(layer)
     num_token_layers = len(windows) - len(states)
     size = num_token_layers or len(windows)
     if len(kinds) > 1:
         size = max(min(map(len, kinds.values())), -(-num_token_layers // MAX_GROUPS))
-    ordered: list[tuple[Window, list[int]]] = sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+    ordered = sorted(kinds, key=lambda kind: abs(kind or 0))
+    of_tokens: list[tuple[Window, list[int]]] = [(kind, kinds[kind]) for kind in ordered]
     return tuple(
         LayerGroup(layers=tuple(layers[start : start + size]), window=window)
-        for window, layers in (*ordered, (STATE, states))
+        for window, layers in (*of_tokens, (STATE, states))
         for start in range(0, len(layers), size)
     )

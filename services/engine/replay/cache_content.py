@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from protos.engine.v1.batch_pb2 import BlockTableUpdates, StateMetadata
 from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, read_int32
+from services.engine.kv_cache.cache_groups import first_seen
 from services.engine.limits import StepLimits
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.state_content import NO_COPIES, StateContent
@@ -204,8 +205,7 @@ class CacheContent:
         unwritten, needed = np.zeros(end, bool), np.zeros(end, bool)
         for group, (slots, window) in enumerate(zip(all_slots, self._windows, strict=True)):
             absent = ~self._is_written[slots]
-            if window is not None:
-                absent[: max(0, end - window + 1)] = False
+            absent[: first_seen(window, end)] = False
             unwritten |= absent
             if besides is not None:
                 absent &= ~np.isin(slots, besides[group])

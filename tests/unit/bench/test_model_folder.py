@@ -14,8 +14,8 @@ from tests.support.paged_runner import PagedRunner
 SHAPES = [
     "deepseek-v3", "glm-4.5-air", "gpt-oss-20b", "llama-3.1-70b", "llama-3.1-70b-fp8",
     "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
-    "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",
-    "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
+    "llama-4-scout", "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8",
+    "qwen3-30b-a3b-int4", "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
     "qwen3-vl-8b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.8-27b",
 ]  # fmt: skip
 
@@ -63,7 +63,8 @@ def test_more_layers_than_there_are_is_refused(tmp_path):
 
 
 REDUCED = {
-    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64, "vocab_size": 300,
+    "hidden_size": 64, "intermediate_size": 96, "intermediate_size_mlp": 80,
+    "moe_intermediate_size": 64, "vocab_size": 300,
     "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8,
     "num_local_experts": 8, "n_routed_experts": 16, "q_lora_rank": 32, "kv_lora_rank": 32,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,

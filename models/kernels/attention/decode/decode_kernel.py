@@ -34,7 +34,7 @@ class DecodeForm(NamedTuple):
 
     num_kv_heads, group: kv heads, and query heads of each.
     head_dim, block_size: elements of a head, slots of a block.
-    window, soft_cap: 0 for none.
+    window, soft_cap: 0 for none; a negative window is a chunk, as in the operator.
     has_sinks: heads have a score without a key.
     has_scales: the cache has 8 bits and scales.
     only_single_tokens: every request has one token; others are skipped without it.

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
 from models.kernels.attention.cache.cache_tensors import cache_tensors
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.attention.configurations import few_query_tiles
 from models.kernels.attention.decode.position_loops import (
     attend_with_keys_as_rows,
@@ -117,6 +118,8 @@ def _seen_tiles(seq_lens, num_queries, form: tl.constexpr):
     first = tl.zeros_like(seq_lens)
     if form.window > 0:
         first = tl.maximum(seq_lens - num_queries + 1 - form.window, 0) // form.keys * form.keys
+    elif form.window < 0:
+        first = chunk_start(seq_lens - num_queries, form.window) // form.keys * form.keys
     return first, tl.maximum(tl.cdiv(seq_lens - first, form.keys), 1)
 
 
@@ -171,14 +174,17 @@ def _attend_piece(
     if form.has_sinks and piece.is_first:
         highest, total = see_sinks(sinks_ptr + kv_head * form.group, head, in_rows)
     rows_end = queries + piece.rows_shift
+    rows_start = rows_end - form.window
+    if form.window < 0:
+        rows_start = chunk_start(rows_end - 1, form.window)
     if form.keys_as_rows:
         acc, highest, total = attend_with_keys_as_rows(
-            q, tl.minimum(rows_end, piece.end), rows_end - form.window, highest, total,
+            q, tl.minimum(rows_end, piece.end), rows_start, highest, total,
             piece.start, piece.end, table_ptr, cache, kv_head, dims, scale_log2, form,
         )  # fmt: skip
     else:
         acc, highest, total = attend_with_queries_as_rows(
-            q, tl.minimum(rows_end, piece.end), rows_end - form.window, highest, total,
+            q, tl.minimum(rows_end, piece.end), rows_start, highest, total,
             piece.start, piece.end, table_ptr, cache, kv_head, dims, scale_log2, form,
         )  # fmt: skip
     # A dummy request has no keys; its output is zero. A row may see no key of a part.

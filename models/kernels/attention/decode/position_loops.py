@@ -34,7 +34,7 @@ def attend_with_keys_as_rows(
         keys = first + tl.arange(0, form.keys)
         tile = load_tile(keys, keys < end, table_ptr, cache, kv_head, dims, form)
         is_seen = keys[:, None] < rows_end[None, :]
-        if form.window > 0:
+        if form.window != 0:
             is_seen = is_seen & (keys[:, None] >= rows_start[None, :])
         sums, unit, highest, total = fold_words(
             q, q_scale, tile, is_seen, sums, unit, highest, total, scale_log2, form.soft_cap,
@@ -72,7 +72,7 @@ def attend_with_queries_as_rows(
             scores = soft_capped(scores * q_scale[:, None], scale_log2, form.soft_cap)
             factor = tl.full(q_scale.shape, 1.0, tl.float32)
         is_seen = keys[None, :] < rows_end[:, None]
-        if form.window > 0:
+        if form.window != 0:
             is_seen = is_seen & (keys[None, :] >= rows_start[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)

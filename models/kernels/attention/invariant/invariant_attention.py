@@ -51,7 +51,8 @@ def attend(
     few = tile_queries(tiles, q.shape[1] // num_kv_heads)
     hopper = least = None
     if metadata.max_seqlen_q > few:
-        if metadata.workspace is not None and not soft_cap:
+        is_plain = not soft_cap and (sliding_window or 0) >= 0
+        if metadata.workspace is not None and is_plain:
             hopper = hopper_tiles(q, cache.k.dtype, block_size, num_kv_heads, has_parts=True)
         if hopper is None:
             tiles = _tiles(q, cache, 0)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.attention.configurations import LANES, PART
 from models.kernels.attention.key_parts import Parts
 from models.kernels.attention.online_softmax import add_lanes, attend_keys, whole_power
@@ -184,6 +185,8 @@ def _invariant_kernel(  # noqa: PLR0915  # one launch, for the parts of all quer
     if form.window > 0:
         first_key = num_cached + first_query + 1 - form.window
         first_key = tl.maximum(first_key, 0) // form.keys * form.keys
+    elif form.window < 0:
+        first_key = chunk_start(num_cached + first_query, form.window) // form.keys * form.keys
     first_part = first_key // _PART
     num_parts = tl.cdiv(end, _PART) - first_part
     is_split = (num_queries <= split_queries) & (num_parts > 1) & (num_parts <= most_parts)

@@ -15,13 +15,14 @@ from models.kernels.attention.online_softmax import attend_keys, attend_new_keys
 from models.kernels.attention.prefill.hopper_attention import hopper_attention
 from models.kernels.attention.prefill.tile_parts import (
     add_parts,
+    first_masked,
     keys_of_part,
     part_of_tile,
     parts_of,
     split_tiles,
     write_part,
 )
-from models.kernels.attention.prefill.widened_cache import widen
+from models.kernels.attention.prefill.widened_cache import all_fit, widen
 from models.kernels.attention.request_search import request_of_tile
 from models.kernels.attention.store_heads import store_heads
 from models.kernels.launching.copy_engine import aligned_heads
@@ -139,17 +140,12 @@ def _attend_tile(
     positions = num_cached + queries
     acc = tl.full([form.queries * form.padded_group, form.block_d], 0.0, tl.float32)
     highest, total = _before_keys(sinks_ptr, head, kv_head, part, parts is not None, form)
-    # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
-    diagonal = (num_cached + first_query + 1) // form.keys * form.keys
+    diagonal = first_masked(num_cached + first_query, form)
     end = num_cached + tl.minimum(first_query + form.queries, num_queries)
     last, own = positions, None
     if requests.key_ends is not None:
         ends = tl.load(requests.key_ends + token, mask=queries < num_queries, other=0)
         last, own, end = ends - 1, positions, tl.max(ends, 0)
-    if form.window > 0:
-        # From the first query's first key on, any tile may need the mask of a query's window.
-        diagonal = num_cached + first_query + 1 - form.window
-        diagonal = tl.maximum(diagonal, 0) // form.keys * form.keys
     start = 0
     if parts is not None:
         start, diagonal, end = keys_of_part(part, num_parts, diagonal, end, form.keys, form.window)
@@ -300,11 +296,12 @@ def prefill_attention(
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = aligned_heads(k), aligned_heads(v)
-    is_done, is_left, all_fit = None, None, False
+    is_done, is_left, has_room = None, None, False
     dtype = cache.k.dtype if cache.k_scale is None else q.dtype
     hopper = hopper_tiles(q, dtype, cache.k.shape[1], num_kv_heads)
-    is_causal = key_ends is None
-    if hopper is not None and metadata.workspace is not None and not soft_cap and is_causal:
+    # The kernel for Hopper knows neither caps, chunks nor keys after a query's own.
+    is_plain = not soft_cap and (sliding_window or 0) >= 0 and key_ends is None
+    if hopper is not None and metadata.workspace is not None and is_plain:
         readable = cache, metadata
         if cache.k_scale is not None:
             copies = widen(
@@ -313,7 +310,7 @@ def prefill_attention(
             )  # fmt: skip
             readable = copies.cache, copies.metadata
             is_done, is_left = copies.is_ready, copies.is_lacking
-            all_fit = _all_fit(metadata, cache.k.shape[1], copies.num_blocks, min_queries)
+            has_room = all_fit(metadata, cache.k.shape[1], copies.num_blocks, min_queries)
         hopper_attention(
             q, k, v, *readable, output, metadata.workspace.counters, hopper, is_ready=is_done,
             output_scale=output_scale, min_queries=min_queries, sliding_window=sliding_window,
@@ -328,13 +325,13 @@ def prefill_attention(
             sinks is not None, cache.k_scale is not None, has_prefix, soft_cap,
             q.device,
         )  # fmt: skip
-        if all_fit and launch.is_built:
+        if has_room and launch.is_built:
             continue
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
         num_tiles = num_tokens // queries + num_requests
         num_programs = num_tiles if is_left is None else min(num_tiles, _PROGRAMS_OF_REST)
         shared = None
-        if has_prefix and is_done is None and is_causal:
+        if has_prefix and is_done is None and key_ends is None:
             shared = split_tiles(
                 metadata, num_tokens=num_tokens, num_pieces=num_tiles * num_kv_heads,
                 rows=queries * triton.next_power_of_2(num_heads // num_kv_heads), head_dim=head_dim,
@@ -377,20 +374,6 @@ def _launcher(
     )  # fmt: skip
     options = launch_options(device)
     return queries, Launch(_prefill_kernel, form=form, num_warps=tiles.num_warps, **options)
-
-
-def _all_fit(
-    metadata: AttentionMetadata, block_size: int, num_blocks: int, min_queries: int
-) -> bool:
-    """Returns whether num_blocks hold the keys of all later chunks, as far as the host knows."""
-    if metadata.block_tables.numel() <= num_blocks:
-        return True
-    needed = [
-        -(-chunk.num_keys // block_size)
-        for chunk in metadata.chunks
-        if chunk.num_keys > chunk.num_queries >= min_queries
-    ]
-    return len(metadata.chunks) > 0 and sum(needed) <= num_blocks
 
 
 def _forms(metadata: AttentionMetadata, is_done: torch.Tensor | None) -> tuple[bool, ...]:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, AttentionWorkspace
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.attention.configurations import ROWS_OF_TILE
 from models.kernels.attention.key_parts import combine_parts
 from models.kernels.launching.dependent_launch import (
@@ -88,6 +89,13 @@ def part_of_tile(
     num_cached = tl.load(requests.seq_lens + request) - num_queries
     if form.window > 0:
         num_cached = tl.minimum(num_cached, form.window)
+    elif form.window < 0:
+        # A part must have keys that all of the tile's queries see.
+        first = num_cached + first_query
+        last = num_cached + tl.minimum(first_query + form.queries, num_queries) - 1
+        start = chunk_start(first, form.window)
+        is_whole = start == chunk_start(last, form.window)
+        num_cached = tl.where(is_whole, tl.minimum(first - start, num_cached), 0)
     num_parts = tl.maximum(tl.minimum(num_cached // LEAST_PART, num_splits), 1)
     part = tl.program_id(2)
     place = (tile * form.num_kv_heads + kv_head) * num_splits
@@ -104,13 +112,28 @@ def part_of_tile(
 
 
 @triton.jit
+def first_masked(first_position, form: tl.constexpr):
+    """Returns the first of a tile of keys that some query from first_position on may not see.
+
+    Every query sees the keys up to the first one's position. With a window, any tile from the first
+    query's first key on may need the mask of a query's.
+    """
+    first = first_position + 1
+    if form.window > 0:
+        first = tl.maximum(first - form.window, 0)
+    elif form.window < 0:
+        first = chunk_start(first_position, form.window)
+    return first // form.keys * form.keys
+
+
+@triton.jit
 def keys_of_part(part, num_parts, diagonal, end, KEYS: tl.constexpr, WINDOW: tl.constexpr):
     """Returns a part's first key, the first one that needs a mask, and the end of its keys.
 
     Each query sees the first keys of every part, as parts are much longer than a tile.
     """
     first = 0
-    if WINDOW > 0:
+    if WINDOW != 0:
         first = diagonal
     num_key_tiles = tl.cdiv(end - first, KEYS)
     start = first + part * num_key_tiles // num_parts * KEYS

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.cache_tensors import cache_tensors
+from models.kernels.attention.chunk_start import chunk_start
 from models.kernels.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -69,6 +70,8 @@ def _blocks_of(
     if WINDOW > 0:
         # Queries read whole tiles of keys.
         first = tl.maximum(seq_lens - num_queries + 1 - WINDOW, 0) // KEYS * KEYS // BLOCK_SIZE
+    elif WINDOW < 0:
+        first = chunk_start(seq_lens - num_queries, WINDOW) // KEYS * KEYS // BLOCK_SIZE
     is_chunk = num_queries >= min_queries
     is_later = is_chunk & (seq_lens > num_queries)
     return tl.where(is_later, tl.cdiv(seq_lens, BLOCK_SIZE) - first, 0), first, is_chunk
@@ -183,6 +186,20 @@ def widen(
         is_lacking=is_lacking,
         num_blocks=num_blocks,
     )
+
+
+def all_fit(
+    metadata: AttentionMetadata, block_size: int, num_blocks: int, min_queries: int
+) -> bool:
+    """Returns whether num_blocks hold the keys of all later chunks, as far as the host knows."""
+    if metadata.block_tables.numel() <= num_blocks:
+        return True
+    needed = [
+        -(-chunk.num_keys // block_size)
+        for chunk in metadata.chunks
+        if chunk.num_keys > chunk.num_queries >= min_queries
+    ]
+    return len(metadata.chunks) > 0 and sum(needed) <= num_blocks
 
 
 @lru_cache

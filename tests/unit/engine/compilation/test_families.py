@@ -25,7 +25,10 @@ FAMILIES = [
     "qwen2_windows",
     *(
         pytest.param(name, marks=pytest.mark.families)
-        for name in ("cohere2", "gemma4_moe", "gemma4_shared", "glm_moe_dsa_shared", "minimax_m2")
+        for name in (
+            *("cohere2", "gemma4_moe", "gemma4_shared", "glm_moe_dsa_shared", "llama4"),
+            *("llama4_odd", "minimax_m2"),
+        )
     ),
 ]
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12]]

@@ -57,7 +57,18 @@ def test_the_first_block_is_that_of_the_first_key_in_the_window():
     assert groups.first_block(0, 1000) == 0
 
 
-@pytest.mark.parametrize("window", [1, 4, 5, 6, 17])
+def test_chunks_are_a_kind_of_their_own():
+    assert layers_of([-8, None, 8, -8]) == [(None, [1]), (-8, [0]), (-8, [3]), (8, [2])]
+    assert layers_of([-8, None], max_model_len=8) == [(None, [0, 1])]
+
+
+def test_the_first_block_of_a_chunk_has_its_first_position():
+    groups = CacheGroups(block_size=4, max_query_tokens=3, windows=(-6,))
+    first = [groups.first_block(0, position) for position in (0, 5, 6, 11, 12, 17, 18)]
+    assert first == [0, 0, 1, 1, 3, 3, 4]
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 17, -1, -4, -6, -17])
 @pytest.mark.parametrize("max_query_tokens", [1, 3, 4, 20])
 def test_no_step_sees_more_blocks_than_the_most(window, max_query_tokens):
     groups = CacheGroups(block_size=4, max_query_tokens=max_query_tokens, windows=(window,))

@@ -28,7 +28,9 @@ PIECES = compilation_config(
 )
 
 
-@pytest.fixture(scope="module", params=["gpt_oss", "mistral_window", "qwen3_windows"])
+@pytest.fixture(
+    scope="module", params=["gpt_oss", "mistral_window", "qwen3_windows", "llama4", "llama4_odd"]
+)
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder, request.param)
@@ -37,31 +39,43 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    engine = GraphEngine(folder, EAGER, has_groups=False, num_blocks=200)
+    engine = GraphEngine(folder, EAGER, has_groups=False, num_blocks=300)
     return engine.run(PROMPTS, 40)
 
 
 @pytest.mark.parametrize("config", [EAGER, GRAPHS, PIECES], ids=["eager", "graphs", "pieces"])
 def test_tokens_are_those_of_a_cache_that_keeps_everything(folder, expected, config, tmp_path):
     config = config.model_copy(update={"compile_cache_dir": tmp_path})
-    engine = GraphEngine(folder, config, num_blocks=200)
+    engine = GraphEngine(folder, config, num_blocks=300)
     engine.capture()
     assert engine.run(PROMPTS, 40) == expected
     # Once more, with prefixes that were computed before.
     assert engine.run(PROMPTS, 40) == expected
     assert engine.faults == []
-    assert engine.scheduler.num_free_blocks == 199
+    assert engine.scheduler.num_free_blocks == 299
     assert engine.scheduler.counts.cached_tokens > 0
 
 
 def test_few_blocks_cost_preemptions_and_no_token(folder, expected):
-    windows = set(ModelConfig.from_folder(folder).sliding_windows)
-    num_usable = 12 * len(windows)
+    windows = ModelConfig.from_folder(folder).sliding_windows
+    num_usable = 12 * len(group_layers(windows, max_model_len=128))
     engine = GraphEngine(folder, EAGER, num_blocks=1 + num_usable, max_num_batched_tokens=8)
     assert engine.run(PROMPTS, 40) == expected
     # Windows alone never need more than was free when a request came in.
     assert bool(engine.scheduler.counts.num_preemptions) == (None in windows)
     assert engine.scheduler.num_free_blocks == num_usable
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_drafts_by_lookup_cost_no_token(folder, expected, level, tmp_path):
+    config = compilation_config(
+        level=level, use_inductor=False, cudagraph_mode=CUDAGraphMode.NONE,
+        compile_cache_dir=tmp_path,
+    )  # fmt: skip
+    drafts = {"num_speculative_tokens": 3, "lookup_sizes": (1, 2)}
+    engine = GraphEngine(folder, config, num_blocks=300, max_num_batched_tokens=37, **drafts)
+    assert engine.run(PROMPTS, 40) == expected
+    assert engine.scheduler.num_free_blocks == 299
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, FP8_CACHE_DTYPE], ids=str)

@@ -26,6 +26,7 @@ FAMILIES = {
     "mixtral": 2,
     "gpt_oss": 4,
     "glm4_moe": 2,
+    "llama4": 2,
     "deepseek_v2": 2,
     "deepseek_v3": 4,
 }

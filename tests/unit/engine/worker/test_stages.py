@@ -25,6 +25,7 @@ FAMILIES = {
     "qwen3": "uneven",
     "qwen3_moe": "shared",
     "gpt_oss": "uneven",
+    "llama4": "two",
     "glm4_moe": "two",
     "deepseek_v3": "shared",
     "gemma2": "two",

@@ -41,6 +41,8 @@ CASES = [
     (([1, 3, 20], [1200, 530, 600]), {}),
     (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
     (([1, 3], [1200, 530]), {"sliding_window": 600, "has_sinks": True, "soft_cap": 0.7}),
+    (([1, 7, 40, 1], [5, 69, 170, 67]), {"sliding_window": -33, "has_sinks": True}),
+    (([1, 3], [1150, 602]), {"sliding_window": -600}),
 ]
 # Cases take turns with types; tests/gpu has all of both.
 for number, (batch, options) in enumerate(CASES):

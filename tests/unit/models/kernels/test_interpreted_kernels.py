@@ -44,6 +44,10 @@ CASES = [
     (([1, 17], [9, 33]), {"soft_cap": 2.0, "scale": 1.0, "has_rotation": False}),
     (([1, 7, 40, 1], [5, 7, 170, 33]), {"images": [(1, 2, 6), (2, 132, 165), (2, 167, 170)]}),
     (([45, 1, 9], [45, 9, 60]), {"images": [(0, 3, 44), (2, 40, 60)], "sliding_window": 11}),
+    # Chunks of positions, some of which begin with a query or within a prompt.
+    (([1, 7, 40, 1], [5, 69, 170, 99]), {"sliding_window": -33, "has_sinks": True}),
+    (([1] * 6, [5, 1, 0, 170, 33, 34]), {"sliding_window": -33}),
+    (([1, 17], [9, 33]), {"sliding_window": -8, "has_rotation": False}),
 ]
 # Cases take turns with types; both see each kernel. tests/gpu has all of both.
 DTYPES = torch.float32, torch.float16
@@ -87,6 +91,8 @@ def check_elementwise(dtype):
     wide = torch.randn(7, 80).to(dtype)[:, 5:41]
     gated = sigmoid_gate(x.double(), wide.double())
     assert_rows_close(factors.sigmoid_gate(x, wide), gated)
+    gated = sigmoid_gate(x.double(), wide[:, :1].double())
+    assert_rows_close(factors.sigmoid_gate(x, wide[:, :1]), gated)
     for size, has_weights in ((12, False), (12, True), (36, False)):
         weights = torch.randn(*((36 // size,) if has_weights else ()), size).to(dtype)
         for silu, first in ((True, False), (False, False), (True, True)):
@@ -158,6 +164,8 @@ CASES = [
     (([1] * 17, [300, 140, 1, 0] + [66] * 13), LARGE, {"sliding_window": 200, "has_sinks": True}),
     (([1] * 4, [5, 0, 170, 16]), LARGE, {"soft_cap": 1.5, "scale": 0.4}),
     (([1, 7, 1], [70, 7, 1]), ODD, {"soft_cap": 1.5}),
+    (([1] * 17, [300, 140, 1, 0] + [66] * 13), LARGE, {"sliding_window": -140}),
+    (([1, 7, 40, 1], [5, 69, 170, 33]), ODD, {"sliding_window": -33}),
 ]
 # The interpreter loses the carry of a rounding to 8 bits: 127.7 becomes 64 instead of 128.
 WRITTEN_TOLERANCE = 0.3
@@ -197,6 +205,7 @@ HEADS = Heads(num_heads=2, num_kv_heads=2, head_dim=16)
 for window, room, ready in (
     (None, 100, [0, 1, 1, 0, 1, 1, 1]), (None, 29, [0, 1, 1, 0, 1, 1, 0]),
     (None, 5, [0, 1, 1, 0, 0, 1, 0]), (33, 9, [0, 1, 1, 0, 1, 1, 0]),
+    (-60, 10, [0, 1, 1, 0, 1, 1, 0]),
 ):
     case = make_case(
         QUERIES, LENGTHS, HEADS, dtype=torch.float16, has_fp8_cache=True, has_rotation=False
@@ -214,6 +223,8 @@ for window, room, ready in (
         if not ready[request] or count >= length:
             continue
         first = 0 if window is None else max(length - count + 1 - window, 0) // 32 * 2
+        if window == -60:
+            first = (length - count) // 60 * 60 // 32 * 2
         blocks = wide.metadata.block_tables[request, first : -(-length // 16)].long()
         owned = case.metadata.block_tables[request, first : -(-length // 16)].long()
         taken += blocks.tolist()
@@ -273,6 +284,8 @@ for batch, heads, options in (
     (([5, 1, 2, 0, 3], [300, 3, 140, 0, 9]), (4, 1, 64), {}),
     (([4, 3], [300, 290]), (3, 1, 68), WINDOW),
     (([16, 1, 3], [333, 150, 2]), (7, 1, 64), WINDOW | {"block_size": 5}),
+    # Rows of one tile in two chunks, and a chunk that begins with a query.
+    (([5, 4, 3], [302, 299, 151]), (4, 1, 64), {"sliding_window": -150}),
     (([70, 3, 1], [90, 200, 30]), (4, 1, 64), {"soft_cap": 1.5, "has_rotation": False}),
 ):
     heads = Heads(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
@@ -324,6 +337,9 @@ for options, expected in (
     ({}, [0, 2, 5]),
     ({"sliding_window": 130, "has_sinks": True}, [0, 2]),
     ({"soft_cap": 0.7, "has_fp8_cache": True}, [0, 2, 5]),
+    # Chunks begin before one request's tokens, and within the other's.
+    ({"sliding_window": -149}, [0]),
+    ({"sliding_window": -160}, [0, 2]),
 ):
     case = make_case(*BATCH, Heads(num_heads=3, num_kv_heads=1, head_dim=12), **options)
     output = torch.full(case.q.shape, torch.nan)

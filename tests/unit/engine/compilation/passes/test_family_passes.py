@@ -140,6 +140,15 @@ MATCHES = {
         "norm_linear": 3,
         "qk_norm_rope_cache": 2,
     },
+    # One layer of four has no positions.
+    "llama4": {
+        "linear_gate": 4,
+        "linear_residual": 8,
+        "residual_norm": 4,
+        "norm_linear": 1,
+        "qk_norm_rope_cache": 3,
+    },
+    "mimo_v2": {},
     "minimax_m2": SPARSE,
     "ministral3": DENSE,
     "mistral4": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
