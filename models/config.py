@@ -13,7 +13,9 @@ from models.config_sections.families import (
 )
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
-from models.config_sections.gemma4 import Gemma4Config, HeadSizes, global_heads, read_gemma4
+from models.config_sections.gemma4 import Gemma4Config, read_gemma4
+from models.config_sections.head_sizes import HeadSizes
+from models.config_sections.heads import ValueConfig, read_heads, read_values
 from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
     ATTENTION,
@@ -117,6 +119,10 @@ class ModelConfig:
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
     gemma4: Gemma4Config | None = None
+    local_heads: HeadSizes | None = None
+    """Of layers with a window, if they are others."""
+    values: ValueConfig | None = None
+    """Of heads, if they are shorter than keys."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -165,12 +171,8 @@ class ModelConfig:
         max_positions = fields.count("max_position_embeddings")
         mla = read_mla(fields, num_layers)
         head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
-        if gemma4 is not None:
-            heads = global_heads(fields)
-            head_dim, num_kv_heads = heads.head_dim, heads.num_kv_heads
-        for each in (num_kv_heads, gemma4.local_heads.num_kv_heads if gemma4 else 1):
-            if num_heads % each:
-                raise fields.error("num_key_value_heads", f"a divisor of {num_heads} heads")
+        heads, local_heads = read_heads(fields, head_dim, num_heads, num_kv_heads)
+        head_dim = heads.head_dim
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
         vision = read_vision(whole, stored) if sees_images else None
         if vision is not None:
@@ -184,7 +186,7 @@ class ModelConfig:
             intermediate_size=read_inner_size(fields),
             num_hidden_layers=num_layers,
             num_attention_heads=num_heads,
-            num_key_value_heads=num_kv_heads,
+            num_key_value_heads=heads.num_kv_heads,
             head_dim=head_dim,
             rms_norm_eps=fields.number("rms_norm_eps"),
             rope=rope,
@@ -214,6 +216,8 @@ class ModelConfig:
             mamba2=read_mamba2(fields),
             short_conv=read_short_conv(fields),
             gemma4=gemma4,
+            local_heads=local_heads,
+            values=read_values(fields, head_dim),
             is_text_part=is_wrapper(whole),
             lacks_head=with_decoder_class(whole) is not whole,
             vision=vision,
@@ -265,8 +269,8 @@ class ModelConfig:
 
     def heads_of(self, layer_index: int) -> HeadSizes:
         """Returns the sizes of a layer's heads."""
-        if self.gemma4 is not None and self.sliding_window(layer_index) is not None:
-            return self.gemma4.local_heads
+        if self.local_heads is not None and self.sliding_window(layer_index) is not None:
+            return self.local_heads
         return HeadSizes(head_dim=self.head_dim, num_kv_heads=self.num_key_value_heads)
 
     def rope_of(self, layer_index: int) -> RopeConfig:

@@ -43,6 +43,7 @@ from models.lfm2 import Lfm2ForCausalLM
 from models.llama import LlamaForCausalLM
 from models.llama4 import Llama4ForCausalLM
 from models.mamba2 import Mamba2ForCausalLM
+from models.mimo_v2 import MiMoV2FlashForCausalLM
 from models.minimax import MiniMaxForCausalLM
 from models.minimax_m2 import MiniMaxM2ForCausalLM
 from models.mixtral import MixtralForCausalLM
@@ -92,6 +93,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "Llama4ForCausalLM": Llama4ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
+    "MiMoV2FlashForCausalLM": MiMoV2FlashForCausalLM,
     "MiniMaxForCausalLM": MiniMaxForCausalLM,
     "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
     "Ministral3ForCausalLM": LlamaForCausalLM,

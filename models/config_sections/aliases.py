@@ -44,6 +44,10 @@ ALIASES: dict[str, dict[str, str]] = {
         "use_bias": "mamba_proj_bias",
         "use_conv_bias": "mamba_conv_bias",
     },
+    "MiMoV2FlashForCausalLM": {
+        "layernorm_epsilon": "rms_norm_eps",
+        "swa_rope_theta": "rope_local_base_freq",
+    },
     "NemotronHForCausalLM": {
         "conv_kernel": "mamba_d_conv",
         "layer_norm_epsilon": "rms_norm_eps",

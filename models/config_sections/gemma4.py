@@ -3,23 +3,15 @@
 from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
+from models.config_sections.head_sizes import HeadSizes
 
 GEMMA_4 = ("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSizes:
-    """Sizes of a layer's heads."""
-
-    head_dim: int
-    num_kv_heads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Config:
     """Parts that no other family has.
 
-    local_heads: heads of layers with a window; other layers have those of ModelConfig.
     values_are_keys: whether layers without a window project to keys alone, which are values, too.
     num_sharing_layers: last layers, which attend to the cache of an earlier one of their kind.
     sharing_scale: factor of these layers' inner size.
@@ -28,7 +20,6 @@ class Gemma4Config:
     pad_token_id: the token whose embeddings for each layer image tokens have.
     """
 
-    local_heads: HeadSizes
     values_are_keys: bool
     num_sharing_layers: int
     sharing_scale: int
@@ -49,9 +40,6 @@ def read_gemma4(fields: Fields, num_layers: int) -> Gemma4Config | None:
     if num_sharing >= num_layers:
         raise fields.error("num_kv_shared_layers", f"less than the {num_layers} layers")
     return Gemma4Config(
-        local_heads=HeadSizes(
-            head_dim=fields.count("head_dim"), num_kv_heads=fields.count("num_key_value_heads")
-        ),
         values_are_keys=fields.flag("attention_k_eq_v"),
         num_sharing_layers=num_sharing,
         sharing_scale=2 if fields.flag("use_double_wide_mlp") else 1,
@@ -61,7 +49,7 @@ def read_gemma4(fields: Fields, num_layers: int) -> Gemma4Config | None:
     )
 
 
-def global_heads(fields: Fields) -> HeadSizes:
+def read_global_heads(fields: Fields) -> HeadSizes:
     """Reads the heads of layers without a window, from fields or from those of single layers.
 
     Raises:

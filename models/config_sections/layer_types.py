@@ -28,6 +28,8 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     """
     has_states = fields.architecture() in FAMILIES_WITH_STATES
     types = fields.values.get("layer_types")
+    if types is None and fields.architecture() == "MiMoV2FlashForCausalLM":
+        return _types_of_mimo(fields, num_layers)
     if types is None:
         return _implied_types(fields, num_layers) if has_states else None
     known: tuple[str, ...] = ATTENTION_TYPES
@@ -79,6 +81,19 @@ def _pattern_types(fields: Fields) -> tuple[str, ...]:
     if not isinstance(pattern, str) or set(pattern) - _PATTERN.keys():
         raise fields.error("hybrid_override_pattern", f"letters of {''.join(_PATTERN)}")
     return tuple(_PATTERN[letter] for letter in pattern)
+
+
+def _types_of_mimo(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Returns the kinds of MiMo's layers: by hybrid_layer_pattern, or one of six without a window.
+
+    The first layer has none either.
+    """
+    slides = [int(layer > 0 and (layer + 1) % 6 > 0) for layer in range(num_layers)]
+    pattern = fields.values.get("hybrid_layer_pattern", slides)
+    is_list = isinstance(pattern, list) and len(pattern) == num_layers
+    if not is_list or any(each not in (0, 1) for each in pattern):
+        raise fields.error("hybrid_layer_pattern", "0 or 1 for every layer; 1 has a window")
+    return tuple("sliding_attention" if each else "full_attention" for each in pattern)
 
 
 def _implied_types(fields: Fields, num_layers: int) -> tuple[str, ...]:

@@ -156,6 +156,10 @@ def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]
     if fields.architecture() == "NemotronHForCausalLM":
         types = read_layer_types(fields, num_hidden_layers) or ()
         return frozenset(layer for layer, kind in enumerate(types) if kind != "moe")
+    if isinstance(has_experts := fields.values.get("moe_layer_freq"), list):
+        if len(has_experts) != num_hidden_layers:
+            raise fields.error("moe_layer_freq", "0 or 1 for every layer; 1 has experts")
+        return frozenset(layer for layer, each in enumerate(has_experts) if not each)
     if fields.count("moe_layer_freq", 1) != 1:
         raise fields.error("moe_layer_freq", "1")
     kinds = fields.values.get("mlp_layer_types")

@@ -119,7 +119,8 @@ def _has_plain_windows(fields: Fields) -> bool:
 
 def _has_kinds(fields: Fields) -> bool:
     """Returns whether files of a family have a section for each kind of layers."""
-    return _has_plain_windows(fields) or fields.architecture() in GEMMA_4
+    has_kinds = (*GEMMA_4, "MiMoV2FlashForCausalLM")
+    return _has_plain_windows(fields) or fields.architecture() in has_kinds
 
 
 def _kinds(scaling: Fields) -> list[str]:

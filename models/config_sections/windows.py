@@ -49,6 +49,8 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
     if window is not None and sees_later(fields):
         # config.json counts both sides, windows count one side and the query's own token.
         window = window // 2 + 1
+    if window is not None and fields.has("sliding_window_size"):
+        window = fields.count("sliding_window_size") + 1  # MiMo's do not count a query's own key
     return tuple(window if slides else None for slides in is_sliding)
 
 

@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryEmbedding(config.head_dim, max_positions, config.rope)
         self.local_rotary = None
         if local_rope is not None:
-            local_dim = config.gemma4.local_heads.head_dim if config.gemma4 else config.head_dim
+            local_dim = config.local_heads.head_dim if config.local_heads else config.head_dim
             self.local_rotary = RotaryEmbedding(local_dim, max_positions, local_rope)
         self._has_window = tuple(window is not None for window in config.sliding_windows)
         self._num_layers = len(layers)

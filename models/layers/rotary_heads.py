@@ -66,7 +66,7 @@ def keeps_blocks(order: Sequence[int], size: int) -> bool:
 class RotaryColumnLinear(MergedColumnParallelLinear):
     """Projections whose heads are reordered for our rotation.
 
-    orders: of the heads of each projection; an empty one keeps it.
+    orders: of the heads of each projection; an empty one keeps it. replicas: as of the base.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class RotaryColumnLinear(MergedColumnParallelLinear):
         output_sizes: Sequence[int],
         *,
         orders: Sequence[Sequence[int]],
+        replicas: Sequence[int] | None = None,
         bias: bool,
         group: ParallelGroup,
     ) -> None:
-        super().__init__(input_size, output_sizes, bias=bias, group=group)
+        super().__init__(input_size, output_sizes, replicas=replicas, bias=bias, group=group)
         self._orders = orders
 
     def is_split_at(self, multiple: int) -> bool:

@@ -105,7 +105,7 @@ def test_long_sequences_have_the_same_bits_in_all_chunks(folder, kind, size):
     "variant",
     [
         *("llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"),
-        *("deepseek_v2_groups", "deepseek_v3", "llama4"),
+        *("deepseek_v2_groups", "deepseek_v3", "llama4", "mimo_v2"),
     ],
 )
 def test_families_have_the_same_bits(tmp_path, variant):

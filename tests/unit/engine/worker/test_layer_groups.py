@@ -29,7 +29,16 @@ PIECES = compilation_config(
 
 
 @pytest.fixture(
-    scope="module", params=["gpt_oss", "mistral_window", "qwen3_windows", "llama4", "llama4_odd"]
+    scope="module",
+    params=[
+        "gpt_oss",
+        "mistral_window",
+        "qwen3_windows",
+        "llama4",
+        "llama4_odd",
+        "mimo_v2",
+        "mimo_v2_odd",
+    ],
 )
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")

@@ -27,6 +27,7 @@ FAMILIES = {
     "gpt_oss": 4,
     "glm4_moe": 2,
     "llama4": 2,
+    "mimo_v2": 2,
     "deepseek_v2": 2,
     "deepseek_v3": 4,
 }

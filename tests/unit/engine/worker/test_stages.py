@@ -26,6 +26,7 @@ FAMILIES = {
     "qwen3_moe": "shared",
     "gpt_oss": "uneven",
     "llama4": "two",
+    "mimo_v2": "two",
     "glm4_moe": "two",
     "deepseek_v3": "shared",
     "gemma2": "two",

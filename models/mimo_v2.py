@@ -1,0 +1,34 @@
+"""MiMo-V2: values shorter than keys, windows with sinks and more kv heads, sigmoid routing.
+
+Draft layers of released checkpoints are passed over.
+Source: transformers 5.24, models/mimo_v2_flash.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.moe import feed_forward
+from models.layers.short_value_attention import ShortValueAttention
+from models.parallel.group import ParallelGroup
+
+
+class MiMoV2FlashForCausalLM(CausalLM):
+    """MiMo-V2 with its language-model head."""
+
+    packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
+        "qk_proj": ("q_proj", "k_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
+    weights_mapping: ClassVar[dict[str, str]] = {
+        ".self_attn.attention_sink_bias": ".self_attn.sinks",
+    }
+    unused_parts: ClassVar[tuple[str, ...]] = ("model.mtp.",)
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the layer of a number."""
+        attention = ShortValueAttention(config, index, group)
+        return DecoderLayer(config, attention, feed_forward(config, index, group))
