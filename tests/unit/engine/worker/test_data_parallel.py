@@ -26,6 +26,8 @@ CASES = {
     ("gpt_oss", 2, 1, 2),
     ("deepseek_v3", 2, 2, 3),
     ("glm4_moe", 2, 2, 0),
+    ("llama4", 2, 1, 3),
+    ("mimo_v2", 2, 1, 0),
 }
 """Family, data-parallel ranks, processes of each, compilation level."""
 ALL_CASES = {

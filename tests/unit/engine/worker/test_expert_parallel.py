@@ -22,6 +22,8 @@ CASES = {
     ("mixtral", 2, 1),
     ("gpt_oss", 4, 0),
     ("glm4_moe", 2, 3),
+    ("llama4", 2, 3),
+    ("mimo_v2", 4, 0),
     ("deepseek_v3", 4, 2),
 }
 """Family, number of ranks, compilation level. Mixtral's 5 experts fit no number of ranks."""
