@@ -51,10 +51,12 @@ def make_step_loop(
         priority_ageing_s=config.scheduler.priority_ageing_s,
     )
     num_ranks = limits.data_parallel_size
-    joint = None if num_ranks == 1 else JointPrefixJournal()
+    # A key is present while any rank or tier has it.
+    is_joint = num_ranks > 1 or ready.num_host_slots > 0
+    joint = JointPrefixJournal() if is_joint else None
     journals = [BlockJournal(joint, each) for each in events]
     journals = journals or [BlockJournal(joint) for _ in range(num_ranks)]
-    if joint is None:
+    if num_ranks == 1:
         alone = make(dispatcher=dispatcher, journal=journals[0])
         return StepLoop(scheduler=alone, counters=counters, **others)
     ranks = [make(journal=each) for each in journals]

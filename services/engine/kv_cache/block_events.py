@@ -92,6 +92,11 @@ class BlockEvents:
         if self._held[tier].pop(key, None) is not None:
             self._note(Removed(key, tier))
 
+    def content_of(self, key: bytes) -> BlockContent | None:
+        """Returns the content of a block that a tier holds, None if none does."""
+        held = (blocks.get(key) for blocks in self._held.values())
+        return next((block.content for block in held if block is not None), None)
+
     def clear(self) -> None:
         """Records that all blocks are gone, with the worker that had them."""
         if any(self._held.values()):

@@ -9,6 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.engine.kv_cache.block_events import Tier
+from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.kv_cache.recompute_rule import RecomputeRule
 
 ENTRY_BYTES = 34
@@ -103,6 +105,11 @@ def tier_entry(key: bytes, part: int) -> bytes:
     return key + part.to_bytes(2, "little")
 
 
+def key_of_entry(entry: bytes) -> bytes | None:
+    """Returns the key of a block of the first layer group, None of other blocks."""
+    return entry[:-2] if entry.endswith(b"\0\0") else None
+
+
 class HostTier:
     """Chooses slots for blocks that leave the GPU, and finds their content again.
 
@@ -118,6 +125,8 @@ class HostTier:
         """
         self.rule = RecomputeRule(limits.block_load_s)
         self.counts = counts or TierCounts()
+        self.journal: BlockJournal | None = None
+        """Notes which blocks of the first layer group are here; None without such a group."""
         self._max_step_loads = limits.max_step_loads
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by the time of their last use
         self._free = list(reversed(range(limits.num_slots)))
@@ -251,6 +260,10 @@ class HostTier:
 
     def _enter(self, entry: bytes, slot: int) -> None:
         self._slots[entry] = slot
+        if self.journal is not None and (key := key_of_entry(entry)) is not None:
+            self.journal.stored(key, tier=Tier.HOST)
 
     def _leave(self, entry: bytes) -> int:
+        if self.journal is not None and (key := key_of_entry(entry)) is not None:
+            self.journal.removed(key, Tier.HOST)
         return self._slots.pop(entry)

@@ -115,19 +115,25 @@ class BlockJournal:
     ) -> Iterable[BlockContent | None]:
         """Returns what subscribers may know of a request's blocks from `first` up to `last`.
 
-        That is nothing if the request has a salt, or if there are no subscribers.
+        That is nothing if the request has a salt or an adapter, or if there are no subscribers.
         """
-        if self._events is None or request.cache_salt:
+        if self._events is None or request.cache_salt or request.adapter is not None:
             return repeat(None)
         return contents_of(request, first, last, block_size)
 
     def stored(
         self, key: bytes, content: BlockContent | None = None, tier: Tier = Tier.GPU
     ) -> None:
-        """Notes that a block can be found in a tier; without its content it makes no event."""
+        """Notes that a block can be found in a tier.
+
+        A block that is copied from another tier has the content that it has there; one whose
+        content is unknown makes no event.
+        """
         self._prefixes.record(key, is_present=True)
-        if content is not None and self._events is not None:
-            self._events.stored(key, content, tier)
+        if self._events is not None:
+            content = content or self._events.content_of(key)
+            if content is not None:
+                self._events.stored(key, content, tier)
 
     def removed(self, key: bytes, tier: Tier = Tier.GPU) -> None:
         """Notes that a block cannot be found in a tier any more."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from services.engine.kv_cache.block_events import Tier
 from services.engine.kv_cache.cache import KVCache, Prefix
-from services.engine.kv_cache.host_tier import HostTier, TierCopies, tier_entry
+from services.engine.kv_cache.host_tier import HostTier, TierCopies, key_of_entry, tier_entry
 from services.engine.kv_cache.prefix_search import PrefixSearch
 from services.engine.kv_cache.states import StateCache
 from services.engine.request import Request, Snapshot
@@ -48,8 +49,13 @@ class TieredKVCache(KVCache):
         """
         super().__init__(**settings)
         self.host = host
-        self.disk = None if disk is None else set(disk)
+        if self._indexes:
+            host.journal = self._journal
+        self.disk: set[bytes] | None = None
         """Entries on disk, of which all blocks get a copy once they are full."""
+        if disk is not None:
+            self.disk = set()
+            self.change_disk(added=disk)
         self._full: dict[tuple[int, bytes], None] = {}
         self._full_snapshots: dict[bytes, None] = {}
         snapshots = None if self.states is None else self.states.search(self._has_snapshot)
@@ -148,6 +154,18 @@ class TieredKVCache(KVCache):
         if not all(map(self.host.read, new)):
             return set(), 0
         return wanted, num_gained
+
+    def change_disk(self, *, added: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> None:
+        """Notes entries that the disk has lost and got."""
+        assert self.disk is not None, "there is a disk"
+        for entry in removed:
+            if entry in self.disk:
+                self.disk.remove(entry)
+                self._note_on_disk(entry, is_present=False)
+        for entry in added:
+            if entry not in self.disk:
+                self.disk.add(entry)
+                self._note_on_disk(entry, is_present=True)
 
     def begin_step(self) -> None:
         """Stores what became full before the step being planned, for the disk."""
@@ -265,6 +283,15 @@ class TieredKVCache(KVCache):
         return self._has_snapshot(key) or all(
             entry in self.host or self._is_on_disk(entry) for entry in self._snapshot_entries(key)
         )
+
+    def _note_on_disk(self, entry: bytes, *, is_present: bool) -> None:
+        key = key_of_entry(entry)
+        if key is None or not self._indexes:
+            return
+        if is_present:
+            self._journal.stored(key, tier=Tier.DISK)
+        else:
+            self._journal.removed(key, Tier.DISK)
 
     def _is_on_disk(self, entry: bytes) -> bool:
         return self.disk is not None and entry in self.disk

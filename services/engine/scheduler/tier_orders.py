@@ -84,8 +84,7 @@ class TierOrders:
         counts.read_s += news.read_us / 1e6
         counts.num_faults += news.num_faults
         counts.num_drops += news.num_drops
-        tiers.disk.difference_update(news.removed)
-        tiers.disk.update(news.added)
+        tiers.change_disk(added=news.added, removed=news.removed)
         if news.arrived:
             tiers.host.rule.observe_reads(len(news.arrived), news.read_us)
         for entry in news.arrived:
