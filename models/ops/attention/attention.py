@@ -17,6 +17,7 @@ from models.operands.head_transform import HeadTransform
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, read_slots, write_kv_cache
 from models.ops.attention.queries_alone import queries_alone
+from models.ops.attention.seen_keys import seen_keys
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.products.activation_rounding import leaves_rounded
@@ -188,27 +189,6 @@ def _soft_capped(
     scores = cap * torch.tanh(scores * (scale / cap))
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1).to(values.dtype) @ values
-
-
-def seen_keys(
-    group: AttentionGroup, window: int | None, key_ends: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Returns which keys the queries of a group see, [G, 1, Q, L] bool.
-
-    A query sees the keys of its window, as in unified_attention_with_output, or all up to its own,
-    and those before its entry in key_ends, [T] of the step.
-    """
-    mask = group.mask
-    keys = torch.arange(mask.shape[-1], device=mask.device)
-    if key_ends is not None:
-        mask = keys < key_ends[group.tokens].view(*mask.shape[:-1], 1)
-    if window is None:
-        return mask
-    num_keys = group.mask.sum(-1, keepdim=True)
-    first = num_keys - window
-    if window < 0:
-        first = (num_keys - 1).div(-window, rounding_mode="floor") * -window
-    return mask & (keys >= first)
 
 
 def _with_sinks(

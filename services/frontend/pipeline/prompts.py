@@ -285,9 +285,7 @@ class Prompts:
             marks_content=marks_content,
             account=account,
         )
-        if not marks_content:
-            return rendered  # a conversation without images
-        return model.with_text_around_images(MarkedText.read(rendered))
+        return model.with_text_around_images(rendered) if marks_content else rendered
 
 
 def _check_text(model: ServedModel, text: str | MarkedText, lease: Lease, most: int | None) -> None:

@@ -124,13 +124,14 @@ class ServedModel:
             template_error=template_error,
         )
 
-    def with_text_around_images(self, text: MarkedText) -> MarkedText:
-        """Returns a rendered conversation with the text around each of its image tokens."""
+    def with_text_around_images(self, rendered: str) -> MarkedText:
+        """Returns what a template process rendered, with the text around each image token."""
+        text = MarkedText.read(rendered)
         around = self.info.image_processor.text_around
         if self.image_reader is None or not around:
             return text
         # Callers cannot spell the token: in their text it has marks inside.
-        spelled = self.tokenizer.spelling(template_token_id(self.info))
+        spelled = str(self.tokenizer.library.id_to_token(template_token_id(self.info)))
         return replace(text, text=text.text.replace(spelled, f"{around}{spelled}{around}"))
 
     def has_same_text(self, other: ModelInfo) -> bool:

@@ -71,10 +71,6 @@ class Tokenizer(Encoder):
         """Whether a token is an added one that texts of callers cannot spell."""
         return token_id in self._special
 
-    def spelling(self, token_id: int) -> str:
-        """Returns how a template spells a special token."""
-        return self._special[token_id]
-
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
         """Returns the UTF-8 bytes of each token id; a token may hold part of a character."""
         return self._shown if show_special_tokens else self._hidden
