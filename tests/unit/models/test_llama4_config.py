@@ -1,4 +1,4 @@
-"""Fields of config.json of Llama 4, and those that it may leave out."""
+"""Fields of config.json of Llama 4, given and left out."""
 
 import json
 
