@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.engine.adapter import Adapter
 from services.engine.kv_cache import block_events
 from services.engine.kv_cache.block_events import (
     MAX_EVENTS,
@@ -13,7 +14,9 @@ from services.engine.kv_cache.block_events import (
     Tier,
 )
 from services.engine.kv_cache.cache import KVCache
-from services.engine.kv_cache.prefix_journal import BlockJournal
+from services.engine.kv_cache.host_tier import HostLimits, HostTier, tier_entry
+from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
+from services.engine.kv_cache.tiered_cache import TieredKVCache
 from tests.support.block_replica import BlockReplica
 from tests.support.requests import make_request
 
@@ -134,3 +137,40 @@ def test_a_request_with_a_salt_leaves_no_trace():
     compute(cache, make_request(range(100, 132)))  # takes its blocks away
     assert all(isinstance(each, Stored) for batch in record.since(number) for each in batch.events)
     assert len(record.snapshot()[1]) == 8
+
+
+def test_a_request_with_an_adapter_leaves_no_trace():
+    record = BlockEvents()
+    number, _ = record.snapshot()
+    request = make_request(range(32))
+    request.adapter = Adapter(name="a", path="", digest=b"d" * 32, rank=1, num_bytes=1)
+    compute(cache_of(record), request)
+    assert record.since(number) == []
+
+
+def test_blocks_that_leave_the_gpu_are_known_where_they_go():
+    record, prefixes = BlockEvents(), JointPrefixJournal()
+    cache = TieredKVCache(
+        HostTier(HostLimits(num_slots=100, max_step_loads=100)),
+        num_blocks=9,
+        block_size=BLOCK_SIZE,
+        enable_prefix_caching=True,
+        disk=[tier_entry(key(1), 0), tier_entry(key(2), 1)],
+        journal=BlockJournal(prefixes, record),
+    )
+    known = prefixes.since(None, (), max_keys=100)
+    assert known.added == (key(1),), "of the first layer group alone"
+    request = make_request(range(16))
+    compute(cache, request)
+    compute(cache, make_request(range(100, 132)))  # takes its blocks away
+    replica = BlockReplica()
+    replica.read(record)
+    assert set(request.block_keys) <= replica.keys(Tier.HOST) - replica.keys(Tier.GPU)
+    replica.check_contents(BLOCK_SIZE)
+    changes = prefixes.since(known.cursor, (), max_keys=100)
+    assert set(request.block_keys) <= set(changes.added), "it comes back from the host"
+    entry = tier_entry(request.block_keys[0], 0)
+    cache.change_disk(added=[entry, entry], removed=[tier_entry(key(1), 0)])
+    replica.read(record)
+    assert replica.keys(Tier.DISK) == {request.block_keys[0]}
+    assert key(1) in prefixes.since(changes.cursor, (), max_keys=100).removed
