@@ -128,9 +128,10 @@ class PagedRunner:
             max_q_len=max(lengths),
         )
         adapter_slots = [s.adapter_slot for s, n in chunks for _ in range(n)]
+        has_adapters = getattr(self.model, "num_adapter_slots", 0) > 0  # models of tests have none
         context = ForwardContext(
             context=shape,
-            adapter_slots=self._tensor(adapter_slots) if self.model.num_adapter_slots else None,
+            adapter_slots=self._tensor(adapter_slots) if has_adapters else None,
             attn_metadata=metadata,
             kv_cache_data=self.kv_caches,
             layer_attn_metadata=tuple(

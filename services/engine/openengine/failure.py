@@ -15,6 +15,7 @@ from services.engine.errors import (
     RequestFaultError,
     SlowReaderError,
     UnknownModelError,
+    UnknownRequestError,
     UnsupportedError,
 )
 
@@ -24,6 +25,7 @@ ERROR_CODES: dict[type[EngineError], openengine_pb2.ErrorCode] = {
     NotPermittedError: openengine_pb2.ERROR_CODE_UNSUPPORTED_FEATURE,
     ProfileError: openengine_pb2.ERROR_CODE_UNSUPPORTED_FEATURE,
     UnknownModelError: openengine_pb2.ERROR_CODE_MODEL_NOT_FOUND,
+    UnknownRequestError: openengine_pb2.ERROR_CODE_REQUEST_NOT_FOUND,
     DuplicateRequestError: openengine_pb2.ERROR_CODE_DUPLICATE_REQUEST,
     QueueFullError: openengine_pb2.ERROR_CODE_OVERLOADED,
     SlowReaderError: openengine_pb2.ERROR_CODE_OVERLOADED,
