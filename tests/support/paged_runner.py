@@ -85,7 +85,9 @@ class PagedRunner:
         input_ids, context = self.prepare(chunks)
         with forward_context(context), torch.inference_mode():
             hidden = self.model(input_ids, context.context.positions)
-            logits = self.model.compute_logits(hidden, context.adapter_slots)
+            slots = context.adapter_slots
+            given = () if slots is None else (slots,)
+            logits = self.model.compute_logits(hidden, *given)
         for sequence, num_tokens in chunks:
             sequence.num_cached += num_tokens
         return list(logits.split([num_tokens for _, num_tokens in chunks]))

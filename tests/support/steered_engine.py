@@ -82,8 +82,7 @@ def _run_worker() -> int:
         prompts: dict[int, int] = field(default_factory=dict)
         """Length of each row's prompt."""
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.runner, name)
+        adapters = None
 
         def execute(self, descriptor: BatchDescriptor) -> process.Pending:
             if any(row.token_ids.startswith(deadly) for row in descriptor.row_assignments):

@@ -298,6 +298,8 @@ def test_under_load_serving_gets_most_of_the_time(is_missed, share):
 class Device:
     """A runner whose steps are done at once."""
 
+    adapters = None
+
     def execute(self, descriptor):
         return DoneStep(descriptor.step_id)
 
