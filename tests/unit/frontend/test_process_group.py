@@ -19,6 +19,7 @@ process_group.BEAT_INTERVAL_S = 0.01  # time passes faster for the parent
 process_group.FIRST_BACKOFF_S = 0.01
 
 def serve(config, share):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which may come before it has stopped
     share.beats.beat(share.index)
     if share.beats.num_lost["hung"]:
         os.kill(os.getppid(), signal.SIGTERM)

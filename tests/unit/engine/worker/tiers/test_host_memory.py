@@ -111,7 +111,7 @@ def test_the_measurement_leaves_blocks_as_they_are(caches):
         ({"stored": [(12, 0)]}, "a copy of a block that does not exist"),
         ({"stored": [(1, 6)]}, "a copy of a slot that does not exist"),
         ({"loaded": [(-1, 1)]}, "a copy of a slot that does not exist"),
-        ({"stored": [(1, 0), (2, 0)]}, "two copies into one place"),
+        ({"stored": [(1, 0), (2, 0)]}, "two copies into one slot"),
         ({"loaded": [(0, 1), (1, 1)]}, "two copies into one place"),
         ({"loaded": [(0, 0)]}, "a copy into the null block"),
         ({"loaded": [(slot, slot + 1) for slot in range(5)]}, "more than 4 blocks to load"),
