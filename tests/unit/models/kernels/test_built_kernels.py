@@ -23,6 +23,7 @@ from models.batch_invariance import use_batch_invariance
 from models.kernels.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.kernels.ranks.exchange import launcher
 from models.kernels.attention.attention import attend
+from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
 from models.kernels.products.add_adapters import add_adapters
@@ -105,6 +106,10 @@ def recurrent_states():
             make_delta_case(step, 8, dtype=dtype, decays_channels=True).run()
             make_space_case(step, 2, dtype=dtype).run()
             make_linear_case(step, dtype=dtype).run()
+        step = make_step([1, 200], state_spec(8, 64, 64), num_slots=3)
+        make_delta_case(step, 4, dtype=dtype).run()
+        rows = torch.zeros(5, 128, dtype=dtype)
+        gated_rms_norm(rows, rows, rows[0, :64], 1e-6, has_silu=True, gates_first=False)
 
 def adapted():
     for num_tokens in (1, 200):
