@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from models.config_sections import windows
 from models.config_sections.aliases import with_common_names
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
@@ -42,11 +43,6 @@ from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part, with_decoder_class
 from models.config_sections.towers import read_vision
 from models.config_sections.vision import VisionConfig
-from models.config_sections.windows import (
-    read_sliding_windows,
-    read_unrotated_layers,
-    sees_later,
-)
 from models.quantization.config import QuantizationConfig, QuantizationError
 from models.quantization.float_tools import MIXED
 from models.quantization.read import read_quantization
@@ -120,15 +116,14 @@ class ModelConfig:
     short_conv: ShortConvConfig | None = None
     gemma4: Gemma4Config | None = None
     local_heads: HeadSizes | None = None
-    """Of layers with a window, if they are others."""
+    """Heads of layers with a window, if they are others."""
     values: ValueConfig | None = None
-    """Of heads, if they are shorter than keys."""
+    """Values, if they are shorter than keys."""
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
     sees_later: bool = False
-    """Whether queries see the keys of later tokens, too: a model of vectors. Windows then reach as
-    far to later tokens as to earlier ones."""
+    """Whether queries of a model of vectors see later tokens, too, in windows as far as earlier."""
 
     lacks_head: bool = False
     """Whether no head that chooses tokens is loaded, even if the checkpoint has one."""
@@ -178,7 +173,7 @@ class ModelConfig:
         if vision is not None:
             num_pairs = int(head_dim * rope.partial_rotary_factor) // 2
             rope = replace(rope, axes=read_axes(whole, fields, num_pairs))
-        windows = read_sliding_windows(fields, num_layers)
+        spans = windows.read_sliding_windows(fields, num_layers)
         return cls(
             architecture=fields.architecture(),
             vocab_size=fields.count("vocab_size"),
@@ -200,8 +195,8 @@ class ModelConfig:
             attention_output_bias=_has_output_bias(fields),
             mlp_bias=any(fields.flag(name) for name in ("mlp_bias", "bias", "use_bias")),
             use_qk_norm=fields.flag("use_qk_norm"),
-            sliding_windows=windows,
-            unrotated_layers=read_unrotated_layers(fields, windows),
+            sliding_windows=spans,
+            unrotated_layers=windows.read_unrotated_layers(fields, spans),
             hidden_act="gelu_pytorch_tanh" if is_gemma else "silu",
             norm_offset=1.0 if adds_one else 0.0,
             multipliers=read_multipliers(stored),
@@ -221,7 +216,7 @@ class ModelConfig:
             is_text_part=is_wrapper(whole),
             lacks_head=with_decoder_class(whole) is not whole,
             vision=vision,
-            sees_later=sees_later(fields),
+            sees_later=windows.sees_later(fields),
         )
 
     @property

@@ -74,7 +74,7 @@ class LlavaOnevisionTower(VisionTower):
 
 
 class LlavaNextTower(LlavaOnevisionTower):
-    """The same with CLIP's encoder."""
+    """Tiles of LLaVA-NeXT, with CLIP's encoder."""
 
     def __init__(self, config: LlavaNextVisionConfig) -> None:
         super().__init__(config)

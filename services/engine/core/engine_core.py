@@ -329,7 +329,8 @@ class EngineCore:
     ) -> None:
         if request not in self.requests:
             return
-        if self._steps is not None:
+        # A new worker's scheduler has the live requests once it is open.
+        if self._steps is not None and self._is_open:
             self._steps.scheduler.abort(request)
             self._steps.wake()
         self.requests.publish([RequestOutput(request, [], finish_reason=reason, error=error)])

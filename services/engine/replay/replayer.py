@@ -8,11 +8,7 @@ import torch
 
 from models.state_cache import StateCacheData
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
-from services.engine.batch import (
-    BatchDescriptor,
-    GraphKind,
-    StepResult,
-)
+from services.engine.batch import BatchDescriptor, GraphKind, StepResult
 from services.engine.limits import StepLimits
 from services.engine.replay.cache_content import CacheContent, Slots, joined
 from services.engine.replay.compare import Deviation, deviation, first_difference, margin
@@ -87,7 +83,7 @@ class Replayer:
             self._rebuild(row, tokens)
 
     def lose_loaded(self, descriptor: BatchDescriptor) -> None:
-        """Notes what a recorded step loads; steps that read it compute it first."""
+        """Has steps compute what a recorded step loads before they read it."""
         self._content.lose(self._orders.loaded_blocks(descriptor))
 
     @torch.inference_mode()

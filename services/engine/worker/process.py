@@ -15,7 +15,6 @@ import torch
 from models.parallel.collectives import LostPeerError, check_arrivals, num_issued
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
-    DiskReport,
     GraphOrder,
     ProfileReport,
     ProfileStarted,
@@ -39,6 +38,7 @@ from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
+from services.engine.worker.tiers.disk_tier import disk_report
 from services.engine.worker.wire import Channel
 
 log = structlog.get_logger()
@@ -327,17 +327,8 @@ class StepServer:
 
     def report_disk(self, news: DiskNews) -> None:
         """Reports blocks that were written to disk or read from it; any thread may call it."""
-        report = DiskReport(
-            added=b"".join(news.added),
-            removed=b"".join(news.removed),
-            arrived=b"".join(news.arrived),
-            failed=b"".join(news.failed),
-            read_us=news.read_us,
-            num_faults=news.num_faults,
-            num_drops=news.num_drops,
-        )
         with contextlib.suppress(EOFError):  # the main thread notices, too
-            self._send(WorkerEvent(disk=report))
+            self._send(WorkerEvent(disk=disk_report(news)))
 
     def _send(self, event: WorkerEvent) -> None:
         with self._sending:

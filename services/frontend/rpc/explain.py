@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.access.caller import Caller
 from services.frontend.access.gate import Gate
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.route import Route, Visit
@@ -22,18 +23,15 @@ _INDEX_MARK = "#"
 """Comes before the index of an output in its name; see `samples.sample_id`."""
 
 
-async def explain(pipeline: Pipeline, request_id: str) -> pb.ExplainRequestResponse:
-    """Returns the parts of the frontend and of the engines of a request of the acting caller.
+async def explain(pipeline: Pipeline, request_id: str, caller: Caller) -> pb.ExplainRequestResponse:
+    """Returns the parts of the frontend and of the engines of a caller's request.
 
     Raises:
         InvalidRequestError: the id is no request's.
-        UnauthenticatedError: the caller has no valid key.
         UnknownRequestError: no request of the caller with this id is remembered.
     """
     if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
         raise InvalidRequestError("request_id must be that of a request", field="request_id")
-    caller = pipeline.gate.acting_caller()
-    caller.check_known()
     engine_id = caller.engine_request_id(request_id)
     whole = request_id.partition(_INDEX_MARK)[0]
     recent = pipeline.requests.recent

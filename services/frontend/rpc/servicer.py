@@ -164,9 +164,10 @@ class FrontendServicer(VectorServicer):
         self, request: frontend_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.ExplainRequestResponse:
         """Says where the time of one of the caller's requests went."""
-        del context
-        refuse_unknown_fields(request)
-        return await explain(self._pipeline, request.request_id)
+        # The slot bounds how many of its calls ask the engines at a time.
+        with self.begin(request, "", context, method="ExplainRequest", is_free=True) as lease:
+            refuse_unknown_fields(request)
+            return await explain(self._pipeline, request.request_id, lease.caller)
 
     async def _respond(
         self,

@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 import torch
 
+from protos.engine.v1.worker_pb2 import DiskReport
 from services.engine.kv_cache.host_tier import DiskNews
 from services.engine.worker.tiers.copy_orders import CopyOrders
 from services.engine.worker.tiers.disk_store import DiskStore, LostBlockError
@@ -25,6 +26,19 @@ MAX_WAITING_WRITES = 4096
 """Blocks that wait to be written; more are dropped."""
 RETRY_S = 10.0
 """Time without writes after one failed."""
+
+
+def disk_report(news: DiskNews) -> DiskReport:
+    """Packs what has changed on the disk."""
+    return DiskReport(
+        added=b"".join(news.added),
+        removed=b"".join(news.removed),
+        arrived=b"".join(news.arrived),
+        failed=b"".join(news.failed),
+        read_us=news.read_us,
+        num_faults=news.num_faults,
+        num_drops=news.num_drops,
+    )
 
 
 class Done(Protocol):

@@ -358,3 +358,19 @@ async def test_a_run_without_graphs_adds_its_steps_and_leaves_what_graphs_cost(t
         await run_one(engine)
     kept = read_history(path)
     assert (kept.others, kept.decode_graphs, kept.cudagraph_mode) == ({3: 2}, {8: 4096}, "FULL")
+
+
+async def test_a_request_may_end_before_the_next_worker_is_open(monkeypatch):
+    async with running_core() as engine:
+        sink = RecordingSink()
+        request = make_request(sink, max_tokens=500)
+        engine.core.submit(request)
+        await sink.wait_for(lambda sink: bool(sink.outputs))
+        scheduler = engine.core._steps.scheduler
+        scheduler.abort(request)
+        # While the next worker reads adapters, its scheduler does not have the request.
+        monkeypatch.setattr(scheduler, "abort", lambda request: [].remove(request))
+        monkeypatch.setattr(engine.core, "_is_open", False)
+        engine.core.abort(request)
+        assert sink.outputs[-1].finish_reason is FinishReason.ABORTED
+        assert not len(engine.core.requests)

@@ -72,7 +72,7 @@ def write(folder, tensors, config):
 
 
 def test_fp8_as_released_has_its_values(plain, tmp_path):
-    """As FbgemmFp8HfQuantizer writes it, for Maverick; attention is left as it is."""
+    """The form of FbgemmFp8HfQuantizer, for Maverick; attention is left as it is."""
     stored, dequantised = {}, {}
     for name, x in load_file(plain / SINGLE_FILE).items():
         stored[name] = dequantised[name] = x
@@ -98,7 +98,7 @@ def test_fp8_as_released_has_its_values(plain, tmp_path):
 
 @pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
 def test_experts_that_come_one_by_one_have_their_values(plain, tmp_path, kind):
-    """As llm-compressor writes them."""
+    """The form of llm-compressor."""
     single = {}
     for name, x in load_file(plain / SINGLE_FILE).items():
         if ".experts." not in name:
