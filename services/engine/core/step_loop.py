@@ -151,18 +151,11 @@ class StepLoop:
                 self._counters.latencies.count_step(outputs)
                 self._publish(outputs)
                 del outputs  # this frame would keep ended requests alive until the next step
-            await self._wait()
+            # Requests that wait for a disk, which one rank alone has, have a time limit.
+            limit_s = self.scheduler.tiers[0].wake_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), limit_s)
             self._wake.clear()
-
-    async def _wait(self) -> None:
-        """Waits until there is something to do; requests that wait for a disk have a time limit."""
-        limit_s = self.scheduler.tiers[0].wake_s  # a disk is one rank's
-        if limit_s is None:
-            await self._wake.wait()
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._wake.wait()
 
     def _update(self, result: StepResult) -> list[RequestOutput]:
         step = self._in_flight.popleft()

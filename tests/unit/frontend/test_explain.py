@@ -144,6 +144,19 @@ async def test_a_key_sees_its_own_requests_and_no_others(tmp_path):
         assert code is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_key_asks_within_its_slots(tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text('[keys.a]\nkey = "a-0123456789abcdef"\nmax_live_requests = 1\n')
+    call = {"metadata": [("authorization", "Bearer a-0123456789abcdef")]}
+    engine = FakeEngine(hold_at=1)
+    async with engine, frontend_stack(engine, api_keys_file=path) as stack:
+        live = stack.stub.Generate(generate("r"), **call)
+        await live.read()
+        code, _ = await refusal(stack, "other", **call)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        live.cancel()
+
+
 def test_the_oldest_request_is_forgotten():
     recent = RecentRequests(max_requests=2)
     for request_id in "abac":
