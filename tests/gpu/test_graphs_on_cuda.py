@@ -98,6 +98,17 @@ def test_dummy_requests_write_to_the_null_block_alone(folder):
         assert not layer.k[1:].any()
 
 
+@pytest.mark.parametrize("variant", ["gemma4", "mimo_v2"])
+def test_layers_of_several_sizes_repeat_what_they_compute_of_dummies(tmp_path, variant):
+    write_checkpoint(tmp_path, variant)
+    config = compilation_config(
+        cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=(3, 8, 20, 64)
+    )
+    for _ in range(3):
+        engine = GraphEngine(tmp_path, config, device="cuda", block_size=16)
+        assert [outcome.fault for outcome in engine.capture() if outcome.fault] == []
+
+
 class TestAPlantedBadGraph:
     def test_a_graph_with_a_wrong_address_is_quarantined_and_serving_goes_on(self, folder):
         engine = captured(folder, 4, 8)

@@ -253,19 +253,23 @@ class ForwardPass:
 
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the null block of every layer and its reset content."""
+        """Returns the null block of all layers and its reset content."""
         # Dummy requests have no state: layers that keep some leave the null block alone.
-        blocks = [
-            tensor[0]
-            for layer in self.kv_cache_data
-            if not isinstance(layer, StateCacheData)
-            for tensor in layer.tensors().values()
-        ]
+        blocks: dict[int, Tensor] = {}
+        for layer in self.kv_cache_data:
+            if isinstance(layer, StateCacheData):
+                continue
+            for block in (tensor[0] for tensor in layer.tensors().values()):
+                # Layers of several groups share memory. They are filled at once, so by one of them.
+                known = blocks.setdefault(block.data_ptr(), block)
+                if block.nbytes > known.nbytes:
+                    blocks[block.data_ptr()] = block
         # Varied values: a kernel that reads the wrong ones, or none, changes the result.
         fillings = {
             (block.shape, block.dtype): torch.linspace(-1, 1, block.numel(), device=block.device)
             .view(block.shape)
             .to(block.dtype)
-            for block in blocks
+            for block in blocks.values()
         }
-        return blocks, [fillings[block.shape, block.dtype] for block in blocks]
+        filled = list(blocks.values())
+        return filled, [fillings[block.shape, block.dtype] for block in filled]
