@@ -1,7 +1,8 @@
 """Which cases of large matrices a plain run leaves out, and which of these a change concerns.
 
 `tests/matrices.toml` names tests and the cases of each that always run: as many as a number says,
-spread evenly over all, or a list of ids. The others are marked `matrix`.
+or a share of them, spread evenly over all, or a list of ids. A file's share is that of each of its
+tests that is not named. The others are marked `matrix`.
 """
 
 import tomllib
@@ -16,6 +17,8 @@ from tests.support.changed_sources import ChangedSources
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "matrices.toml"
 MARKERS = ("matrix", "families")
+FEW = 4
+"""Cases that a share is not taken of."""
 
 
 def mark_more_cases(items: Iterable[pytest.Item]) -> None:
@@ -28,12 +31,16 @@ def mark_more_cases(items: Iterable[pytest.Item]) -> None:
     cases_of = defaultdict(list)
     for item in items:
         cases_of[item.nodeid.partition("[")[0]].append(item)
-    for test in kept_of.keys() & cases_of.keys():
-        for case in _others(test, cases_of[test], kept_of[test]):
-            case.add_marker("matrix")
+    for test, cases in cases_of.items():
+        kept = kept_of.get(test, kept_of.get(test.partition("::")[0]))
+        if kept is not None:
+            for case in _others(test, cases, kept):
+                case.add_marker("matrix")
 
 
-def _others(test: str, cases: list[pytest.Item], kept: int | list[str]) -> list[pytest.Item]:
+def _others(test: str, cases: list[pytest.Item], kept: float | list[str]) -> list[pytest.Item]:
+    if isinstance(kept, float):
+        kept = _number(len(cases), kept)
     if isinstance(kept, int):
         last = len(cases) - 1
         places = {last * at // max(kept - 1, 1) for at in range(kept)}
@@ -42,6 +49,19 @@ def _others(test: str, cases: list[pytest.Item], kept: int | list[str]) -> list[
     if unknown := set(kept).difference(ids):
         raise pytest.UsageError(f"{TABLE.name}: {test} has no case {sorted(unknown)}")
     return [case for case, each in zip(cases, ids, strict=True) if each not in kept]
+
+
+def _number(num_cases: int, share: float) -> int:
+    """Returns how many cases are a share of them: all of a few, and never every n-th one.
+
+    An inner parameter with n values would have the same one in every n-th case.
+    """
+    number = max(FEW, round(share * num_cases))
+    if number >= num_cases:
+        return num_cases
+    while number > FEW and (num_cases - 1) % (number - 1) == 0:
+        number -= 1
+    return number
 
 
 def unconcerned(items: Iterable[pytest.Item], changes: ChangedSources) -> list[pytest.Item]:

@@ -46,6 +46,20 @@ def test_a_number_is_spread_over_all_cases(monkeypatch, tmp_path, number, expect
     assert kept(monkeypatch, tmp_path, f'"test_a.py::test_a" = {number}', *NUMBERS) == expected
 
 
+def test_a_share_is_spread_but_never_every_nth_case(monkeypatch, tmp_path):
+    table = '"test_a.py::test_a" = 0.5'
+    assert kept(monkeypatch, tmp_path, table, *NUMBERS) == ["[0]", "[2]", "[5]", "[8]"]
+    many = [f"[{n}]" for n in range(100)]
+    assert len(kept(monkeypatch, tmp_path, table, *many)) == 50
+    assert kept(monkeypatch, tmp_path, table, *NUMBERS[:3]) == NUMBERS[:3]
+
+
+def test_the_share_of_a_file_is_that_of_its_tests_without_a_row(monkeypatch, tmp_path):
+    table = '"test_a.py" = 0.5\n'
+    assert len(kept(monkeypatch, tmp_path, table, *NUMBERS)) == 4
+    assert kept(monkeypatch, tmp_path, table + '"test_a.py::test_a" = 1', *NUMBERS) == ["[0]"]
+
+
 def test_names_are_ids(monkeypatch, tmp_path):
     table = '"test_a.py::test_a" = ["7", "1"]\n"test_b.py::test_b" = 0\n'
     assert kept(monkeypatch, tmp_path, table, *NUMBERS) == ["[1]", "[7]"]
@@ -76,5 +90,6 @@ def test_cases_that_always_run_are_concerned_by_everything():
 
 def test_every_test_of_the_table_exists():
     for test in tomllib.loads(TABLE.read_text()):
-        path, *_, name = test.split("::")
-        assert f"def {name}(" in (ROOT / path).read_text(), test
+        path, *names = test.split("::")
+        text = (ROOT / path).read_text()
+        assert all(f"def {name}(" in text for name in names[-1:]), test
