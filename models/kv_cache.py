@@ -80,7 +80,30 @@ class LatentCacheData:
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-CacheData = KVCacheData | LatentCacheData | StateCacheData
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCacheData:
+    """One layer's cache of rows, one for every few tokens; the notes of KVCacheData apply.
+
+    rows: [N blocks, n, C]; the elements of a block follow one another, blocks may be apart. A row
+        is in the block of its last token, in the order of positions.
+    rate: tokens of a row. block_tokens: tokens of a block.
+    """
+
+    rows: torch.Tensor
+    rate: int
+    block_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, the null block included."""
+        return self.rows.shape[0]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all tensors by name, each [N, n, ...]."""
+        return {"rows": self.rows}
+
+
+CacheData = KVCacheData | LatentCacheData | RowCacheData | StateCacheData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +114,10 @@ class KVCacheSpec:
     """Query heads that read it."""
     num_kv_heads: int
     head_dim: int
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Returns the memory of a block of as many tokens."""
+        return block_size * self.bytes_per_token(dtype)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns the memory of one token in a cache of `dtype`."""
@@ -145,6 +172,10 @@ class LatentCacheSpec:
     index_dim: int = 0
     """Size of an indexer's key; 0 without one."""
 
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Returns the memory of a block of as many tokens."""
+        return block_size * self.bytes_per_token(dtype)
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns the memory of one token in a cache of `dtype`."""
         if dtype != FP8_CACHE_DTYPE:
@@ -191,5 +222,49 @@ class LatentCacheSpec:
         )
 
 
-TokenSpec = KVCacheSpec | LatentCacheSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCacheSpec:
+    """A layer's cache of one row for every few tokens; the same on all ranks."""
+
+    size: int
+    """Elements of a row."""
+    rate: int = 1
+    """Tokens of a row."""
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Returns the memory of a block of as many tokens: of the most rows that may end in it."""
+        return -(-block_size // self.rate) * self.size * dtype.itemsize
+
+    def state_units(self, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
+        """Returns the parts of a block that can hold units of a state, and the bytes of each."""
+        return 1, self.block_bytes(block_size, dtype)
+
+    def allocate(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: torch.Tensor | None = None,
+    ) -> RowCacheData:
+        """Returns a zeroed cache.
+
+        memory: zeroed, [1, num_blocks, bytes], which layers with rows of other sizes share.
+
+        Raises:
+            ValueError: dtype is FP8_CACHE_DTYPE; rows have no scales.
+        """
+        if dtype == FP8_CACHE_DTYPE:
+            raise ValueError("compressed keys are not cached in 8 bits: leave out --kv-cache-dtype")
+        num_rows = -(-block_size // self.rate)
+        if memory is None:
+            rows = torch.zeros(num_blocks, num_rows, self.size, dtype=dtype, device=device)
+        else:
+            own = memory[0].view(dtype)[:, : num_rows * self.size]
+            rows = own.view(num_blocks, num_rows, self.size)
+        return RowCacheData(rows=rows, rate=self.rate, block_tokens=block_size)
+
+
+TokenSpec = KVCacheSpec | LatentCacheSpec | RowCacheSpec
 CacheSpec = TokenSpec | StateSpec

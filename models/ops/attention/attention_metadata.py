@@ -20,7 +20,7 @@ from models.kernels.attention.configurations import (
     most_few_rows,
 )
 from models.kernels.gpu import has_kernels
-from models.kv_cache import KVCacheSpec, LatentCacheSpec, TokenSpec
+from models.kv_cache import KVCacheSpec, LatentCacheSpec, RowCacheSpec, TokenSpec
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -130,9 +130,9 @@ def make_attention_workspace(
 
     One serves all layers and steps of a model, on one stream.
     """
-    if not has_kernels(device):
-        return None
     spec = specs[0]
+    if not has_kernels(device) or isinstance(spec, RowCacheSpec):
+        return None
     if isinstance(spec, LatentCacheSpec):
         num_partials, size = MAX_LATENT_PARTIALS * spec.num_heads, spec.latent_dim
     else:

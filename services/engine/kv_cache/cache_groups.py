@@ -88,8 +88,9 @@ def first_seen(window: int | None, position: int) -> int:
 def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[LayerGroup, ...]:
     """Divides a model's layers into groups; one without a window comes first, states come last.
 
-    A kind with more layers than a group holds gets several groups; a smaller group leaves memory
-    unused. States fit into groups of any size, so the layers that keep tokens decide it.
+    A kind with more layers than a group holds gets several groups, and a smaller group leaves
+    memory unused: groups have the size that leaves the least. States fit into groups of any size,
+    so the layers that keep tokens decide it.
 
     Args:
         windows: each layer's window.
@@ -106,7 +107,10 @@ def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[Laye
     num_token_layers = len(windows) - len(states)
     size = num_token_layers or len(windows)
     if len(kinds) > 1:
-        size = max(min(map(len, kinds.values())), -(-num_token_layers // MAX_GROUPS))
+        counts = [len(layers) for layers in kinds.values()]
+        least = max(min(counts), -(-num_token_layers // MAX_GROUPS))
+        sizes = {least, *(count for count in counts if count > least)}
+        size = min(sizes, key=lambda size: (size * sum(-(-n // size) for n in counts), size))
     ordered = sorted(kinds, key=lambda kind: abs(kind or 0))
     of_tokens: list[tuple[Window, list[int]]] = [(kind, kinds[kind]) for kind in ordered]
     return tuple(

@@ -8,7 +8,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from models.kv_cache import CacheData, CacheSpec, TokenSpec
+from models.kv_cache import CacheData, CacheSpec, RowCacheSpec, TokenSpec
 from models.layers.decoder import CausalLM
 from models.state_cache import StateCacheData, StateSpec
 from services.engine.config.cache import CacheConfig
@@ -48,17 +48,17 @@ def block_bytes(
     if not tokens:
         return num_places * math.prod(_state_units(tokens, states, block_size, dtype))
     if _has_mixed_sizes(tokens, groups):
-        unit = _shared_unit(tokens, block_size, dtype)
+        num_regions, unit = _shared_unit(tokens, block_size, dtype)
         scales = [
-            unit // own * (block_size * spec.bytes_per_token(dtype) - 2 * own)
+            unit // own * (spec.block_bytes(block_size, dtype) - num_regions * own)
             for spec in tokens
             for own in (spec.state_units(block_size, dtype)[1],)
         ]
-        of_drafts = block_size * sum(each.bytes_per_token(dtype) for each in _token_specs(drafts))
-        return 2 * unit * num_places + sum(scales) + of_drafts
+        of_drafts = sum(each.block_bytes(block_size, dtype) for each in _token_specs(drafts))
+        return num_regions * unit * num_places + sum(scales) + of_drafts
     if len(groups) > 1:
         tokens = tokens[:1] * num_places
-    return block_size * sum(spec.bytes_per_token(dtype) for spec in tokens + _token_specs(drafts))
+    return sum(spec.block_bytes(block_size, dtype) for spec in tokens + _token_specs(drafts))
 
 
 def state_pages(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
@@ -99,11 +99,10 @@ def allocate_kv_cache(
     if len(groups) > 1:
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
     if states or _has_mixed_sizes(tokens, groups):
-        num_regions, unit_bytes = 2, 0
         if states:
             num_regions, unit_bytes = _state_units(tokens, states, block_size, dtype)
         else:
-            unit_bytes = _shared_unit(tokens, block_size, dtype)
+            num_regions, unit_bytes = _shared_unit(tokens, block_size, dtype)
         caches: list[CacheData] = []
         shared = [
             torch.zeros(num_regions, num_blocks, unit_bytes, dtype=torch.uint8, device=device)
@@ -136,17 +135,21 @@ def _has_mixed_sizes(tokens: Sequence[TokenSpec], groups: Sequence[LayerGroup]) 
     return len(groups) > 1 and len(set(tokens)) > 1
 
 
-def _shared_unit(tokens: Sequence[TokenSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of the largest keys of a block that serves layers of several sizes.
+def _shared_unit(
+    tokens: Sequence[TokenSpec], block_size: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Returns the regions of a block that serves layers of several sizes, and bytes of the largest.
 
     Raises:
         ValueError: they are no multiple of another layer's.
     """
     units = {spec.state_units(block_size, dtype) for spec in tokens}
     largest = max(size for _, size in units)
+    if all(isinstance(spec, RowCacheSpec) for spec in tokens):
+        return 1, largest
     if any(parts != 2 or largest % size for parts, size in units):
         raise ValueError("layers with sliding windows cache something else than the others")
-    return largest
+    return 2, largest
 
 
 def _token_specs(specs: Sequence[CacheSpec]) -> list[TokenSpec]:
