@@ -35,7 +35,7 @@ class ExpertWeights:
     gate_up: [E, 2 * I, H], gate before up; its bias [E, 2 * I] or None.
     down: [E, H, I]; its bias [E, H] or None.
     gate_up_scale, down_scale: of weights in 8 or 4 bits, see models.ops.experts.expert_formats.
-    alpha, limit: of the gate, see `activate`.
+    alpha, limit, adds_one: of the gate, see `activate`.
     is_squared: experts have no gate, but the square of a ReLU: gate_up is up alone, [E, I, H].
     is_gelu: the gate is a gelu, by tanh, not a silu; weights are in the model's dtype.
     num_routed: experts that tokens choose from, if these are only some of them. Ids then count
@@ -50,6 +50,7 @@ class ExpertWeights:
     down_scale: torch.Tensor | None = None
     alpha: float = 1.0
     limit: float | None = None
+    adds_one: bool = True
     is_squared: bool = False
     is_gelu: bool = False
     num_routed: int | None = None
@@ -74,11 +75,18 @@ class ExpertWeights:
         """Matrices that gate_up stacks."""
         return 1 if self.is_squared else 2
 
+    @property
+    def clamp(self) -> int:
+        """How kernels clamp gate and up: 0 not at all, 1 before adding one to up, 2 alone."""
+        if self.limit is None:
+            return 0
+        return 1 if self.adds_one else 2
+
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Maps results of gate_up, [..., num_parts * I], to [..., I].
 
         The gate is silu(gate) * up. With a limit it clamps the gate from above and up on both
-        sides, and is gate * sigmoid(alpha * gate) * (up + 1).
+        sides, and is gate * sigmoid(alpha * gate) * (up + 1), or without adds_one times up.
 
         Source: OpenAI 2025, "gpt-oss model card", section 2.2.
         """
@@ -90,7 +98,7 @@ class ExpertWeights:
         if self.limit is None:
             return functional.silu(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
+        return gate * torch.sigmoid(self.alpha * gate) * (up + 1 if self.adds_one else up)
 
     def biases_or(self, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns both biases; without them twice `stand_in`, which kernels then do not touch."""

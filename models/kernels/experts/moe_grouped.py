@@ -272,7 +272,7 @@ def apply_grouped(
     _gate_up_kernel[(triton.cdiv(inner, tiles.columns), num_tiles)](
         hidden, described(experts.gate_up, tiles.columns, tiles), gate_up_bias, pairs, starts,
         between, experts.alpha, experts.limit or 0.0,
-        TOP_K=ids.shape[1], IS_CLAMPED=experts.limit is not None, **constants_of(tiles), **shape,
+        TOP_K=ids.shape[1], IS_CLAMPED=experts.clamp, **constants_of(tiles), **shape,
     )  # fmt: skip
     tiles = down_tiles
     _down_kernel[(triton.cdiv(hidden_size, tiles.columns), num_tiles)](

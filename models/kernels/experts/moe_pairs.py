@@ -134,7 +134,7 @@ def apply_pairs(
     tiles = _tiles(hidden_size, hidden.dtype)
     _gate_up_kernel[(num_pairs, triton.cdiv(inner, tiles.columns))](
         hidden, experts.gate_up, gate_up_bias, ids, between, experts.alpha, experts.limit or 0.0,
-        IS_CLAMPED=experts.limit is not None, **_constants(tiles), **shape,
+        IS_CLAMPED=experts.clamp, **_constants(tiles), **shape,
     )  # fmt: skip
     tiles = _tiles(inner, hidden.dtype)
     _down_kernel[(num_tokens, triton.cdiv(hidden_size, tiles.columns))](

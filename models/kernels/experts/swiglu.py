@@ -10,6 +10,8 @@ def gated(gate, up, alpha, limit, IS_CLAMPED: tl.constexpr):
     if IS_CLAMPED:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
-        return gate * tl.sigmoid(alpha * gate) * (up + 1.0)
+        if IS_CLAMPED == 1:
+            up = up + 1.0
+        return gate * tl.sigmoid(alpha * gate) * up
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
         return gate * tl.sigmoid(gate) * up

@@ -50,7 +50,7 @@ class _Product:
     height: int
     is_gated: bool
     is_alone: bool
-    is_clamped: bool
+    is_clamped: int
     has_bias: bool
     by_row: bool
     dtype: torch.dtype
@@ -104,7 +104,7 @@ def _products(
     num_experts, hidden_size, inner = experts.down.shape
     gate_up = _Product(
         num_outputs=inner, num_inputs=hidden_size, num_experts=num_experts, halves=2,
-        height=height, is_gated=True, is_alone=is_alone, is_clamped=experts.limit is not None,
+        height=height, is_gated=True, is_alone=is_alone, is_clamped=experts.clamp,
         has_bias=experts.gate_up_bias is not None, by_row=experts.is_scaled_by_row,
         dtype=hidden.dtype,
     )  # fmt: skip

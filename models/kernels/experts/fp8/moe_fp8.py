@@ -211,7 +211,7 @@ def _results(
     _gate_up_kernel[grid(inner, gate_up_tiles)](
         *quantize(hidden, BLOCK), experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs,
         starts, between, between_scale, experts.alpha, experts.limit or 0.0,
-        TOP_K=top_k, IS_CLAMPED=experts.limit is not None, DTYPE=_DTYPES[hidden.dtype],
+        TOP_K=top_k, IS_CLAMPED=experts.clamp, DTYPE=_DTYPES[hidden.dtype],
         **constants_of(gate_up_tiles), **shape,
     )  # fmt: skip
     _down_kernel[grid(hidden_size, down_tiles)](

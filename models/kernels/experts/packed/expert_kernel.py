@@ -63,7 +63,9 @@ def gated(gate, up, alpha, limit, IS_CLAMPED: gl.constexpr):
     if IS_CLAMPED:
         gate = gl.minimum(gate, limit)
         up = gl.minimum(gl.maximum(up, -limit), limit)
-        return gate / (1.0 + gl.exp(-alpha * gate)) * (up + 1.0)
+        if IS_CLAMPED == 1:
+            up = up + 1.0
+        return gate / (1.0 + gl.exp(-alpha * gate)) * up
     else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
         return gate / (1.0 + gl.exp(-gate)) * up
 

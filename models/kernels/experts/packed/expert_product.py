@@ -20,7 +20,7 @@ class ProductShape:
     top_k: int
     is_gated: bool
     has_bias: bool
-    is_clamped: bool
+    is_clamped: int
 
     @property
     def constants(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ def both_products(
             shape=ProductShape(
                 num_outputs=output.shape[1], num_inputs=x.shape[1], num_experts=len(weight),
                 top_k=ids.shape[1], is_gated=is_gated,
-                has_bias=experts.gate_up_bias is not None, is_clamped=experts.limit is not None,
+                has_bias=experts.gate_up_bias is not None, is_clamped=experts.clamp,
             ),
             x=x, ids=ids, weight=weight, scale=scale, bias=bias, output=output,
             alpha=experts.alpha, limit=experts.limit or 0.0,

@@ -130,7 +130,7 @@ def _results(
     _gate_up_kernel[(triton.cdiv(2 * inner, tiles.weight_rows), num_tiles)](
         hidden, experts.gate_up.view(torch.int16), experts.gate_up_scale, gate_up_bias, pairs,
         starts, between, experts.alpha, experts.limit or 0.0,
-        TOP_K=top_k, IS_CLAMPED=experts.limit is not None, **shape,
+        TOP_K=top_k, IS_CLAMPED=experts.clamp, **shape,
     )  # fmt: skip
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
         between, experts.down.view(torch.int16), experts.down_scale, down_bias, pairs, starts,

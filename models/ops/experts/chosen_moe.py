@@ -1,0 +1,55 @@
+"""Mixture of experts that were chosen before: octavo::chosen_moe."""
+
+import torch
+
+from models.batch_invariance import row_wise
+from models.kernels.gpu import has_kernels
+from models.operands.experts import ExpertWeights
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.experts.moe import apply_experts
+
+
+def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+    alpha: float,
+    limit: float | None,
+    adds_one: bool,
+) -> torch.Tensor:
+    """Sends each token through given experts and adds up their weighted results.
+
+    weights: [T, top_k] float32, and ids of experts, [T, top_k] int32 or int64. Others are fields of
+    ExpertWeights. Maps hidden [T, H] to [T, H].
+    """
+    experts = ExpertWeights(
+        gate_up=gate_up,
+        down=down,
+        gate_up_scale=gate_up_scale,
+        down_scale=down_scale,
+        alpha=alpha,
+        limit=limit,
+        adds_one=adds_one,
+    )
+    if has_kernels(hidden.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.experts import moe as kernel
+
+        return kernel.apply_experts(hidden, weights, ids.int(), experts)
+
+    def apply(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return apply_experts(hidden, weights, ids, experts, rounds_activations=experts.is_fp8)
+
+    return row_wise(apply, hidden, weights, ids)
+
+
+def _fake_chosen_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+chosen_moe = direct_register_custom_op("chosen_moe", _chosen_moe, (), _fake_chosen_moe)
