@@ -6,6 +6,7 @@ from typing import Literal
 
 from models.config_sections import windows
 from models.config_sections.aliases import with_common_names
+from models.config_sections.compression import CompressionConfig, read_compression
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
     FAMILIES_WITH_NORMS_FROM_ONE,
@@ -17,9 +18,11 @@ from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import Gemma4Config, read_gemma4
 from models.config_sections.head_sizes import HeadSizes
 from models.config_sections.heads import ValueConfig, read_heads, read_values
+from models.config_sections.hyper_connections import HyperConfig, read_hyper_connections
 from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
     ATTENTION,
+    RECENT,
     SHARED,
     STATE,
     Part,
@@ -78,7 +81,7 @@ class ModelConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    """Size of one head; with latent attention, of its rotated part."""
+    """Size of one head; with latent or compressed attention, of its rotated part."""
     rms_norm_eps: float
     rope: RopeConfig
     local_rope: RopeConfig | None
@@ -117,6 +120,8 @@ class ModelConfig:
     gemma4: Gemma4Config | None = None
     local_heads: HeadSizes | None = None
     """Heads of layers with a window, if they are others."""
+    compression: CompressionConfig | None = None
+    hyper: HyperConfig | None = None
     values: ValueConfig | None = None
     """Values, if they are shorter than keys."""
     is_text_part: bool = False
@@ -165,7 +170,11 @@ class ModelConfig:
         num_layers = count_layers(fields)
         max_positions = fields.count("max_position_embeddings")
         mla = read_mla(fields, num_layers)
-        head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
+        compression = read_compression(fields, num_layers)
+        if compression is not None:
+            head_dim = compression.rope_dim
+        else:
+            head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
         heads, local_heads = read_heads(fields, head_dim, num_heads, num_kv_heads)
         head_dim = heads.head_dim
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
@@ -211,6 +220,8 @@ class ModelConfig:
             mamba2=read_mamba2(fields),
             short_conv=read_short_conv(fields),
             gemma4=gemma4,
+            compression=compression,
+            hyper=read_hyper_connections(fields),
             local_heads=local_heads,
             values=read_values(fields, head_dim),
             is_text_part=is_wrapper(whole),
@@ -277,9 +288,18 @@ class ModelConfig:
     def cache_windows(self) -> tuple[Window, ...]:
         """The window of each cache entry."""
         entries = cache_entries(self.mixers, self.num_hidden_layers)
-        return tuple(
-            STATE if part == STATE else self.sliding_windows[layer] for layer, part in entries
-        )
+        return tuple(self._window(layer, part) for layer, part in entries)
+
+    def _window(self, layer: int, part: Part) -> Window:
+        window = self.sliding_windows[layer]
+        if self.compression is not None and (part == RECENT or window is not None):
+            return self.compression.recent_window
+        return STATE if part == STATE else window
+
+    @property
+    def stream_size(self) -> int:
+        """Elements of a token between two layers: its residual streams."""
+        return self.hidden_size * (1 if self.hyper is None else self.hyper.num_streams)
 
     def entry_windows(self, *, with_draft_layers: bool) -> tuple[Window, ...]:
         """Returns the window of each cache entry; those of draft layers see all, and come last."""
@@ -394,6 +414,8 @@ def quantization_of(fields: Fields) -> QuantizationConfig | None:
         values = Fields.read(file).values
     if values is None:
         return None
+    if fields.has("expert_dtype"):
+        values = {"expert_dtype": fields.values["expert_dtype"], **values}
     try:
         return read_quantization(values)
     except QuantizationError as error:

@@ -26,6 +26,7 @@ from models.config_sections.towers import (
 )
 from models.config_sections.vision import VisionConfig
 from models.deepseek_v2 import DeepseekV2ForCausalLM
+from models.deepseek_v4 import DeepseekV4ForCausalLM
 from models.exaone4 import Exaone4ForCausalLM
 from models.falcon_h1 import FalconH1ForCausalLM
 from models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
@@ -71,6 +72,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV4ForCausalLM": DeepseekV4ForCausalLM,
     "Ernie4_5ForCausalLM": LlamaForCausalLM,
     "Exaone4ForCausalLM": Exaone4ForCausalLM,
     "FalconH1ForCausalLM": FalconH1ForCausalLM,

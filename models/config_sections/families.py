@@ -22,6 +22,7 @@ OWN_ARCHITECTURES = (
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV4ForCausalLM",
     "Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM",
     "FalconH1ForCausalLM",
@@ -273,6 +274,27 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"rope_interleave": True, "topk_method": "greedy"},
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
+    "DeepseekV4ForCausalLM": {
+        "compress_rope_theta": 160_000.0,
+        "hc_eps": 1e-6,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "head_dim": 512,
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "index_topk": 512,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_key_value_heads": 1,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "q_lora_rank": 1024,
+        "rms_norm_eps": 1e-6,
+        "routed_scaling_factor": 1.5,
+        "scoring_func": "sqrtsoftplus",
+        "sliding_window": 128,
+        "swiglu_limit": 10.0,
+    },
     "Glm4MoeLiteForCausalLM": {
         **_DEEPSEEK_V3,
         "first_k_dense_replace": 1,
@@ -356,6 +378,9 @@ FAMILIES_WITH_STATES = (
 
 FAMILIES_WITH_CHUNKS = ("Llama4ForCausalLM",)
 """Families whose rotated layers attend within chunks of positions."""
+
+FAMILIES_WITH_COMPRESSION = ("DeepseekV4ForCausalLM",)
+"""Families whose layers attend to recent keys and to compressed ones."""
 
 FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""

@@ -1,6 +1,10 @@
 """Names of the kinds of a model's layers, in config.json."""
 
-from models.config_sections.families import FAMILIES_WITH_CHUNKS, FAMILIES_WITH_STATES
+from models.config_sections.families import (
+    FAMILIES_WITH_CHUNKS,
+    FAMILIES_WITH_COMPRESSION,
+    FAMILIES_WITH_STATES,
+)
 from models.config_sections.fields import Fields
 
 ATTENTION_TYPES = (
@@ -10,6 +14,10 @@ ATTENTION_TYPES = (
     "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
 CHUNKED = "chunked_attention"
+SPARSE_COMPRESSED = "compressed_sparse_attention"
+"""Recent keys, and compressed ones that an index chooses."""
+HEAVILY_COMPRESSED = "heavily_compressed_attention"
+"""Recent keys, and all compressed ones."""
 STATE_TYPES = ("linear_attention", "mamba", "conv")
 HYBRID = "hybrid"
 """Attention and a state side by side."""
@@ -30,11 +38,15 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     types = fields.values.get("layer_types")
     if types is None and fields.architecture() == "MiMoV2FlashForCausalLM":
         return _types_of_mimo(fields, num_layers)
+    if types is None and fields.architecture() in FAMILIES_WITH_COMPRESSION:
+        return _compressed_types(fields, num_layers)
     if types is None:
         return _implied_types(fields, num_layers) if has_states else None
     known: tuple[str, ...] = ATTENTION_TYPES
     if fields.architecture() in FAMILIES_WITH_CHUNKS:
         known = ("full_attention", CHUNKED)
+    if fields.architecture() in FAMILIES_WITH_COMPRESSION:
+        known = ("sliding_attention", SPARSE_COMPRESSED, HEAVILY_COMPRESSED)
     if has_states:
         known = (*ATTENTION_TYPES, "attention", *STATE_TYPES, HYBRID, *FEED_FORWARD_TYPES)
     is_list = isinstance(types, list) and len(types) == num_layers
@@ -94,6 +106,22 @@ def _types_of_mimo(fields: Fields, num_layers: int) -> tuple[str, ...]:
     if not is_list or any(each not in (0, 1) for each in pattern):
         raise fields.error("hybrid_layer_pattern", "0 or 1 for every layer; 1 has a window")
     return tuple("sliding_attention" if each else "full_attention" for each in pattern)
+
+
+def _compressed_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Returns the kinds of DeepSeek V4's layers by compress_ratios, which draft layers may follow.
+
+    Without them the first two compress heavily, and after these every other one does.
+    """
+    if not fields.has("compress_ratios"):
+        later = (HEAVILY_COMPRESSED, SPARSE_COMPRESSED) * num_layers
+        return (HEAVILY_COMPRESSED, HEAVILY_COMPRESSED, *later)[:num_layers]
+    kinds = {0: "sliding_attention", 4: SPARSE_COMPRESSED, 128: HEAVILY_COMPRESSED}
+    ratios = fields.values["compress_ratios"]
+    is_list = isinstance(ratios, list) and len(ratios) >= num_layers
+    if not is_list or any(type(ratio) is not int or ratio not in kinds for ratio in ratios):
+        raise fields.error("compress_ratios", "0, 4 or 128 for every layer")
+    return tuple(kinds[ratio] for ratio in ratios[:num_layers])
 
 
 def _implied_types(fields: Fields, num_layers: int) -> tuple[str, ...]:

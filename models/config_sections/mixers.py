@@ -7,7 +7,9 @@ from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import (
     FEED_FORWARD_TYPES,
+    HEAVILY_COMPRESSED,
     HYBRID,
+    SPARSE_COMPRESSED,
     STATE_TYPES,
     read_layer_types,
 )
@@ -20,7 +22,11 @@ NONE: Final = "none"
 SHARED: Final = "shared"
 """Attention to what an earlier layer cached."""
 
-Part = Literal["attention", "state"]
+COMPRESSED: Final = "compressed"
+"""Attention to recent keys and to compressed ones."""
+RECENT: Final = "recent"
+
+Part = Literal["attention", "state", "recent"]
 """A part of a layer that keeps a cache entry."""
 Window = int | Literal["state"] | None
 """Keys that a query sees, its own included; None: all; STATE: the entry is a state. A negative
@@ -32,11 +38,14 @@ _PARTS: Mapping[str, tuple[Part, ...]] = {
     BOTH: (ATTENTION, STATE),
     NONE: (),
     SHARED: (),
+    COMPRESSED: (ATTENTION, RECENT),
 }
 _KINDS = {
     **dict.fromkeys(STATE_TYPES, STATE),
     **dict.fromkeys(FEED_FORWARD_TYPES, NONE),
     HYBRID: BOTH,
+    SPARSE_COMPRESSED: COMPRESSED,
+    HEAVILY_COMPRESSED: COMPRESSED,
 }
 """Names of layers in config.json that are not of attention alone."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from models.config_sections.families import FAMILIES_WITH_COMPRESSION
 from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import read_layer_types
@@ -12,6 +13,8 @@ _LLAMA_4 = "Llama4ForCausalLM"
 _GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 _WITHOUT_GROUPS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 """Families that would compare groups of softmax scores by two experts each, which ours do not."""
+
+_WITH_CORRECTION = ("sigmoid", "sqrtsoftplus")
 
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 """DeepSeek's names of ways to choose experts; scoring_func decides how groups are compared."""
@@ -26,7 +29,8 @@ class MoeConfig:
     intermediate_size: int
     """Of one expert."""
     scoring_func: str
-    """softmax, or sigmoid, whose scores get a correction bias for the choice of experts."""
+    """softmax; or sigmoid or sqrtsoftplus, whose scores get a correction bias for the choice of
+    experts."""
     norm_topk_prob: bool
     """Whether the weights of a token's experts are scaled to sum to 1."""
     routed_scaling_factor: float = 1.0
@@ -44,9 +48,13 @@ class MoeConfig:
     """Size of the projected hidden state that experts work on; 0: they work on itself."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
+    hash_layers: frozenset[int] = frozenset()
+    """Layers in which a table gives the experts of each token id."""
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
     """Clamps gate and up; then the gate is gate * sigmoid(alpha * gate), and 1 is added to up."""
+    adds_one: bool = True
+    """Whether 1 is added to a clamped up."""
 
 
 def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
@@ -60,6 +68,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         return None
     if not fields.flag("use_expert_bias", default=True):
         raise fields.error("use_expert_bias", "true")
+    is_compressed = fields.architecture() in FAMILIES_WITH_COMPRESSION
     dense_layers = _read_dense_layers(fields, num_hidden_layers)
     is_nemotron = fields.architecture() == "NemotronHForCausalLM"
     if is_nemotron and len(dense_layers) == num_hidden_layers:
@@ -72,7 +81,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         wanted = "1" if scales_input else f"at most the {num_experts} experts there are"
         raise fields.error("num_experts_per_tok", wanted)
     fields.choice("topk_method", TOPK_METHODS, TOPK_METHODS[0])
-    is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") != "sigmoid"
+    is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") not in _WITH_CORRECTION
     if is_v2 and fields.flag("norm_topk_prob"):
         # Implementations differ: the paper's then skips the scaling factor, others the norm.
         raise fields.error("norm_topk_prob", "false with softmax scores and a topk_method")
@@ -93,7 +102,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         num_experts=num_experts,
         num_experts_per_tok=num_experts_per_tok,
         intermediate_size=size,
-        scoring_func=fields.choice("scoring_func", ("softmax", "sigmoid"), "softmax"),
+        scoring_func=fields.choice("scoring_func", _scores_of(fields), "softmax"),
         norm_topk_prob=fields.flag("norm_topk_prob"),
         routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
         n_group=n_group,
@@ -103,9 +112,30 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         scales_input=scales_input,
         latent_size=fields.count("moe_latent_size", 0),
         dense_layers=dense_layers,
-        swiglu_alpha=fields.number("swiglu_alpha", 1.702),
+        hash_layers=_read_hash_layers(fields, num_hidden_layers),
+        swiglu_alpha=1.0 if is_compressed else fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
+        adds_one=not is_compressed,
     )
+
+
+def _scores_of(fields: Fields) -> tuple[str, ...]:
+    """Returns the scores that a family may have."""
+    is_compressed = fields.architecture() in FAMILIES_WITH_COMPRESSION
+    return ("sqrtsoftplus",) if is_compressed else ("softmax", "sigmoid")
+
+
+def _read_hash_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Returns the layers in which a table gives the experts of each token id."""
+    if fields.architecture() not in FAMILIES_WITH_COMPRESSION:
+        return frozenset()
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(fields.count("num_hash_layers", 3, minimum=0)))
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if not is_list or any(kind not in ("hash_moe", "moe") for kind in kinds):
+        raise fields.error("mlp_layer_types", "hash_moe or moe for every layer")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "hash_moe")
 
 
 def _count_name(fields: Fields) -> str | None:
@@ -153,6 +183,8 @@ def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int
 
 def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]:
     """Returns the layers without experts, from either set of field names."""
+    if fields.architecture() in FAMILIES_WITH_COMPRESSION:
+        return frozenset()
     if fields.architecture() == "NemotronHForCausalLM":
         types = read_layer_types(fields, num_hidden_layers) or ()
         return frozenset(layer for layer, kind in enumerate(types) if kind != "moe")

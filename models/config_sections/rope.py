@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from models.config_sections.families import FAMILIES_WITH_COMPRESSION
 from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import GEMMA_4
 
@@ -86,6 +87,8 @@ def read_ropes(
     """
     name = "rope_scaling" if fields.section("rope_scaling").values else "rope_parameters"
     scaling = fields.section(name)
+    if fields.architecture() in FAMILIES_WITH_COMPRESSION:
+        return _read_compressed(fields, scaling, max_position_embeddings, head_dim)
     has_local = fields.has("rope_local_base_freq")
     local_theta = fields.number("rope_local_base_freq") if has_local else None
     both = fields.section("rope_parameters")
@@ -110,6 +113,26 @@ def read_ropes(
         return rope, None
     partial = rope.partial_rotary_factor
     return rope, RopeConfig(theta=local_theta, partial_rotary_factor=partial)
+
+
+def _read_compressed(
+    fields: Fields, scaling: Fields, max_position_embeddings: int, head_dim: int
+) -> tuple[RopeConfig, RopeConfig]:
+    """Returns the rotation of layers with compressed keys, and that of others.
+
+    head_dim: the rotated elements of a head. Cosines and sines are never scaled.
+    """
+    main, compressed = scaling.section("main"), scaling.section("compress")
+    if not compressed.values:
+        theta = fields.number("compress_rope_theta")
+        compressed = Fields(fields.file, {**scaling.values, "rope_theta": theta}, scaling.prefix)
+    local_theta = (main if main.has("rope_theta") else fields).number("rope_theta", 10_000.0)
+    rope = _read_rope(fields, compressed, max_position_embeddings, head_dim)
+    rope = replace(rope, partial_rotary_factor=1.0, is_interleaved=True)
+    if rope.rope_type == "yarn":
+        factor = compressed.number("attention_factor", 1.0)
+        rope = replace(rope, table_scale=factor, score_scale=1.0)
+    return rope, RopeConfig(theta=local_theta, is_interleaved=True)
 
 
 def _has_plain_windows(fields: Fields) -> bool:

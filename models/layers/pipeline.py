@@ -7,6 +7,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.layers.attention import Attention
+from models.layers.cache_entry import CacheEntry
 from models.layers.latent_attention import LatentAttention
 from models.layers.state_mixer import StateMixer
 from models.parallel.group import ParallelGroup
@@ -44,6 +45,6 @@ def make_layers(
     num_before = sum(layer < own.start for layer in config.entry_layers)
     for layer in layers:
         for module in layer.modules():
-            if isinstance(module, Attention | LatentAttention | StateMixer):
+            if isinstance(module, Attention | CacheEntry | LatentAttention | StateMixer):
                 module.layer_index -= num_before
     return layers

@@ -26,6 +26,12 @@ class Rotation(NamedTuple):
         """Rotates heads, [T, H, D]; the result is contiguous."""
         return rotary(heads, self.cos, self.signed_sin)
 
+    @property
+    def pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of each rotated pair, both [T, 1, D / 2]."""
+        half = self.cos.shape[-1] // 2
+        return self.cos[..., :half], self.signed_sin[..., half:]
+
     def scale(self, queries: torch.Tensor) -> torch.Tensor:
         """Scales queries, [T, H, D], by their positions if the model does."""
         return queries if self.query_scale is None else queries * self.query_scale

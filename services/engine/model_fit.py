@@ -20,6 +20,8 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
             f"--draft-model does not cover {model.architecture}: none of its layers keeps keys, "
             "among whose blocks those of a draft model would be"
         )
+    if model.compression is not None:
+        _check_compression(config, model)
     if config.worker.batch_invariant:
         check_batch_invariance(
             model,
@@ -44,6 +46,28 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
         return
     _check_shares(model, parallel)
     _check_stages(model, parallel)
+
+
+def _check_compression(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuses flags that attention to compressed keys, or its experts, do not cover."""
+    parallel = config.parallel
+    name = model.architecture
+    if config.cache.kv_cache_dtype != "auto":
+        raise ValueError(
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype} does not cover {name}: compressed "
+            "keys are cached in the model's dtype"
+        )
+    if config.speculation.has_draft_model:
+        raise ValueError(
+            f"--draft-model does not cover {name}, whose first blocks hold compressed keys; "
+            "--speculative-method ngram drafts without a model"
+        )
+    for flag, is_set in (
+        ("--enable-expert-parallel", parallel.enable_expert_parallel),
+        ("--data-parallel-size", parallel.data_parallel_size > 1),
+    ):
+        if is_set:
+            raise ValueError(f"{flag} does not cover {name}, whose experts ranks share by parts")
 
 
 def _check_image_room(config: EngineConfig, model: ModelConfig) -> None:
@@ -109,11 +133,15 @@ def _check_shares(model: ModelConfig, parallel: ParallelConfig) -> None:
         if all(window == STATE for window in model.cache_windows):
             return  # Mamba 2, which has no feed-forward layers either
         group.split(model.num_attention_heads, "attention heads")
-        if model.mla is None:  # the ranks' caches of latent vectors are equal
+        if (
+            model.mla is None and model.compression is None
+        ):  # the ranks' caches of latent vectors are equal
             for num_kv_heads in {
                 model.heads_of(layer).num_kv_heads for layer in range(model.num_hidden_layers)
             }:
                 group.split(num_kv_heads, "kv heads", replicas=max(1, size // num_kv_heads))
+        if model.compression is not None:
+            group.split(model.compression.num_output_groups, "groups of heads")
         if model.moe is None:
             group.split(model.intermediate_size, "inner features")
         elif not has_whole_experts:
@@ -159,7 +187,7 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
             f"--batch-invariant covers none of transformers' modules, which run {name}: their "
             "operations choose their order by the size of the batch"
         )
-    if model.mla is not None and model.mla.index is not None:
+    if model.compression is not None or (model.mla is not None and model.mla.index is not None):
         raise ValueError(
             f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
             "has: scores that choose them depend on the batch"

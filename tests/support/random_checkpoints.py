@@ -39,7 +39,7 @@ _OF_EACH_KIND = {
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
     *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared", "apertus", "cohere2_odd"),
     *("glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
-    "llama4",
+    *("deepseek_v4", "llama4"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [
@@ -74,6 +74,9 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
                 buffer.normal_(0.0, 0.3)
             elif name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3)
+            elif name.endswith("tid2eid"):
+                choices = torch.rand(len(buffer), config.n_routed_experts)
+                buffer.copy_(choices.topk(buffer.shape[1]).indices)
     for module in model.modules():
         if hasattr(module, "limit"):  # older releases ignore the configuration
             module.limit = config.swiglu_limit

@@ -36,6 +36,7 @@ MAX_NUM_STREAMS = 64
 DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
+    "octavo::compressed_attention_with_output",
     "octavo::gated_delta_net",
     "octavo::mamba2",
     "octavo::short_conv",

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 import models.ops.attention.attention
-import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
+import models.ops.attention.compressed_attention
+import models.ops.attention.latent_attention  # noqa: F401  # each registers an operator
 from models.forward_context import ForwardContext, get_forward_context
 from models.operands.head_transform import HeadTransform
 from models.operands.latent_entries import LatentEntries, LatentTransform
@@ -23,6 +24,12 @@ INPUTS = {
     torch.ops.octavo.latent_attention_with_output.default: (
         *("q_plain", "q_rotated", "latent", "k_rotated"),
         *INDEX_INPUTS,
+    ),
+    torch.ops.octavo.compressed_attention_with_output.default: (
+        "q",
+        "recent",
+        "index_q",
+        "index_weights",
     ),
 }
 """The inputs of each attention operator."""

@@ -93,7 +93,7 @@ class ModelRunner:
         self._handed = IntermediateTensors(
             model.stage,
             max_num_tokens=limits.max_num_batched_tokens,
-            hidden_size=model.config.hidden_size,
+            hidden_size=model.config.stream_size,
             dtype=model.dtype,
             device=device,
         )

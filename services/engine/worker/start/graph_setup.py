@@ -10,6 +10,7 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.layers.attention import Attention
+from models.layers.cache_entry import CacheEntry
 from models.layers.drafting import DraftingModel
 from models.layers.latent_attention import LatentAttention
 from models.layers.state_mixer import StateMixer
@@ -283,5 +284,5 @@ def attention_support(
     return min(
         layer.cudagraph_support(device, cache_dtype)
         for layer in model.modules()
-        if isinstance(layer, Attention | LatentAttention | StateMixer)
+        if isinstance(layer, Attention | CacheEntry | LatentAttention | StateMixer)
     )

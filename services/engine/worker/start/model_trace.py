@@ -65,7 +65,7 @@ class ModelTrace:
             torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=device) for kind in kinds
         )
         if not model.stage.is_first:
-            size = model.config.hidden_size
+            size = model.config.stream_size
             first = torch.zeros(len(first), size, dtype=model.dtype, device=device)
         return [first, positions]
 

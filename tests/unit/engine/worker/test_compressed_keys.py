@@ -1,0 +1,93 @@
+"""Engines of layers with compressed keys give transformers' tokens, however steps cut them."""
+
+import random
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import sampling as greedy_with
+
+NUM_TOKENS = 40
+BLOCK_SIZE = 4
+draws = random.Random(7)
+SHARED = draws.choices(range(97), k=70)
+PROMPTS = [SHARED, [5, 17, 3], [*SHARED[:66], 4, 9], draws.choices(range(97), k=41), [12]]
+SIZES = {"max_model_len": 128, "num_blocks": 400, "block_size": BLOCK_SIZE}
+EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+GRAPHS = compilation_config(
+    cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(2, 4, 8)
+)
+PIECES = compilation_config(
+    level=CompilationLevel.PIECEWISE,
+    use_inductor=False,
+    cudagraph_mode=CUDAGraphMode.PIECEWISE,
+    cudagraph_capture_sizes=(8, 16, 64),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=["deepseek_v4", "deepseek_v4_odd"])
+def served(request, tmp_path_factory):
+    """Returns the folder, and transformers' tokens."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    reference = write_checkpoint(folder, request.param)
+    return folder, [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("config", [EAGER, GRAPHS, PIECES], ids=["eager", "graphs", "pieces"])
+@pytest.mark.parametrize("chunk", [5, 37, 128])
+def test_tokens_are_those_of_transformers(served, config, chunk, tmp_path):
+    folder, expected = served
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
+    engine = GraphEngine(folder, config, max_num_batched_tokens=chunk, **SIZES)
+    engine.capture()
+    assert engine.run(PROMPTS, NUM_TOKENS) == expected
+    # Once more, with prefixes that were computed before.
+    assert engine.run(PROMPTS, NUM_TOKENS) == expected
+    assert engine.faults == []
+    assert engine.scheduler.num_free_blocks == SIZES["num_blocks"] - 1
+    assert engine.scheduler.counts.cached_tokens >= 64
+
+
+def test_few_blocks_cost_preemptions_and_no_token(served):
+    folder, expected = served
+    sizes = SIZES | {"num_blocks": 60}
+    engine = GraphEngine(folder, EAGER, max_num_batched_tokens=37, **sizes)
+    assert engine.run(PROMPTS, NUM_TOKENS) == expected
+    assert engine.scheduler.counts.num_preemptions
+    assert engine.scheduler.num_free_blocks == sizes["num_blocks"] - 1
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_rejected_drafts_cost_no_token(served, level, tmp_path):
+    folder, expected = served
+    config = compilation_config(
+        level=level, use_inductor=False, cudagraph_mode=CUDAGraphMode.NONE,
+        compile_cache_dir=tmp_path,
+    )  # fmt: skip
+    drafts = {"num_speculative_tokens": 3, "lookup_sizes": (1, 2)}
+    engine = GraphEngine(folder, config, max_num_batched_tokens=37, **SIZES, **drafts)
+    assert engine.run(PROMPTS, NUM_TOKENS) == expected
+    assert engine.run(PROMPTS, NUM_TOKENS) == expected
+    assert engine.scheduler.num_free_blocks == SIZES["num_blocks"] - 1
+
+
+@pytest.mark.parametrize("split", [{}, {"tensor_parallel_size": 2}], ids=["alone", "shared"])
+async def test_stages_give_the_tokens_of_transformers(tmp_path, split):
+    reference = write_checkpoint(tmp_path, "deepseek_v4")
+    expected = [greedy_continuation(reference, prompt, 12) for prompt in PROMPTS]
+    sizes = {"max_model_len": 128, "num_kv_blocks": 200, "max_num_batched_tokens": 16}
+    config = ranks_config(tmp_path, pipeline_parallel_size=2, **sizes, **split)
+    async with ranks_core(config) as ranks:
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=12)) == expected
