@@ -12,7 +12,7 @@ from models.loading.gguf_code import GgufCode
 from models.loading.integers import IntegerFormat, Layout, dequantize_integers, unpack_words
 from models.loading.kept_gguf import kept_gguf
 from models.loading.kept_packed import KeptWeight, kept_floats, kept_integers
-from models.number_formats import FP8, MXFP4_RUN, NVFP4_RUN
+from models.number_formats import E8M0, FP8, MXFP4_RUN, NVFP4_RUN
 from models.quantization.config import QuantizationConfig, WeightKind, WeightScheme
 from models.quantization.gguf import GROUP, KINDS
 
@@ -129,6 +129,8 @@ class _Reader:
             return self._quark(packed, self._scheme("int4"))
         if packed.dtype == torch.int32:
             return self._packed_integers(packed, self._scheme("int4", "int8"))
+        if packed.dtype == torch.int8 and "mxfp4" in self._quantization.kinds:
+            return self._fp4(packed.view(torch.uint8), self._scheme("mxfp4"))  # DeepSeek V4's
         if packed.dtype == torch.int8:
             return self._plain_integers(packed, self._scheme("int8"))
         if packed.dtype == torch.uint8:
@@ -252,6 +254,8 @@ class _Reader:
         if num_columns % run:
             raise ValueError(f"its {num_columns} columns are no multiple of {run}")
         scale = self._part("weight_scale")
+        if scale.dtype == E8M0:
+            scale = scale.view(torch.uint8)
         if scale.dtype != dtype:
             raise ValueError(f"its weight_scale is {scale.dtype}; it must be {dtype}")
         _expect("weight_scale", scale, (num_rows, num_columns // run))

@@ -261,6 +261,8 @@ class _Plan:
         is_scale = name.removesuffix(SCALE) in self._destinations and name.endswith(SCALE)
         if is_scale and param.dtype == torch.float32:
             values = self._kept_scale(name, values)
+        elif (values.dtype, param.dtype) == (torch.int32, torch.int64):
+            pass
         elif values.dtype not in PLAIN_DTYPES and values.dtype != param.dtype:
             raise ValueError(f"its dtype is {_name(values)}, which no weight may have here")
         return (values,), as_it_is

@@ -28,10 +28,14 @@ MODELOPT_SCHEMES = {
 """ModelOpt's quant_algo -> how weights are stored."""
 MIXED = "MIXED_PRECISION"
 """ModelOpt's quant_algo of layers with formats of their own."""
+_SINGLE_EXPERTS = "*.experts.*"
+"""Modules of routed experts that are stored one by one."""
 
 
 def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
     """Reads the form of DeepSeek and Qwen (blocks) and of older tools (one scale per tensor).
+
+    DeepSeek V4's experts may be MXFP4.
 
     Raises:
         QuantizationError: a field is ill-typed or names an unsupported format.
@@ -42,9 +46,14 @@ def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
     if activations == "static" and block_size is not None:
         raise QuantizationError("activation_scheme", activations, "dynamic with weight_block_size")
     is_old = fields.get("modules_to_not_convert") is None
+    scheme = WeightScheme(kind="fp8", block_size=block_size, activations="fp8")
+    schemes: tuple[WeightScheme, ...] = (scheme,)
+    if read_choice(fields, "expert_dtype", ("fp8", "fp4")) == "fp4":
+        experts = WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP, targets=(_SINGLE_EXPERTS,))
+        schemes = experts, scheme
     return QuantizationConfig(
         method="fp8",
-        schemes=(WeightScheme(kind="fp8", block_size=block_size, activations="fp8"),),
+        schemes=schemes,
         ignored=read_names(fields, "ignored_layers" if is_old else "modules_to_not_convert"),
     )
 
