@@ -22,6 +22,7 @@ from models.config_sections.hyper_connections import HyperConfig, read_hyper_con
 from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
     ATTENTION,
+    COMPRESSED,
     RECENT,
     SHARED,
     STATE,
@@ -295,6 +296,16 @@ class ModelConfig:
         if self.compression is not None and (part == RECENT or window is not None):
             return self.compression.recent_window
         return STATE if part == STATE else window
+
+    @property
+    def cache_spans(self) -> tuple[int, ...]:
+        """Of each cache entry, the blocks of others that have as many tokens as one of its own."""
+        entries = cache_entries(self.mixers, self.num_hidden_layers)
+        span = 1 if self.compression is None else self.compression.block_span
+        return tuple(
+            span if part == ATTENTION and self.mixer(layer) == COMPRESSED else 1
+            for layer, part in entries
+        )
 
     @property
     def stream_size(self) -> int:

@@ -15,6 +15,10 @@ _DEFAULT_RATES = {SPARSE_COMPRESSED: 4, HEAVILY_COMPRESSED: 128}
 _RATE_NAMES = {SPARSE_COMPRESSED: "compress_rate_csa", HEAVILY_COMPRESSED: "compress_rate_hca"}
 
 
+MAX_SPAN = 16
+"""Most blocks of tokens that a block of entries covers; shared prefixes are multiples of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCompression:
     """Entries that a layer caches besides recent keys.
@@ -49,6 +53,32 @@ class CompressionConfig:
     layers: Mapping[int, LayerCompression]
     """By layer; others attend to recent keys alone."""
     index: IndexConfig
+
+    def row_sizes(self, layer_index: int) -> tuple[int, int]:
+        """Returns the elements that a layer caches of each token, and of each entry.
+
+        A token has a key, and values and gates of an entry and of the index's.
+        """
+        own = self.layers.get(layer_index)
+        if own is None:
+            return self.head_dim, 0
+        if not own.overlaps:
+            return 3 * self.head_dim, self.head_dim
+        index_size = self.index.head_dim
+        return self.head_dim + 4 * (self.head_dim + index_size), self.head_dim + index_size
+
+    @property
+    def block_span(self) -> int:
+        """Blocks of tokens that have as many as a block of entries: a power of two.
+
+        A block has the same bytes in all layers, so that of entries is for more tokens: as many as
+        fit in all layers that compress.
+        """
+        largest = max(self.row_sizes(layer)[0] for layer in self.layers)
+        most = min(
+            largest * own.rate // self.row_sizes(layer)[1] for layer, own in self.layers.items()
+        )
+        return int(min(MAX_SPAN, 2 ** (most.bit_length() - 1)))
 
     @property
     def recent_window(self) -> int:

@@ -66,12 +66,11 @@ class CompressedAttention(nn.Module):
         self.entries: CacheEntry | None = None
         self._eps, self._top_k = eps, sizes.index.top_k
         self._compression: LayerCompression | None = None
-        row_size = sizes.head_dim
         own = sizes.layers.get(layer_index)
         if own is not None:
-            row_size += self._add_compressor(config, sizes, own, layer_index)
+            self._add_compressor(config, sizes, own, layer_index)
         index = config.cache_index(layer_index, *(() if own is None else (RECENT,)))
-        self.recent = CacheEntry(index, RowCacheSpec(size=row_size))
+        self.recent = CacheEntry(index, RowCacheSpec(size=sizes.row_sizes(layer_index)[0]))
 
     def _add_compressor(
         self,
@@ -79,22 +78,18 @@ class CompressedAttention(nn.Module):
         sizes: CompressionConfig,
         own: LayerCompression,
         layer_index: int,
-    ) -> int:
-        """Adds what makes and chooses entries; returns the elements that a token's row gets."""
+    ) -> None:
+        """Adds the modules that make and choose entries."""
         self._compression = own
         rope = config.rope_of(layer_index)
         frequencies = inverse_frequencies(sizes.rope_dim, rope)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self._table_scale = rope.table_scale
         self.compressor = Compressor(config, sizes.head_dim, rate=own.rate, overlaps=own.overlaps)
-        row_size, size = 2 * self.compressor.position_bias.shape[1], sizes.head_dim
         if own.overlaps:
             self.indexer = EntryIndexer(config, sizes, rate=own.rate)
-            row_size += 2 * self.indexer.position_bias.shape[1]
-            size += sizes.index.head_dim
-        spec = RowCacheSpec(size=size, rate=own.rate)
+        spec = RowCacheSpec(size=sizes.row_sizes(layer_index)[1], rate=own.rate)
         self.entries = CacheEntry(config.cache_index(layer_index), spec)
-        return row_size
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""

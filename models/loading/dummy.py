@@ -9,6 +9,7 @@ from torch import nn
 
 from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
+from models.layers.hash_moe import HashRouter
 from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4
 from models.operands.packed_weights import bits_of, num_columns
@@ -39,6 +40,10 @@ def fill_with_random_weights(model: CausalLM) -> None:
             filled.update(layer.parameters())
         elif isinstance(layer, Experts):
             filled.update(_fill_packed_experts(layer))
+        elif isinstance(layer, HashRouter):
+            generator = torch.Generator(layer.tid2eid.device).manual_seed(SEED)
+            layer.tid2eid.random_(0, len(layer.weight), generator=generator)
+            filled.add(layer.tid2eid)
     for name, param in model.named_parameters():
         if param in filled:
             continue

@@ -64,13 +64,14 @@ class StepLimits:
     """Ranks with requests of their own, which run their steps together."""
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913  # each is a fact of a model that is not loaded here
         cls,
         config: EngineConfig,
         *,
         max_model_len: int,
         vocab_size: int,
         cache_windows: Sequence[Window],
+        cache_spans: Sequence[int] = (),
         sees_images: bool = False,
         max_whole_tokens: int = 0,
         computes_whole_prompts: bool = False,
@@ -79,6 +80,7 @@ class StepLimits:
         """Returns the limits of an engine that serves a model.
 
         cache_windows: what each cache entry of the model keeps, as in `ModelConfig`.
+        cache_spans: how much larger its blocks are, as there.
         sees_images: whether an encoder is loaded.
         max_whole_tokens: of that encoder's configuration.
         computes_whole_prompts: whether the model's tokens attend to later ones.
@@ -94,7 +96,9 @@ class StepLimits:
             max_model_len=max_model_len,
             block_size=config.cache.block_size,
             vocab_size=vocab_size,
-            layer_groups=group_layers(cache_windows, max_model_len=max_model_len),
+            layer_groups=group_layers(
+                cache_windows, max_model_len=max_model_len, spans=cache_spans
+            ),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
@@ -228,6 +232,7 @@ class StepLimits:
             # Blocks reach over the drafts in flight and the next ones, too.
             max_query_tokens=self.max_num_batched_tokens + 2 * self.num_speculative_tokens,
             windows=self.windows,
+            spans=tuple(group.span for group in self.layer_groups[: self.num_groups]),
         )
 
     @property

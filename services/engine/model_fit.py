@@ -57,6 +57,12 @@ def _check_compression(config: EngineConfig, model: ModelConfig) -> None:
             f"--kv-cache-dtype {config.cache.kv_cache_dtype} does not cover {name}: compressed "
             "keys are cached in the model's dtype"
         )
+    for flag, is_set in (
+        ("--host-kv-gb", config.cache.host_kv_gb > 0),
+        ("--kv-events", config.cache.kv_events),
+    ):
+        if is_set:
+            raise ValueError(f"{flag} does not cover {name}, whose groups have blocks of two sizes")
     if config.speculation.has_draft_model:
         raise ValueError(
             f"--draft-model does not cover {name}, whose first blocks hold compressed keys; "

@@ -95,6 +95,7 @@ class EngineServer:
                 cache_windows=model.config.entry_windows(
                     with_draft_layers=config.speculation.num_layer_drafts > 0
                 ),
+                cache_spans=model.config.cache_spans,
                 sees_images=model.image_input is not None,
                 max_whole_tokens=model.config.max_whole_tokens,
                 computes_whole_prompts=model.config.sees_later,

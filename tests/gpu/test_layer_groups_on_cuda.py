@@ -19,7 +19,9 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "mimo_v2", "mistral_window"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v4", "gpt_oss", "llama4", "mimo_v2", "mistral_window"]
+)
 def test_tokens_are_those_of_a_cache_that_keeps_everything(tmp_path, family, mode):
     write_checkpoint(tmp_path, family)
     config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8))

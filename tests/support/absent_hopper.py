@@ -86,7 +86,9 @@ def launched_by(
         max_model_len=max_model_len,
         block_size=16,
         vocab_size=model.config.vocab_size,
-        layer_groups=group_layers(windows, max_model_len=max_model_len),
+        layer_groups=group_layers(
+            windows, max_model_len=max_model_len, spans=model.config.cache_spans
+        ),
         num_speculative_tokens=num_drafts,
         data_parallel_size=data_parallel_size,
     )

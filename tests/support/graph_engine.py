@@ -97,7 +97,8 @@ class GraphEngine:
             windows = self.model.config.entry_windows(
                 with_draft_layers=with_draft_layers and not self.model.draft_models
             )
-            groups = group_layers(windows, max_model_len=max_model_len)
+            spans = self.model.config.cache_spans
+            groups = group_layers(windows, max_model_len=max_model_len, spans=spans)
         self.limits = limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

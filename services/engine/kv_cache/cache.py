@@ -7,7 +7,9 @@ before any query attends.
 
 With G layer groups, a request's `block_ids` interleaves G block tables: entry i belongs to group i
 % G and holds the tokens of block i // G of the sequence. An entry whose tokens have left its
-group's window is the null block. Groups of states have blocks of their own, `state_block_ids`.
+group's window is the null block. In a group with a span of n, n entries in turn name the same
+block, and each of them holds it; its key is that of the last. Groups of states have blocks of their
+own, `state_block_ids`.
 """
 
 from collections.abc import Sequence
@@ -126,7 +128,8 @@ class KVCache:
         limit = (len(request.token_ids) - 1) // self._block_size
         self._extend_keys(request, limit)
         keys, groups, size = request.block_keys, self._groups, self._block_size
-        if self.states is None and len(groups) == 1 and groups.windows[0] is None:
+        is_plain = groups.prefix_multiple == 1 and groups.windows == (None,)
+        if self.states is None and is_plain:
             block_ids = self._indexes[0].find(islice(keys, limit))
             return Prefix(block_ids=block_ids, num_tokens=len(block_ids) * size)
         length, snapshot, junction = self._present.length(keys, limit), None, 0
@@ -136,8 +139,10 @@ class KVCache:
             snapshot = self.states.index.find(keys[length - 1]) if length else None
             junction = place if place > length * size and self._indexes else 0
         first = [groups.first_block(g, length * size) for g in range(len(groups))]
+        spans = [groups.span(g) for g in range(len(groups))]
         block_ids = [
-            (i >= first[g] and index.block_of(keys[i])) or NULL_BLOCK
+            (i >= first[g] and index.block_of(keys[i // spans[g] * spans[g] + spans[g] - 1]))
+            or NULL_BLOCK
             for i in range(length)
             for g, index in enumerate(self._indexes)
         ]
@@ -194,10 +199,10 @@ class KVCache:
 
     def _num_needed(self, prefix: Prefix, num_tokens: int) -> int:
         """Returns the free blocks that a request of `num_tokens` takes."""
-        num_needed = sum(map(self._pool.is_free, prefix.block_ids))
+        num_needed = sum(map(self._pool.is_free, set(prefix.block_ids)))
         for group in range(len(self._groups)):
-            table = prefix.block_ids[group :: len(self._groups)]
-            num_held = len(table) - table.count(NULL_BLOCK)
+            table = set(prefix.block_ids[group :: len(self._groups)])
+            num_held = len(table - {NULL_BLOCK})
             num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
         return num_needed + (0 if self.states is None else self.states.blocks.num_live)
 
@@ -228,13 +233,22 @@ class KVCache:
             The entries added to its table; None, with nothing added, if too few blocks are free.
         """
         self._leave_windows(request)
-        num_blocks = -(-num_tokens // self._block_size)
-        num_new = num_blocks * len(self._groups) - len(request.block_ids)
-        if num_new > self._pool.num_free:
+        num_groups, first = len(self._groups), len(request.block_ids)
+        end = -(-num_tokens // self._block_size) * num_groups
+        is_own = [self._begins_block(entry) for entry in range(first, end)]
+        if sum(is_own) > self._pool.num_free:
             return None
-        new = self._take(max(num_new, 0))
-        request.block_ids.extend(new)
-        return new
+        new = iter(self._take(sum(is_own)))
+        for begins in is_own:
+            if not begins:
+                self._pool.share(request.block_ids[-num_groups])
+            request.block_ids.append(next(new) if begins else request.block_ids[-num_groups])
+        return request.block_ids[first:]
+
+    def _begins_block(self, entry: int) -> bool:
+        """Returns whether an entry of a block table is the first that names its block."""
+        index, group = divmod(entry, len(self._groups))
+        return index % self._groups.span(group) == 0
 
     def cache_full_blocks(self, request: Request) -> None:
         """Adds the request's full, computed blocks to the prefix index."""
@@ -253,7 +267,8 @@ class KVCache:
         contents = self._journal.contents(request, first, num_full, self._block_size)
         for key, content in zip(request.block_keys[first:num_full], contents, strict=False):
             for index in self._indexes:
-                if request.block_ids[entry] != NULL_BLOCK:
+                is_full = self._begins_block(entry + len(self._groups))
+                if is_full and request.block_ids[entry] != NULL_BLOCK:
                     index.add(key, request.block_ids[entry], content)
                 entry += 1
         request.num_indexed_blocks = num_full

@@ -30,6 +30,9 @@ class LayerGroup:
     """Layer indices, ascending."""
     window: Window
     """Keys that a query of the layers attends to."""
+    span: int = 1
+    """Entries of a request's block table that name the same block. Those of layers that cache one
+    row for several tokens hold that multiple of block_size tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +45,21 @@ class CacheGroups:
     """Most tokens of a request in one step."""
     windows: tuple[int | None, ...] = (None,)
     """Each group's window; none of a model whose layers all keep states."""
+    spans: tuple[int, ...] = ()
+    """Each group's span, as in LayerGroup; empty: all are 1. Groups with a window have 1."""
 
     def __len__(self) -> int:
         """Number of groups."""
         return len(self.windows)
+
+    def span(self, group: int) -> int:
+        """Returns the entries of a request's block table that name the same block."""
+        return self.spans[group] if self.spans else 1
+
+    @property
+    def prefix_multiple(self) -> int:
+        """Entries of which a shared prefix has a multiple: it holds only blocks that are full."""
+        return max(self.spans, default=1)
 
     def first_block(self, group: int, position: int) -> int:
         """Returns the index of the sequence's first block that a query at `position` reads."""
@@ -53,7 +67,7 @@ class CacheGroups:
 
     def most_blocks(self, group: int, num_tokens: int) -> int:
         """Returns the most blocks that a request holds at once up to `num_tokens` tokens."""
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = -(-num_tokens // (self.block_size * self.span(group)))
         window = self.windows[group]
         if window is None:
             return num_blocks
@@ -85,7 +99,9 @@ def first_seen(window: int | None, position: int) -> int:
     return max(0, position - window + 1)
 
 
-def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[LayerGroup, ...]:
+def group_layers(
+    windows: Sequence[Window], *, max_model_len: int, spans: Sequence[int] = ()
+) -> tuple[LayerGroup, ...]:
     """Divides a model's layers into groups; one without a window comes first, states come last.
 
     A kind with more layers than a group holds gets several groups, and a smaller group leaves
@@ -95,6 +111,7 @@ def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[Laye
     Args:
         windows: each layer's window.
         max_model_len: a window or chunk of at least this length counts as None.
+        spans: each layer's span, as in LayerGroup; those of last layers may be left out, and are 1.
     """
     kinds: dict[int | None, list[int]] = {}
     states: list[int] = []
@@ -113,8 +130,16 @@ def group_layers(windows: Sequence[Window], *, max_model_len: int) -> tuple[Laye
         size = min(sizes, key=lambda size: (size * sum(-(-n // size) for n in counts), size))
     ordered = sorted(kinds, key=lambda kind: abs(kind or 0))
     of_tokens: list[tuple[Window, list[int]]] = [(kind, kinds[kind]) for kind in ordered]
-    return tuple(
-        LayerGroup(layers=tuple(layers[start : start + size]), window=window)
+    groups = (
+        (window, layers[start : start + size])
         for window, layers in (*of_tokens, (STATE, states))
         for start in range(0, len(layers), size)
+    )
+    return tuple(
+        LayerGroup(
+            layers=tuple(layers),
+            window=window,
+            span=min(spans[layer] if layer < len(spans) else 1 for layer in layers),
+        )
+        for window, layers in groups
     )

@@ -43,12 +43,18 @@ class PrefixSearch:
 
     def length(self, keys: Sequence[bytes], limit: int) -> int:
         """Returns the number of blocks of the longest prefix within `limit`, without its state."""
-        length = limit
-        for has_block, window in zip(self._has_block, self._groups.windows, strict=True):
+        multiple = self._groups.prefix_multiple
+        length = limit // multiple * multiple
+        for group, (has_block, window) in enumerate(
+            zip(self._has_block, self._groups.windows, strict=True)
+        ):
             if window is None:
-                length = sum(1 for _ in takewhile(has_block, islice(keys, length)))
+                span = self._groups.span(group)
+                lasts = islice(keys, span - 1, length, span)
+                length = span * sum(1 for _ in takewhile(has_block, lasts))
+        length = length // multiple * multiple
         while (hole := self._last_hole(keys, length)) is not None:
-            length = hole
+            length = hole // multiple * multiple
         return length
 
     def snapshot_length(self, keys: Sequence[bytes], length: int) -> int:
@@ -67,7 +73,7 @@ class PrefixSearch:
         """Returns the last absent block that the token after `length` blocks reads, if any."""
         for group, has_block in enumerate(self._has_block):
             first = self._groups.first_block(group, length * self._groups.block_size)
-            for i in range(length - 1, first - 1, -1):
+            for i in range(length - 1, first - 1, -self._groups.span(group)):
                 if not has_block(keys[i]):
                     return i
         return None

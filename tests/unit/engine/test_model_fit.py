@@ -77,6 +77,22 @@ def check(folder, variant, **flags):
             "stage 1 has layers 3 to 4, none of which caches anything",
         ),
         ("deepseek_v32", {"batch_invariant": True}, "--batch-invariant does not cover attention"),
+        ("deepseek_v4", {"batch_invariant": True}, "--batch-invariant does not cover attention"),
+        ("deepseek_v4", {"kv_cache_dtype": "fp8_e4m3"}, "fp8_e4m3 does not cover DeepseekV4"),
+        ("deepseek_v4", {"data_parallel_size": 2}, "--data-parallel-size does not cover Deep"),
+        ("deepseek_v4", {"kv_events": True}, "--kv-events does not cover DeepseekV4ForCausalLM"),
+        ("deepseek_v4", {"host_kv_gb": 1.0}, "--host-kv-gb does not cover DeepseekV4ForCausalLM"),
+        (
+            "deepseek_v4",
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2},
+            "--enable-expert-parallel does not cover DeepseekV4ForCausalLM",
+        ),
+        (
+            "deepseek_v4",
+            {"num_speculative_tokens": 2, "draft_model": "draft"},
+            "--draft-model does not cover DeepseekV4ForCausalLM",
+        ),
+        ("deepseek_v4", {"tensor_parallel_size": 4}, "is 4: 2 groups of heads cannot"),
         (
             "mamba2",
             {"num_speculative_tokens": 2, "draft_model": "draft"},

@@ -44,15 +44,16 @@ def block_bytes(
     specs = model.cache_specs()
     tokens, states = _token_specs(specs), _state_specs(specs)
     num_places = _num_places(groups, len(specs))
+    sizes = _block_sizes(specs, groups, block_size)
     drafts = [spec for draft in model.draft_models for spec in draft.cache_specs()]
     if not tokens:
         return num_places * math.prod(_state_units(tokens, states, block_size, dtype))
     if _has_mixed_sizes(tokens, groups):
-        num_regions, unit = _shared_unit(tokens, block_size, dtype)
+        num_regions, unit = _shared_unit(tokens, sizes, dtype)
         scales = [
-            unit // own * (spec.block_bytes(block_size, dtype) - num_regions * own)
-            for spec in tokens
-            for own in (spec.state_units(block_size, dtype)[1],)
+            unit // own * (spec.block_bytes(size, dtype) - num_regions * own)
+            for spec, size in zip(tokens, sizes, strict=True)
+            for own in (spec.state_units(size, dtype)[1],)
         ]
         of_drafts = sum(each.block_bytes(block_size, dtype) for each in _token_specs(drafts))
         return num_regions * unit * num_places + sum(scales) + of_drafts
@@ -95,6 +96,7 @@ def allocate_kv_cache(
     """
     specs = model.cache_specs()
     tokens, states = _token_specs(specs), _state_specs(specs)
+    sizes = _block_sizes(specs, groups, block_size)
     place = {layer: layer for layer in range(len(specs))}
     if len(groups) > 1:
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
@@ -102,19 +104,19 @@ def allocate_kv_cache(
         if states:
             num_regions, unit_bytes = _state_units(tokens, states, block_size, dtype)
         else:
-            num_regions, unit_bytes = _shared_unit(tokens, block_size, dtype)
+            num_regions, unit_bytes = _shared_unit(tokens, sizes, dtype)
         caches: list[CacheData] = []
         shared = [
             torch.zeros(num_regions, num_blocks, unit_bytes, dtype=torch.uint8, device=device)
             for _ in range(1 + max(place.values()))
         ]
-        for layer, spec in enumerate(specs):
+        for layer, (spec, size) in enumerate(zip(specs, sizes, strict=True)):
             memory = shared[place[layer]]
             if isinstance(spec, StateSpec):
                 caches.append(StateCacheData(memory=memory, spec=spec, num_slots=num_state_slots))
             else:
                 caches.append(
-                    spec.allocate(num_blocks, block_size, memory=memory, dtype=dtype, device=device)
+                    spec.allocate(num_blocks, size, memory=memory, dtype=dtype, device=device)
                 )
     else:
         of_places = [
@@ -135,15 +137,23 @@ def _has_mixed_sizes(tokens: Sequence[TokenSpec], groups: Sequence[LayerGroup]) 
     return len(groups) > 1 and len(set(tokens)) > 1
 
 
+def _block_sizes(
+    specs: Sequence[CacheSpec], groups: Sequence[LayerGroup], block_size: int
+) -> list[int]:
+    """Returns the tokens of a block of each layer."""
+    spans = {layer: group.span for group in groups for layer in group.layers}
+    return [block_size * spans.get(layer, 1) for layer in range(len(specs))]
+
+
 def _shared_unit(
-    tokens: Sequence[TokenSpec], block_size: int, dtype: torch.dtype
+    tokens: Sequence[TokenSpec], sizes: Sequence[int], dtype: torch.dtype
 ) -> tuple[int, int]:
     """Returns the regions of a block that serves layers of several sizes, and bytes of the largest.
 
     Raises:
         ValueError: they are no multiple of another layer's.
     """
-    units = {spec.state_units(block_size, dtype) for spec in tokens}
+    units = {spec.state_units(size, dtype) for spec, size in zip(tokens, sizes, strict=True)}
     largest = max(size for _, size in units)
     if all(isinstance(spec, RowCacheSpec) for spec in tokens):
         return 1, largest

@@ -156,6 +156,7 @@ class LoadedModel:
             max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
             vocab_size=model_config.vocab_size,
             cache_windows=model_config.entry_windows(with_draft_layers=has_draft_layers),
+            cache_spans=model_config.cache_spans,
             sees_images=model_config.vision is not None,
             max_whole_tokens=model_config.max_whole_tokens,
             computes_whole_prompts=model_config.sees_later,

@@ -48,6 +48,13 @@ def test_windows_of_several_sizes_are_several_kinds():
     )
 
 
+def test_groups_have_the_size_that_leaves_least_unused():
+    groups = group_layers([None] * 41 + [8] * 43, max_model_len=100)
+    assert [len(group.layers) for group in groups] == [41, 43]
+    groups = group_layers([None] * 4 + [8] * 22, max_model_len=100)
+    assert [len(group.layers) for group in groups] == [4, 4, 4, 4, 4, 4, 2]
+
+
 def test_the_first_block_is_that_of_the_first_key_in_the_window():
     groups = CacheGroups(block_size=4, max_query_tokens=3, windows=(None, 6))
     assert [groups.first_block(1, position) for position in (0, 5, 8, 9, 12, 13)] == [

@@ -18,7 +18,10 @@ NUM_TOKENS = 40
 BLOCK_SIZE = 4
 draws = random.Random(7)
 SHARED = draws.choices(range(97), k=70)
-PROMPTS = [SHARED, [5, 17, 3], [*SHARED[:66], 4, 9], draws.choices(range(97), k=41), [12]]
+PROMPTS = [
+    *(draws.choices(range(97), k=length) for length in (61, 57, 50)),
+    *(SHARED, [5, 17, 3], [*SHARED[:66], 4, 9], [12]),
+]
 SIZES = {"max_model_len": 128, "num_blocks": 400, "block_size": BLOCK_SIZE}
 EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
 GRAPHS = compilation_config(
@@ -62,8 +65,8 @@ def test_tokens_are_those_of_transformers(served, config, chunk, tmp_path):
 
 def test_few_blocks_cost_preemptions_and_no_token(served):
     folder, expected = served
-    sizes = SIZES | {"num_blocks": 60}
-    engine = GraphEngine(folder, EAGER, max_num_batched_tokens=37, **sizes)
+    sizes = SIZES | {"num_blocks": 16}
+    engine = GraphEngine(folder, EAGER, max_num_batched_tokens=16, **sizes)
     assert engine.run(PROMPTS, NUM_TOKENS) == expected
     assert engine.scheduler.counts.num_preemptions
     assert engine.scheduler.num_free_blocks == sizes["num_blocks"] - 1
