@@ -12,7 +12,8 @@ from tests.bench.model_folder import make_model_folder, read_shape, shape_names,
 from tests.support.paged_runner import PagedRunner
 
 SHAPES = [
-    "deepseek-v3", "glm-4.5-air", "gpt-oss-20b", "llama-3.1-70b", "llama-3.1-70b-fp8",
+    "deepseek-v3", "deepseek-v4-flash", "glm-4.5-air", "gpt-oss-20b",
+    "llama-3.1-70b", "llama-3.1-70b-fp8",
     "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
     "llama-4-scout", "mimo-v2-flash", "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b",
     "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4", "qwen3-30b-a3b-nvfp4", "qwen3-8b",
@@ -70,7 +71,7 @@ REDUCED = {
     "num_local_experts": 8, "n_routed_experts": 16, "q_lora_rank": 32, "kv_lora_rank": 32,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
     "swa_head_dim": 16, "swa_v_head_dim": 16, "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 4,
+    "swa_num_key_value_heads": 4, "index_head_dim": 16, "o_groups": 2, "o_lora_rank": 32,
     "max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "eos_token_id": 1,
 }  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_logits_are_those_of_dequantised_weights(released):
     assert {"fp8 blocks of 128 x 128", "mxfp4"} <= kept
 
 
-def test_v4_1_says_the_format_of_experts_elsewhere(released, tmp_path):
+def test_the_format_of_experts_may_be_in_quantization_config(released, tmp_path):
     folder, _ = released
     values = json.loads((folder / "config.json").read_text())
     expected = ModelConfig.from_folder(folder)
