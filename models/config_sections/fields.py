@@ -33,6 +33,14 @@ LARGEST = {
     "qk_rope_head_dim": 2**11,
     "v_head_dim": 2**11,
     "index_head_dim": 2**11,
+    "hc_mult": 2**6,
+    "hc_sinkhorn_iters": 2**10,
+    "o_groups": 2**9,
+    "o_lora_rank": 2**14,
+    "compress_rate_csa": 2**12,
+    "compress_rate_hca": 2**12,
+    "compressed_sparse_attention": 2**12,
+    "heavily_compressed_attention": 2**12,
 }
 """Field -> its largest value: several times that of any released model, and small enough for the
 objects that are made before weights are compared. Positions are 32-bit integers.

@@ -120,6 +120,7 @@ def _compressed_attention_with_output(  # noqa: PLR0913  # an operator takes no 
     tokens = _pages(cache, metadata.block_tables, table_tokens)
     tokens.write(requests, positions, recent[:num_tokens], torch.ones_like(requests).bool())
     keys = replace(tokens, rows=tokens.rows[..., :size])
+    window = min(window, metadata.max_seqlen_k)
     queries = _Queries(q=q, output=output, window=window, scale=scale, sinks=sinks)
     if not rate:
         _attend(queries, step, keys, None, None)

@@ -148,6 +148,7 @@ MATCHES = {
         "norm_linear": 1,
         "qk_norm_rope_cache": 3,
     },
+    "deepseek_v4": {"linear_residual": 4, "norm_linear": 3},
     "mimo_v2": {**SPARSE, "linear_gate": 1, "linear_residual": 4, "qk_norm_rope_cache": 3},
     "minimax_m2": SPARSE,
     "ministral3": DENSE,
