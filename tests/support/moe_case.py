@@ -198,6 +198,7 @@ def exactly(experts):
         down_bias=double(experts.down_bias),
         alpha=experts.alpha,
         limit=experts.limit,
+        adds_one=experts.adds_one,
         is_squared=experts.is_squared,
     )
 

@@ -5,6 +5,7 @@ import pytest
 from tests.support.programs import run_interpreted
 
 PROGRAM = """
+from dataclasses import replace
 from functools import partial
 import torch
 torch.set_num_threads(1)
@@ -38,6 +39,7 @@ for dtype, is_clamped, hidden_size, inner in (
         experts = make_experts(
             hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
         )
+        experts = replace(experts, adds_one=num_tokens > 1)
         exact = reference.apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
         for apply in (apply_pairs, apply_grouped, partial(apply_grouped, is_alone=True)):
             actual = torch.empty_like(hidden)
@@ -58,6 +60,7 @@ for most_tokens in (4, 8):
 """
 
 MXFP4_PROGRAM = """
+from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 from models.ops.experts import moe as reference
@@ -76,6 +79,7 @@ for hidden_size, inner, dtype, is_clamped in (
     for num_tokens in (1, 5):
         weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
         hidden = torch.randn(num_tokens, hidden_size).to(dtype)
+        experts = replace(experts, adds_one=num_tokens > 1)
         exact = reference.apply_experts(
             hidden.double(), weights.double(), ids, exactly(experts)
         )
@@ -85,6 +89,7 @@ for hidden_size, inner, dtype, is_clamped in (
 """
 
 FP8_PROGRAM = """
+from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 from models.ops.experts import moe as reference
@@ -109,6 +114,7 @@ for kind, hidden_size, inner, dtype, is_clamped in (
     for num_tokens in (1, 5):
         weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
         hidden = torch.randn(num_tokens, hidden_size).to(dtype)
+        experts = replace(experts, adds_one=num_tokens > 1)
         exact = reference.apply_experts(
             hidden.double(), weights.double(), ids, exactly(experts), rounds_activations=True
         )

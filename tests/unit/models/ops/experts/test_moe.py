@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -90,9 +92,10 @@ def test_clamped_gate_is_bounded_above_and_up_on_both_sides():
     )
     result = experts.activate(gate_up)[0].tolist()
     at_limit = 3.0 * torch.sigmoid(torch.tensor(6.0)).item()
-    assert result == pytest.approx(
-        [at_limit * 4.0, 0.0, 0.5 * torch.sigmoid(torch.tensor(1.0)).item() * 1.25]
-    )
+    half = 0.5 * torch.sigmoid(torch.tensor(1.0)).item()
+    assert result == pytest.approx([at_limit * 4.0, 0.0, half * 1.25])
+    result = replace(experts, adds_one=False).activate(gate_up)[0].tolist()
+    assert result == pytest.approx([at_limit * 3.0, 0.0, half * 0.25])
 
 
 @pytest.mark.parametrize("is_clamped", [False, True])
