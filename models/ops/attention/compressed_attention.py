@@ -177,10 +177,13 @@ def _attend(
     index: _Index | None,
 ) -> None:
     """Attends all queries, as many at a time as MOST_GATHERED allows."""
-    q, num_keys = queries.q, queries.window
-    if entries is not None:
+    q, num_keys, index_size = queries.q, queries.window, 0
+    if index is not None:
+        num_keys += min(index.top_k, index.keys.num_rows)
+        index_size = index.keys.num_rows * index.q.shape[-1]
+    elif entries is not None:
         num_keys += entries.num_rows
-    each = max(1, MOST_GATHERED // (num_keys * q.shape[-1]))
+    each = max(1, MOST_GATHERED // (num_keys * q.shape[-1] + index_size))
     for first in range(0, len(step.positions), each):
         tokens = slice(first, min(first + each, len(step.positions)))
         requests, positions = step.requests[tokens].unsqueeze(1), step.positions[tokens]
