@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from typing import NoReturn
 
 import structlog
 
 from protos.engine.v1 import worker_pb2 as pb
-from services.engine.batch import BatchDescriptor, StepFailure, StepResult, num_rows
+from services.engine.batch import StepFailure, StepResult, num_rows
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.disk_reports import read_disk_report
 from services.engine.core.expert_balance import ExpertBalance
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
+from services.engine.core.step_channel import StepChannel
+from services.engine.core.step_pause import StepPause
 from services.engine.core.watchers import StepWatchers
 from services.engine.request import Request, RequestOutput
 from services.engine.scheduler.data_parallel import AnyScheduler
@@ -31,31 +33,6 @@ With more pipeline stages there are as many."""
 
 class WorkerHungError(Exception):
     """The worker has not answered a step within the time limit."""
-
-
-class StepChannel(Protocol):
-    """The part of an executor that runs steps."""
-
-    def send(self, descriptor: BatchDescriptor, *others: BatchDescriptor) -> None:
-        """Orders a step, of the first data-parallel rank and the others; never blocks."""
-
-    def place_experts(self, layer: int, placement: Sequence[int]) -> None:
-        """Orders a move of a layer's experts between the steps before and after the call."""
-
-    def read_expert_load(self) -> None:
-        """Asks for the load of experts, which `receive` returns."""
-
-    async def receive(
-        self,
-    ) -> (
-        StepResult
-        | pb.GraphReport
-        | pb.Recompilation
-        | pb.CompileReport
-        | pb.ExpertLoad
-        | pb.DiskReport
-    ):
-        """Returns the next result, in the order of the steps sent, or another report."""
 
 
 class StepLoop:
@@ -88,6 +65,8 @@ class StepLoop:
         self._watchers = watchers
         self.experts: ExpertBalance | None = None
         """Moves whole experts between ranks, where they hold some."""
+        self.pause = StepPause(channel, self.wake)
+        """Keeps the loop from ordering steps."""
         self._in_flight: deque[ScheduledStep] = deque()
         self._results: deque[StepResult] = deque()
         self._wake = asyncio.Event()
@@ -138,6 +117,8 @@ class StepLoop:
                 # A task group drops a cancellation that meets an error; the loop would go on.
                 raise asyncio.CancelledError from None
             raise group.exceptions[0] from None
+        finally:
+            self.pause.fail()
 
     async def _step_for_ever(self) -> NoReturn:
         while True:
@@ -215,7 +196,7 @@ class StepLoop:
 
     def _fill(self) -> None:
         started_ns = time.perf_counter_ns()
-        while len(self._in_flight) < self._max_in_flight:
+        while len(self._in_flight) < self._max_in_flight and not self.pause.is_wanted:
             step = self.scheduler.schedule()
             if step is None:
                 break
@@ -224,7 +205,9 @@ class StepLoop:
             self._send(step)
             self._in_flight.append(step)
         self._counters.schedule_ns += time.perf_counter_ns() - started_ns
-        if not self._in_flight and not self.scheduler.has_work:
+        if not self._in_flight:
+            self.pause.reach()
+        if not self._in_flight and (self.pause.is_wanted or not self.scheduler.has_work):
             self._progress_s = None
         elif self._progress_s is None:
             self._progress_s = time.monotonic()

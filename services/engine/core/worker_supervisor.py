@@ -11,7 +11,8 @@ import structlog
 from protos.engine.v1.worker_pb2 import ProfileStart, ProfileStop, WorkerReady
 from services.engine.core.adapters import AdapterWorker, StartRefusedError
 from services.engine.core.stats import Counters
-from services.engine.core.step_loop import StepChannel, WorkerHungError
+from services.engine.core.step_channel import StepChannel
+from services.engine.core.step_loop import WorkerHungError
 from services.engine.worker.executor import ProfileAnswer
 from services.telemetry.stacks import show_stacks
 

@@ -34,6 +34,7 @@ from services.engine.worker.adapter_orders import AdapterOrders
 from services.engine.worker.failure_agreement import FailureAgreement
 from services.engine.worker.placement import RankPlace, rank_places, reporting_ranks
 from services.engine.worker.rank_events import RankEvents
+from services.engine.worker.rank_orders import RankOrders
 from services.engine.worker.rank_process import RankProcess, WorkerDiedError
 from services.engine.worker.rank_start import RankStart
 from services.engine.worker.remote_ranks import JoinedNodes, Rank, RemoteRank
@@ -72,6 +73,7 @@ class WorkerExecutor:
         self._failures = FailureAgreement(config, self._ranks)
         self._due: dict[int, GraphOrder] = {}
         self.adapters = AdapterOrders(len(places), self._command)
+        self.orders = RankOrders(len(places), self._command)
         self._answer_profile: ProfileAnswer = lambda answer: None
         self._temporary: TemporaryDirectory[str] | None = None
 
@@ -173,6 +175,8 @@ class WorkerExecutor:
                 self._take_due(self._reporter, event.capture_due)
             elif kind == "adapter_read":
                 self.adapters.take(self._reporter, event.adapter_read)
+            elif kind == "order_answer":
+                self.orders.take(self._reporter, event.order_answer)
             elif kind in _NEWS:
                 news: GraphReport | Recompilation | CompileReport | ExpertLoad | DiskReport
                 news = getattr(event, kind)
@@ -205,6 +209,7 @@ class WorkerExecutor:
         self._due.clear()
         self._failures.clear()
         self.adapters.fail()
+        self.orders.fail()
 
     def _command(self, command: WorkerCommand) -> None:
         """Sends a command to every rank, at the same place in the order of all."""
@@ -221,6 +226,8 @@ class WorkerExecutor:
             self._failures.note(number, event.result)
         elif kind == "adapter_read":
             self.adapters.take(number, event.adapter_read)
+        elif kind == "order_answer":
+            self.orders.take(number, event.order_answer)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
         """Orders a capture once every rank would begin one; the reporter says which.
