@@ -18,6 +18,7 @@ from services.client.commands.pull import pull
 from services.client.commands.record import record
 from services.client.commands.serve import serve
 from services.client.commands.services import engine, explain, frontend, replay, worker_node
+from services.client.commands.sleep import sleep, wake
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
 from services.client.commands.vectors import embed, rerank
@@ -65,7 +66,7 @@ def _options(
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, embed, rerank, tokenize, models),
     "Run the services": (demo, pull),
-    "Look after them": (stats, why, health, record),
+    "Look after them": (stats, why, health, record, sleep, wake),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:

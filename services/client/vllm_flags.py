@@ -20,6 +20,7 @@ RENAMED: Mapping[str, tuple[tuple[Service, str], ...]] = {
     "n": (("engine", "num-nodes"),),
     "nnodes": (("engine", "num-nodes"),),
     "lora-modules": (("engine", "lora"),),
+    "enable-sleep-mode": (("engine", "enable-sleep"),),
     "num-gpu-blocks-override": (("engine", "num-kv-blocks"),),
     "capture-sizes": (("engine", "cudagraph-capture-sizes"),),
     "max-cudagraph-capture-size": (("engine", "cuda-graph-sizes"),),

@@ -8,6 +8,7 @@ EngineError
 ├── DuplicateRequestError     its id is taken by a live request
 ├── NotPermittedError         the operator does not allow it
 ├── ProfileError              no profile can be started or stopped now
+├── SleepError                the engine cannot fall asleep now
 ├── QueueFullError            too many requests wait
 ├── SlowReaderError           the caller did not read its output
 ├── EngineUnavailableError    starting, draining or restarting
@@ -56,6 +57,10 @@ class NotPermittedError(EngineError):
 
 class ProfileError(EngineError):
     """A profile cannot be started or stopped in the present state, or gave no trace."""
+
+
+class SleepError(EngineError):
+    """The engine cannot fall asleep in the present state."""
 
 
 class QueueFullError(EngineError):

@@ -143,6 +143,9 @@ class FrontendConfig(BaseSettings):
     allow_lora_updates: bool = False
     """Serve vLLM's HTTP calls that load and remove adapters, to keys with the operator right;
     beyond loopback they need --api-keys-file."""
+    allow_sleep: bool = False
+    """Serve vLLM's HTTP calls that put engines to sleep and wake them, to keys with the operator
+    right; beyond loopback they need --api-keys-file."""
     strict_fields: bool = False
     """Refuse fields of HTTP bodies that nothing here can follow, instead of ignoring them."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
@@ -181,12 +184,17 @@ class FrontendConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_lora_updates(self) -> Self:
+    def _check_operators(self) -> Self:
         has_callers = self.api_keys_file is not None or self.host in LOOPBACK
         if self.allow_lora_updates and not has_callers:
             raise ValueError(
                 "--allow-lora-updates needs --api-keys-file beyond loopback, so that only operators"
                 " change adapters"
+            )
+        if self.allow_sleep and not has_callers:
+            raise ValueError(
+                "--allow-sleep needs --api-keys-file beyond loopback, so that only operators put"
+                " engines to sleep"
             )
         return self
 

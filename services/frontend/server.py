@@ -213,6 +213,7 @@ class FrontendServer:
             # A page of another host has no key.
             hosts=self._hosts if config.host_names or not self._gate.requires_keys else None,
             changes_adapters=config.allow_lora_updates,
+            allows_sleep=config.allow_sleep,
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""

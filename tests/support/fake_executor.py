@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from protos.engine.v1.worker_pb2 import (
+    OrderAnswer,
     ProfileEnd,
     ProfileReport,
     ProfileStart,
     ProfileStarted,
     ProfileStop,
     RankInfo,
+    WorkerCommand,
     WorkerReady,
 )
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.rank_orders import RankOrders
 from services.engine.worker.rank_process import WorkerDiedError, WorkerKilledError
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 
@@ -72,6 +75,13 @@ class FakeExecutor:
         self.profile_orders: list[ProfileStart] = []
         self.profile_error: ProfileReport | None = None
         """The answer to the start of a profile, in place of success."""
+        self.orders = RankOrders(1, self._take_order)
+        self.orders_taken: list[str] = []
+        """Kinds of the orders, which are carried out at once."""
+        self.order_errors: dict[str, str] = {}
+        """Why orders of a kind are refused."""
+        self.unanswered: set[str] = set()
+        """Kinds of orders that are not answered."""
 
     @property
     def pid(self) -> int | None:
@@ -120,6 +130,14 @@ class FakeExecutor:
             report = ProfileReport(num_steps=3, num_bytes=10, end=ProfileEnd.PROFILE_END_STOPPED)
             answer(report)
 
+    def _take_order(self, command: WorkerCommand) -> None:
+        kind = command.WhichOneof("command")
+        self.orders_taken.append(kind)
+        if kind not in self.unanswered:
+            error = self.order_errors.get(kind, "")
+            answer = OrderAnswer(order_id=command.order_id, error=error, num_bytes=1)
+            self.orders.take(0, answer)
+
     def _swallow(self, descriptor: BatchDescriptor) -> None:
         """Dies if the step has a request that came with the poison."""
         self.batch_sizes.append(descriptor.context.batch_size)
@@ -154,6 +172,7 @@ class FakeExecutor:
         """Ends the worker."""
         self._worker = None
         self.die("the worker was stopped")
+        self.orders.fail()
 
     def die(self, reason: str = "the worker died", *, was_killed: bool = False) -> None:
         """Makes every receive() fail from now on, until the next start."""

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/engine/v1/operator.proto\x12\x10octavo.engine.v1\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"E\n\x13LoadAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveAdapterResponse\"\x15\n\x13ListAdaptersRequest\"G\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"a\n\x0b\x41\x64\x61pterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_resident\x18\x05 \x01(\x08\x32\xae\x02\n\x0fOperatorService\x12Z\n\x0bLoadAdapter\x12$.octavo.engine.v1.LoadAdapterRequest\x1a%.octavo.engine.v1.LoadAdapterResponse\x12`\n\rRemoveAdapter\x12&.octavo.engine.v1.RemoveAdapterRequest\x1a\'.octavo.engine.v1.RemoveAdapterResponse\x12]\n\x0cListAdapters\x12%.octavo.engine.v1.ListAdaptersRequest\x1a&.octavo.engine.v1.ListAdaptersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/engine/v1/operator.proto\x12\x10octavo.engine.v1\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"E\n\x13LoadAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveAdapterResponse\"\x15\n\x13ListAdaptersRequest\"G\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"a\n\x0b\x41\x64\x61pterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_resident\x18\x05 \x01(\x08\"p\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.octavo.engine.v1.SleepMode\x12\x17\n\ntimeout_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"2\n\rSleepResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"\r\n\x0bWakeRequest\"1\n\x0cWakeResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01*l\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_WAIT\x10\x01\x12\x18\n\x14SLEEP_MODE_RECOMPUTE\x10\x02\x12\x14\n\x10SLEEP_MODE_ABORT\x10\x03\x32\xbf\x03\n\x0fOperatorService\x12Z\n\x0bLoadAdapter\x12$.octavo.engine.v1.LoadAdapterRequest\x1a%.octavo.engine.v1.LoadAdapterResponse\x12`\n\rRemoveAdapter\x12&.octavo.engine.v1.RemoveAdapterRequest\x1a\'.octavo.engine.v1.RemoveAdapterResponse\x12]\n\x0cListAdapters\x12%.octavo.engine.v1.ListAdaptersRequest\x1a&.octavo.engine.v1.ListAdaptersResponse\x12H\n\x05Sleep\x12\x1e.octavo.engine.v1.SleepRequest\x1a\x1f.octavo.engine.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.octavo.engine.v1.WakeRequest\x1a\x1e.octavo.engine.v1.WakeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SLEEPMODE']._serialized_start=664
+  _globals['_SLEEPMODE']._serialized_end=772
   _globals['_LOADADAPTERREQUEST']._serialized_start=53
   _globals['_LOADADAPTERREQUEST']._serialized_end=101
   _globals['_LOADADAPTERRESPONSE']._serialized_start=103
@@ -45,6 +47,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTADAPTERSRESPONSE']._serialized_end=331
   _globals['_ADAPTERINFO']._serialized_start=333
   _globals['_ADAPTERINFO']._serialized_end=430
-  _globals['_OPERATORSERVICE']._serialized_start=433
-  _globals['_OPERATORSERVICE']._serialized_end=735
+  _globals['_SLEEPREQUEST']._serialized_start=432
+  _globals['_SLEEPREQUEST']._serialized_end=544
+  _globals['_SLEEPRESPONSE']._serialized_start=546
+  _globals['_SLEEPRESPONSE']._serialized_end=596
+  _globals['_WAKEREQUEST']._serialized_start=598
+  _globals['_WAKEREQUEST']._serialized_end=611
+  _globals['_WAKERESPONSE']._serialized_start=613
+  _globals['_WAKERESPONSE']._serialized_end=662
+  _globals['_OPERATORSERVICE']._serialized_start=775
+  _globals['_OPERATORSERVICE']._serialized_end=1222
 # @@protoc_insertion_point(module_scope)

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class OperatorServiceStub:
-    """Adapters of the model. The calls are refused with PERMISSION_DENIED unless the engine has --lora-folder and
-    listens on loopback or knows its callers by certificates.
+    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
+    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
     """
 
     def __init__(self, channel):
@@ -51,11 +51,21 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/octavo.engine.v1.OperatorService/Sleep',
+                request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.SleepRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/octavo.engine.v1.OperatorService/Wake',
+                request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
-    """Adapters of the model. The calls are refused with PERMISSION_DENIED unless the engine has --lora-folder and
-    listens on loopback or knows its callers by certificates.
+    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
+    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
     """
 
     def LoadAdapter(self, request, context):
@@ -80,6 +90,23 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives back the memory of weights and KV cache, and answers once it is free. New requests are refused with
+        UNAVAILABLE from now on. DEADLINE_EXCEEDED if requests did not end in time, and FAILED_PRECONDITION if the worker
+        cannot sleep now; the engine then stays awake.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Takes the memory again, and answers once new requests are taken. RESOURCE_EXHAUSTED if there is too little; the
+        engine then stays asleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +125,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersResponse.SerializeToString,
             ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.SleepRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.engine.v1.OperatorService', rpc_method_handlers)
@@ -107,8 +144,8 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService:
-    """Adapters of the model. The calls are refused with PERMISSION_DENIED unless the engine has --lora-folder and
-    listens on loopback or knows its callers by certificates.
+    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
+    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
     """
 
     @staticmethod
@@ -182,6 +219,60 @@ class OperatorService:
             '/octavo.engine.v1.OperatorService/ListAdapters',
             protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_operator__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.OperatorService/Sleep',
+            protos_dot_engine_dot_v1_dot_operator__pb2.SleepRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_operator__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.OperatorService/Wake',
+            protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

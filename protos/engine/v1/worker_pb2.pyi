@@ -33,7 +33,7 @@ GRAPH_STATE_QUARANTINED: GraphState
 GRAPH_STATE_PROVISIONAL: GraphState
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load", "read_adapter", "forget_adapter", "order_id")
+    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load", "read_adapter", "forget_adapter", "sleep", "wake", "order_id")
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class WorkerCommand(_message.Message):
     READ_EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
     READ_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     FORGET_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     step: bytes
     start_profile: ProfileStart
@@ -51,8 +53,10 @@ class WorkerCommand(_message.Message):
     read_expert_load: ExpertLoadOrder
     read_adapter: ReadAdapter
     forget_adapter: ForgetAdapter
+    sleep: SleepOrder
+    wake: WakeOrder
     order_id: int
-    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., read_adapter: _Optional[_Union[ReadAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[ForgetAdapter, _Mapping]] = ..., order_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., read_adapter: _Optional[_Union[ReadAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[ForgetAdapter, _Mapping]] = ..., sleep: _Optional[_Union[SleepOrder, _Mapping]] = ..., wake: _Optional[_Union[WakeOrder, _Mapping]] = ..., order_id: _Optional[int] = ...) -> None: ...
 
 class ExpertPlacement(_message.Message):
     __slots__ = ("layer", "physical_to_logical")
@@ -171,12 +175,24 @@ class WorkerEvent(_message.Message):
     def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ..., adapter_read: _Optional[_Union[AdapterRead, _Mapping]] = ..., disk: _Optional[_Union[DiskReport, _Mapping]] = ..., order_answer: _Optional[_Union[OrderAnswer, _Mapping]] = ...) -> None: ...
 
 class OrderAnswer(_message.Message):
-    __slots__ = ("order_id", "error")
+    __slots__ = ("order_id", "error", "num_bytes")
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     order_id: int
     error: str
-    def __init__(self, order_id: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    num_bytes: int
+    def __init__(self, order_id: _Optional[int] = ..., error: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class SleepOrder(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
+class WakeOrder(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DiskReport(_message.Message):
     __slots__ = ("added", "removed", "arrived", "failed", "read_us", "num_faults", "num_drops")

@@ -1,17 +1,14 @@
 """`octavo lora`: adapters of a running engine."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
-import grpc
 import typer
 
-from protos.engine.v1 import operator_pb2, operator_pb2_grpc
-from services.client.channel import Tls, open_channel
+from protos.engine.v1 import operator_pb2
+from services.client.channel import Tls
 from services.client.console import echo
-from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
+from services.client.operator import call_operator
 from services.processes.terminal_text import terminal_text
 
 Name = Annotated[str, typer.Argument(help="The adapter's name in requests.")]
@@ -32,7 +29,7 @@ def add(
     - `octavo lora add sql adapters/sql`
     """
     request = operator_pb2.LoadAdapterRequest(name=name, path=path)
-    answer = _run(engine, tls, lambda stub: stub.LoadAdapter(request))
+    answer = call_operator(engine, tls, lambda stub: stub.LoadAdapter(request))
     echo(f"{_line(answer.adapter)}")
 
 
@@ -43,7 +40,7 @@ def remove(name: Name, *, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> N
     - `octavo lora remove sql`
     """
     request = operator_pb2.RemoveAdapterRequest(name=name)
-    _run(engine, tls, lambda stub: stub.RemoveAdapter(request))
+    call_operator(engine, tls, lambda stub: stub.RemoveAdapter(request))
 
 
 def list_adapters(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
@@ -53,7 +50,7 @@ def list_adapters(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
     - `octavo lora list`
     """
     request = operator_pb2.ListAdaptersRequest()
-    answer = _run(engine, tls, lambda stub: stub.ListAdapters(request))
+    answer = call_operator(engine, tls, lambda stub: stub.ListAdapters(request))
     for adapter in answer.adapters:
         echo(_line(adapter))
 
@@ -62,19 +59,3 @@ def _line(adapter: operator_pb2.AdapterInfo) -> str:
     place = "on the device" if adapter.is_resident else "in host memory"
     name = terminal_text(adapter.name)
     return f"{name}: rank {adapter.rank}, {adapter.num_bytes / 2**20:.1f} MiB, {place}"
-
-
-def _run(
-    address: str, tls: Tls, call: Callable[[operator_pb2_grpc.OperatorServiceStub], Awaitable[Any]]
-) -> Any:
-    """Calls an engine and returns its answer."""
-
-    async def run() -> Any:
-        async with open_channel(address, tls) as channel:
-            stub = operator_pb2_grpc.OperatorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-            try:
-                return await call(stub)
-            except grpc.aio.AioRpcError as error:
-                raise error_of_call(error) from None
-
-    return asyncio.run(run())

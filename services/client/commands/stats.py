@@ -165,6 +165,8 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
 def _state(stats: Stats) -> str:
     """Returns whether an engine serves, for how long it has run, and what its worker does."""
     state = f"{'ready' if stats.ready else 'not ready'}, up {stats.uptime_s:.0f} s"
+    if stats.sleep_level or stats.sleep_state not in ("", "awake"):
+        state += f"; {stats.sleep_state}, level {stats.sleep_level}"
     return f"{state}; {stats.worker_progress}" if stats.worker_progress else state
 
 

@@ -35,6 +35,10 @@ class WorkerConfig(ConfigSection):
     worker_patience_s: float = Field(default=60.0, ge=0, le=MAX_WAIT_S)
     """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
 
+    enable_sleep: bool = False
+    """Let operators put the engine to sleep (octavo sleep), which gives back the memory of weights
+    and KV cache, and wake it."""
+
     def step_limit_s(self, *, on_cpu: bool) -> float:
         """Returns the time after which a step means a hung worker."""
         if self.step_timeout_s is not None:

@@ -23,6 +23,7 @@ from services.engine.core.profiles import Profiles
 from services.engine.core.recent_work import RecentWork
 from services.engine.core.request_ends import RequestEnds
 from services.engine.core.saved_history import SavedHistory
+from services.engine.core.sleep import Sleep
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.survivors import Survivors
@@ -32,7 +33,6 @@ from services.engine.errors import (
     DeadlineExpiredError,
     EngineError,
     EngineUnavailableError,
-    InvalidRequestError,
 )
 from services.engine.grammar.token_rules import with_token_rules
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
@@ -104,14 +104,23 @@ class EngineCore:
         self._is_open = False
         self.drain = Drain(self.requests, abort_all=self._abort_drained)
         self.drain.listeners.add(lambda: on_readiness(False))
+        self.sleep = Sleep(
+            config.worker,
+            self.requests,
+            abort_all=self._abort_all,
+            on_change=lambda: on_readiness(self.is_ready),
+        )
         self._supervisor = WorkerSupervisor(
-            make_executor=make_executor, serve=self._serve, counters=self.counters
+            make_executor=make_executor,
+            serve=self._serve,
+            counters=self.counters,
+            wait_until_wanted=self.sleep.wait_until_wanted,
         )
 
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes new requests."""
-        return self._is_open and not self.drain.has_begun
+        return self._is_open and self.sleep.is_awake and not self.drain.has_begun
 
     @property
     def num_blocks(self) -> int:
@@ -139,6 +148,7 @@ class EngineCore:
         """Raises EngineUnavailableError unless `is_ready`."""
         if self.drain.has_begun:
             raise EngineUnavailableError("the engine is draining and takes no new requests")
+        self.sleep.check_awake()
         if not self._is_open:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
 
@@ -167,35 +177,21 @@ class EngineCore:
         self._end(request, FinishReason.ABORTED if error is None else None, error)
 
     def watch(self, *, include_token_ids: bool, include_snapshot: bool) -> StepWatcher:
-        """Returns a watcher of the steps from now on; end it with `watchers.remove`.
-
-        Raises:
-            EngineUnavailableError: there is no worker to take a snapshot of.
-            InvalidRequestError: several ranks have rows, and a snapshot has those of one.
-        """
-        snapshot = None
-        if include_snapshot:
-            if self._limits.data_parallel_size > 1:
-                raise InvalidRequestError("a snapshot needs an engine of one data-parallel rank")
-            if self._steps is None:
-                raise EngineUnavailableError("the engine is not ready: its worker is starting")
-            snapshot = self._steps.snapshot()
-        return self.watchers.add(include_token_ids=include_token_ids, snapshot=snapshot)
+        """Returns a watcher of the steps from now on; raises errors as `StepWatchers.open` does."""
+        return self.watchers.open(
+            None if self._steps is None else self._steps.snapshot,
+            num_ranks=self._limits.data_parallel_size,
+            include_token_ids=include_token_ids,
+            include_snapshot=include_snapshot,
+        )
 
     def load(self) -> EngineLoad:
         """Returns the engine's present load."""
         if self._steps is None or self.worker is None:
             return EngineLoad()
-        scheduler = self._steps.scheduler
-        num_free_blocks = scheduler.num_free_blocks
-        return EngineLoad(
-            step_age_s=self._steps.step_age_s,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_free_blocks=num_free_blocks,
-            num_used_blocks=self.num_blocks - 1 - num_free_blocks,  # one is the null block
-            num_recent_tokens=self._recent_work.read(time.monotonic()),
-        )
+        num_recent_tokens = self._recent_work.read(time.monotonic())
+        age_s = self._steps.step_age_s
+        return EngineLoad.of(self._steps.scheduler, self.num_blocks, age_s, num_recent_tokens)
 
     @property
     def resident_adapters(self) -> frozenset[bytes]:
@@ -229,11 +225,15 @@ class EngineCore:
             ranks=() if self.worker is None else tuple(self.worker.ranks),
             rank_loads=tuple(scheduler.rank_loads()) if scheduler is not None else (),
             worker_progress=self._supervisor.progress,
+            sleep_state=self.sleep.state.value,
+            sleep_level=self.sleep.level,
         )
 
     async def expert_figures(self) -> list[ExpertFigures]:
-        """Returns the load of each layer's experts; nothing where no rank holds whole ones."""
-        return [] if self._experts is None else await self._experts.figures()
+        """Returns the load of each layer's experts; nothing asleep or where no rank holds whole."""
+        if self._experts is None or not self.sleep.is_awake:
+            return []
+        return await self._experts.figures()
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
         """Serves requests with one worker until it is lost."""
@@ -281,6 +281,7 @@ class EngineCore:
             self._steps = self._experts = None
             self._is_open = False
             self.adapters.lose_worker()
+            self.sleep.lose_worker()
             self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
@@ -296,6 +297,7 @@ class EngineCore:
         """Takes requests from now on."""
         self._survivors.hand_over(steps.scheduler)
         self._is_open = True
+        self.sleep.use_worker(steps)
         self._on_readiness(self.is_ready)
 
     def _take(self, request: Request) -> None:

@@ -9,6 +9,7 @@ from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
 from services.engine.core.recent_steps import RecentSteps
+from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 from services.engine.scheduler.tier_orders import TierOrders
 
@@ -89,6 +90,21 @@ class EngineLoad:
     num_recent_tokens: int = 0
     """Tokens computed lately; see RecentWork."""
 
+    @classmethod
+    def of(
+        cls, scheduler: AnyScheduler, num_blocks: int, step_age_s: float, num_recent_tokens: int
+    ) -> "EngineLoad":
+        """Returns the load of a scheduler; num_blocks: of its cache, with one null block."""
+        num_free_blocks = scheduler.num_free_blocks
+        return cls(
+            step_age_s=step_age_s,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_free_blocks=num_free_blocks,
+            num_used_blocks=num_blocks - 1 - num_free_blocks,
+            num_recent_tokens=num_recent_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -118,6 +134,9 @@ class EngineStats:
     """The loads of data-parallel ranks; empty where there is one."""
     worker_progress: str = ""
     """The last stage of a start, or why the last worker was lost; empty while one serves."""
+    sleep_state: str = "awake"
+    sleep_level: int = 0
+    """Of the present sleep; 0 without one."""
 
     @property
     def num_host_blocks(self) -> int:

@@ -239,3 +239,5 @@ class StepLoop:
                 raise WorkerHungError(
                     f"no step finished for {age_s:.1f} s; the limit is {self._step_timeout_s} s"
                 )
+            if self.pause.is_late:
+                raise WorkerHungError("an order was not carried out in time")

@@ -37,6 +37,8 @@ class StepPause:
         self._turn = asyncio.Lock()
         self._reached: asyncio.Future[None] | None = None
         self._has_ended = False
+        self.is_late = False
+        """Whether a holder has given up waiting for the worker, which then counts as hung."""
 
     @property
     def is_wanted(self) -> bool:
@@ -48,7 +50,8 @@ class StepPause:
         """Pauses the loop for the length of the block, which begins once no step is in flight.
 
         Every step that was ordered has its result by then, and its tokens are published. Holders
-        take turns. The block gets the orders to all ranks; they fail if the worker is lost.
+        take turns. The block gets the orders to all ranks; they fail if the worker is lost. If the
+        block raises TimeoutError, the worker counts as hung, and is replaced.
 
         Raises:
             WorkerDiedError: the worker was lost before the block began.
@@ -61,6 +64,9 @@ class StepPause:
             try:
                 await self._reached
                 yield self._channel.orders
+            except TimeoutError:
+                self.is_late = True
+                raise
             finally:
                 self._reached = None
                 self._wake()

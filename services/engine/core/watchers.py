@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.core.redaction import redacted
 from services.engine.core.snapshot import PendingSnapshot
+from services.engine.errors import EngineUnavailableError, InvalidRequestError
 from services.engine.scheduler.scheduler import ScheduledStep
 
 MAX_QUEUED_STEPS = 256
@@ -87,6 +88,35 @@ class StepWatchers:
     def are_any(self) -> bool:
         """Whether someone watches."""
         return bool(self._watchers or self._pending)
+
+    def open(
+        self,
+        take_snapshot: Callable[[], PendingSnapshot] | None,
+        *,
+        num_ranks: int,
+        include_token_ids: bool,
+        include_snapshot: bool,
+    ) -> StepWatcher:
+        """Returns a watcher of the steps from now on; end it with `remove`.
+
+        Args:
+            take_snapshot: returns the state before the next step; None without a worker.
+            num_ranks: data-parallel ranks.
+            include_token_ids: whether it sees tokens.
+            include_snapshot: whether it begins with a snapshot.
+
+        Raises:
+            EngineUnavailableError: there is no worker to take a snapshot of.
+            InvalidRequestError: several ranks have rows, and a snapshot has those of one.
+        """
+        snapshot = None
+        if include_snapshot:
+            if num_ranks > 1:
+                raise InvalidRequestError("a snapshot needs an engine of one data-parallel rank")
+            if take_snapshot is None:
+                raise EngineUnavailableError("the engine is not ready: its worker is starting")
+            snapshot = take_snapshot()
+        return self.add(include_token_ids=include_token_ids, snapshot=snapshot)
 
     def add(
         self, *, include_token_ids: bool, snapshot: PendingSnapshot | None = None

@@ -49,6 +49,10 @@ class Executor(StepChannel, AdapterWorker, Protocol):
         """The live worker's process id."""
 
 
+async def _return_at_once() -> None:
+    """Waits for nothing."""
+
+
 class WorkerSupervisor:
     """Runs one worker after the other, with a growing pause after repeated failures."""
 
@@ -58,6 +62,7 @@ class WorkerSupervisor:
         make_executor: Callable[[], Executor],
         serve: Callable[[Executor, WorkerReady], Awaitable[NoReturn]],
         counters: Counters,
+        wait_until_wanted: Callable[[], Awaitable[None]] = _return_at_once,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -67,12 +72,14 @@ class WorkerSupervisor:
             make_executor: makes the executor of the next worker.
             serve: uses a ready worker; raises when it is lost.
             counters: counts restarts.
+            wait_until_wanted: returns when a worker may be started.
             clock: returns seconds.
             sleep: waits for a number of them.
         """
         self._make_executor = make_executor
         self._serve = serve
         self._counters = counters
+        self._wait_until_wanted = wait_until_wanted
         self._clock = clock
         self._sleep = sleep
         self.progress = ""
@@ -88,6 +95,7 @@ class WorkerSupervisor:
         backoff_s = MIN_BACKOFF_S
         has_served = False
         while True:
+            await self._wait_until_wanted()
             executor = self._make_executor()
             started_s = self._clock()
             try:

@@ -23,6 +23,10 @@ class BlockPool:
         """Blocks without a holder."""
         return len(self._free)
 
+    def all(self) -> range:
+        """Returns all blocks but the null block."""
+        return range(1, len(self._num_holders))
+
     def is_free(self, block_id: int) -> bool:
         """Whether the block has no holder."""
         return block_id in self._free

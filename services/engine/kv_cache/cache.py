@@ -310,6 +310,10 @@ class KVCache:
         if self.states is not None:
             self.states.forget_from(request, num_tokens)
 
+    def forget_all(self) -> None:
+        """Forgets the content of all blocks, which no request holds: their memory is lost."""
+        KVCache._overwrite(self, self._pool.all())
+
     def take_copies(self) -> StateCopies | None:
         """Returns the copies of states that belong to the step sent now; None for none."""
         return None if self.states is None else self.states.take_copies()

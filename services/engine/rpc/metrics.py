@@ -70,6 +70,7 @@ class EngineFamilies:
             yield gauge("kv_host_blocks", stats.num_host_blocks, "Blocks in the host's memory")
         yield gauge("sessions", self._num_sessions(), "Frontends connected")
         yield gauge("ready", stats.is_ready, "1 while new requests are taken")
+        yield gauge("sleep_level", stats.sleep_level, "Level of the present sleep, 0 while awake")
         yield gauge("step_age_seconds", load.step_age_s, "Time since the last step, 0 when idle")
         yield gauge(
             "batched_tokens_limit",

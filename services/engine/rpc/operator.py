@@ -1,4 +1,4 @@
-"""The methods of OperatorService: adapters that come and go while the engine serves."""
+"""The methods of OperatorService: adapters that come and go, and the engine's sleep."""
 
 import grpc
 
@@ -10,8 +10,14 @@ from protos.engine.v1.operator_pb2_grpc import (
 from services.engine.adapter import Adapter
 from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.core.engine_core import EngineCore
+from services.engine.core.sleep import SleepMode
 from services.engine.edge.request_reader import check_known
 from services.engine.errors import NotPermittedError
+
+_MODES = {
+    operator_pb2.SLEEP_MODE_RECOMPUTE: SleepMode.RECOMPUTE,
+    operator_pb2.SLEEP_MODE_ABORT: SleepMode.ABORT,
+}
 
 
 class OperatorServicer(OperatorServiceServicer):
@@ -19,6 +25,7 @@ class OperatorServicer(OperatorServiceServicer):
 
     def __init__(self, core: EngineCore, config: ServingConfig) -> None:
         self._core = core
+        self._drain_timeout_s = config.drain_timeout_s
         self._knows_callers = is_loopback(config.host) or config.tls_client_ca is not None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -55,12 +62,37 @@ class OperatorServicer(OperatorServiceServicer):
         adapters = [self._info(each) for each in self._core.adapters.all]
         return operator_pb2.ListAdaptersResponse(adapters=adapters)
 
+    async def Sleep(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.SleepRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.SleepResponse:
+        """Puts the engine to sleep."""
+        del context
+        self._check()
+        check_known(request)
+        timeout_s = self._drain_timeout_s
+        if request.HasField("timeout_ms"):
+            timeout_s = request.timeout_ms / 1000
+        report = await self._core.sleep.fall_asleep(
+            request.level, _MODES.get(request.mode, SleepMode.WAIT), timeout_s
+        )
+        return operator_pb2.SleepResponse(num_bytes=report.num_bytes, took_s=report.took_s)
+
+    async def Wake(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.WakeRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.WakeResponse:
+        """Wakes the engine."""
+        del context
+        self._check()
+        check_known(request)
+        report = await self._core.sleep.wake()
+        return operator_pb2.WakeResponse(num_bytes=report.num_bytes, took_s=report.took_s)
+
     def _check(self) -> None:
         """Refuses all callers if any host may call."""
         if not self._knows_callers:
             raise NotPermittedError(
                 "the engine listens beyond loopback without --tls-client-ca; its adapters are "
-                "neither shown nor changed"
+                "neither shown nor changed, and it does not sleep"
             )
 
     def _info(self, adapter: Adapter) -> operator_pb2.AdapterInfo:

@@ -276,6 +276,7 @@ class Session:
             num_used_blocks=load.num_used_blocks,
             num_recent_tokens=load.num_recent_tokens,
             ready=self._core.is_ready,
+            asleep=not self._core.sleep.is_awake,
             prefixes=self._prefix_changes() if self._wants_prefixes else None,
             adapters=self._adapters.changes(),
         )

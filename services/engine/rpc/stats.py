@@ -101,6 +101,8 @@ def stats_to_proto(
         num_expert_moves=counters.num_expert_moves,
         rank_loads=[RankLoad(**asdict(each)) for each in stats.rank_loads],
         worker_progress=stats.worker_progress,
+        sleep_state=stats.sleep_state,
+        sleep_level=stats.sleep_level,
     )
 
 

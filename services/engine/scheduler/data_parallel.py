@@ -204,6 +204,11 @@ class DataParallelScheduler:
             outputs += rank.retreat(own)
         return outputs
 
+    def drop_cache(self) -> None:
+        """Preempts all requests and forgets all blocks, of every rank; no step is out."""
+        for each in self._ranks:
+            each.drop_cache()
+
     def _assign(self, request: Request) -> Scheduler:
         """Chooses a request's rank."""
         rooms = [each.room_after(request) for each in self._ranks]

@@ -96,6 +96,12 @@ class Recovery:
         )
         return [RequestOutput(request, [], error=error)]
 
+    def drop_cache(self) -> None:
+        """Preempts all running requests and forgets the content of all blocks."""
+        while self._holdings.running:
+            self._holdings.preempt_last()
+        self._holdings.cache.forget_all()
+
     def make_way_for_suspect(self) -> None:
         """Preempts all running requests if a suspect is next."""
         holdings = self._holdings

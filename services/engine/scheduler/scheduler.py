@@ -278,6 +278,10 @@ class Scheduler:
         self._order_copies(ordered.descriptor)
         return ordered
 
+    def drop_cache(self) -> None:
+        """Preempts all requests and forgets all blocks, whose memory is lost; no step is out."""
+        self._recovery.drop_cache()
+
     def _order_copies(self, descriptor: BatchDescriptor) -> None:
         """Adds to a step what it copies before it computes."""
         if copies := self._holdings.cache.take_copies():

@@ -6,11 +6,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import structlog
-import torch
 
 from models.parallel.collectives import LostPeerError, check_arrivals, num_issued
 from protos.engine.v1.worker_pb2 import (
@@ -25,17 +23,20 @@ from protos.engine.v1.worker_pb2 import (
     WorkerProgress,
     WorkerReady,
 )
-from services.engine.batch import BatchDescriptor, StepFailure, StepResult
+from services.engine.batch import BatchDescriptor, StepFailure
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.host_tier import DiskNews
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
+from services.engine.worker.out_of_memory import is_out_of_memory, release_memory
+from services.engine.worker.pending_steps import FailedStep, Pending
 from services.engine.worker.placement import RankPlace, reporting_ranks
 from services.engine.worker.recompilations import Recompilations
 from services.engine.worker.runner.adapter_store import AdapterStore
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
+from services.engine.worker.sleep.sleeper import Sleeper
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
 from services.engine.worker.tiers.disk_tier import disk_report
@@ -86,7 +87,8 @@ def run_worker(
             return 1
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
-        server.serve(started.runner, started.ready, started.capture)
+        sleeper = None if started.memory is None else Sleeper(started.memory)
+        server.serve(started.runner, started.ready, started.capture, sleeper)
     except EOFError:
         log.info("worker_stopped")
         return 0
@@ -109,37 +111,6 @@ class RecompilationError(Exception):
 
 class RankFaultError(Exception):
     """This rank cannot do what the others do."""
-
-
-class Pending(Protocol):
-    """A step that was executed; PendingResult."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `message` returns without waiting."""
-
-    def message(self) -> StepResult:
-        """Returns the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedStep:
-    """The result of a step that computed nothing, in its place among the others."""
-
-    step_id: int
-    failure: StepFailure
-    num_collectives: int = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `message` returns without waiting."""
-        return True
-
-    def message(self) -> StepResult:
-        """Returns the result."""
-        return StepResult(
-            step_id=self.step_id, failure=self.failure, num_collectives=self.num_collectives
-        )
 
 
 class Runner(Protocol):
@@ -181,6 +152,7 @@ class StepServer:
         self._sends_results = sends_results
         self._has_others = num_ranks > 1
         self._waits_for_order = False
+        self._sleep_order: WorkerCommand | None = None
         self._fail_on_late_build = fail_on_late_build
         self._recompilations = Recompilations()
         self._profiler = StepProfiler()
@@ -191,12 +163,17 @@ class StepServer:
         """The step read last; 0 before the first."""
 
     def serve(
-        self, runner: Runner, ready: WorkerReady, capture: BackgroundCapture | None = None
+        self,
+        runner: Runner,
+        ready: WorkerReady,
+        capture: BackgroundCapture | None = None,
+        sleeper: Sleeper | None = None,
     ) -> NoReturn:
         """Announces the worker and runs steps.
 
         A descriptor that has arrived is launched before any result is waited for, and a result
-        that is ready is sent without waiting for a descriptor. Between steps graphs are captured.
+        that is ready is sent without waiting for a descriptor. Between steps graphs are captured,
+        except while the worker sleeps.
 
         Raises:
             EOFError: the service hung up.
@@ -209,15 +186,47 @@ class StepServer:
             content = self._channel.receive(self._max_wait_s(capture, runner.adapters))
             if content is not None:
                 self._obey(WorkerCommand.FromString(content), runner, capture)
-            self._report_profile(self._profiler.poll())
-            if runner.adapters is not None:
-                for answer in runner.adapters.finished():
-                    self._send(WorkerEvent(adapter_read=answer))
+            self._send_news(runner)
+            if self._sleep_order is not None and (capture is None or not capture.is_compiling):
+                self._sleep(self._sleep_order, runner, capture, sleeper)
             while self._pending and self._pending[0].is_ready:
                 self._send_result(self._pending.popleft())
             is_idle = content is None and not self._pending
             if capture is not None:
                 self._go_on_capturing(capture, is_idle=is_idle)
+
+    def _sleep(
+        self,
+        order: WorkerCommand,
+        runner: Runner,
+        capture: BackgroundCapture | None,
+        sleeper: Sleeper | None,
+    ) -> None:
+        """Sleeps until an order wakes the worker; it may be awake, if another rank cannot sleep.
+
+        A compilation, which reads weights, has ended.
+        """
+        assert sleeper is not None, "the service knows whether its workers can sleep"
+        self._sleep_order = None
+
+        def receive() -> WorkerCommand | None:
+            self._send_news(runner)
+            content = self._channel.receive(self._max_wait_s(None, runner.adapters))
+            return None if content is None else WorkerCommand.FromString(content)
+
+        sleeper.sleep(
+            order,
+            receive=receive,
+            obey=lambda command: self._obey(command, runner, capture),
+            answer=lambda answer: self._send(WorkerEvent(order_answer=answer)),
+        )
+
+    def _send_news(self, runner: Runner) -> None:
+        """Sends what became ready beside steps."""
+        self._report_profile(self._profiler.poll())
+        if runner.adapters is not None:
+            for answer in runner.adapters.finished():
+                self._send(WorkerEvent(adapter_read=answer))
 
     def _go_on_capturing(self, capture: BackgroundCapture, *, is_idle: bool) -> None:
         """Captures what is due. Of several ranks each waits for the order: captures communicate."""
@@ -277,6 +286,8 @@ class StepServer:
         elif kind == "capture":
             assert capture is not None, "a capture is ordered when it is due"
             self._capture_as_told(capture, command.capture)
+        elif kind in ("sleep", "wake"):
+            self._sleep_order = command
         else:
             descriptor = BatchDescriptor.FromString(command.step)
             self.step_id = descriptor.step_id
@@ -295,10 +306,10 @@ class StepServer:
         try:
             return runner.execute(descriptor)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             log.warning("step_ran_out_of_memory", step_id=descriptor.step_id, error=str(error))
-        _release_memory()
+        release_memory()
         self._num_failed_steps += 1
         failure = StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         return FailedStep(descriptor.step_id, failure, num_issued())
@@ -371,22 +382,3 @@ def _report(channel: Channel, failure: WorkerFailure) -> None:
     """Reports to the service, unless it is gone, why this worker cannot go on."""
     with contextlib.suppress(EOFError):
         channel.send(WorkerEvent(failure=failure).SerializeToString())
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that an allocation failed and nothing worse.
-
-    torch has a type for that on a GPU alone; on a CPU its allocator and the C++ library have words.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(words in str(error) for words in ("DefaultCPUAllocator", "std::bad_alloc"))
-
-
-def _release_memory() -> None:
-    """Gives back what torch keeps for later; graphs and what is in use stay where they are.
-
-    Called once the error is forgotten: its traceback holds the tensors of the step.
-    """
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
-        torch.cuda.empty_cache()

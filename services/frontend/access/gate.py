@@ -141,7 +141,7 @@ class Gate:
         """Raises NotPermittedError if keys are needed and the acting one is no operator's."""
         caller = self._current.get(self._anonymous)
         if self.requires_keys and not caller.limits.is_operator:
-            raise NotPermittedError("the API key may not change adapters")
+            raise NotPermittedError("the API key has no operator right")
 
     async def watch(self) -> None:
         """Follows the file until cancelled; an invalid file changes nothing."""

@@ -55,7 +55,7 @@ class Limits:
     may_list_engines: bool = False
     """Whether the key may list engines and their addresses."""
     is_operator: bool = False
-    """Whether the key may load and remove adapters."""
+    """Whether the key may load and remove adapters, and put engines to sleep."""
     adapters: tuple[str, ...] | None = None
     """Adapters that the key may use and list: names, or beginnings of names that end with an
     asterisk; None for all."""

@@ -12,6 +12,7 @@ from services.frontend.errors import InvalidRequestError, NotPermittedError
 LOAD_TIMEOUT_S = 600.0
 """An adapter may have to come from the hub first."""
 REMOVE_TIMEOUT_S = 10.0
+_UNSERVED = "the engine was started without room for adapters: --max-loras"
 
 
 class AdapterOrders:
@@ -30,7 +31,7 @@ class AdapterOrders:
         try:
             answer = await self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error) from None
+            raise order_error(error, unserved=_UNSERVED) from None
         return KnownAdapter(name=name, digest=bytes.fromhex(answer.adapter.digest))
 
     async def remove(self, name: str) -> None:
@@ -43,13 +44,21 @@ class AdapterOrders:
         try:
             await self._stub.RemoveAdapter(request, timeout=REMOVE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error) from None
+            raise order_error(error, unserved=_UNSERVED) from None
 
 
-def _error_of(error: grpc.aio.AioRpcError) -> Exception:
+def order_error(error: grpc.aio.AioRpcError, *, unserved: str) -> Exception:
+    """Returns the error of an operator's call that an engine refused.
+
+    Args:
+        error: of the call.
+        unserved: the message if the engine has no such call.
+    """
     code, message = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermittedError(message)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidRequestError("the engine was started without room for adapters: --max-loras")
+        return InvalidRequestError(unserved)
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return InvalidRequestError(message)
     return error_of(Failure(code=code.value[0], message=message))

@@ -19,6 +19,7 @@ from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.session import EngineSession
 from services.frontend.engine_client.session_opening import open_session
+from services.frontend.engine_client.sleep_orders import SleepOrders
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.transport.grpc_options import channel_options
@@ -73,6 +74,8 @@ class EngineClient:
         self._tls = tls
         self.adapter_orders: AdapterOrders | None = None
         """Orders about the engine's adapters; None without a connection."""
+        self.sleep_orders: SleepOrders | None = None
+        """Orders about the engine's sleep; None without a connection."""
         self._session: EngineSession | None = None
         self._stub: EngineServiceStub | None = None
         self._is_ready = False
@@ -100,6 +103,8 @@ class EngineClient:
             return "its address is gone"
         if self._session is None:
             return self._reason
+        if self._session.view.heartbeat.asleep:
+            return "it is asleep"
         if not self._is_ready:
             return "it is draining" if self._session.is_draining else "it is not ready"
         return "it failed requests and is spared for a while" if self.breaker.is_open else ""
@@ -150,6 +155,7 @@ class EngineClient:
                     session = await self._connect(stub, check, on_model)
                     self._stub = stub
                     self.adapter_orders = AdapterOrders(channel)
+                    self.sleep_orders = SleepOrders(channel)
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
             except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
@@ -159,7 +165,8 @@ class EngineClient:
                 self._note("engine_not_used", internal_status(error).message)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             finally:
-                self.info = self.identity = self._stub = self.adapter_orders = None
+                self.info = self.identity = self._stub = None
+                self.adapter_orders = self.sleep_orders = None
             await asyncio.sleep(backoff_s)
 
     async def _connect(

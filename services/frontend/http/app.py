@@ -40,6 +40,7 @@ from services.frontend.http.service.adapters import (
 )
 from services.frontend.http.service.endpoints import ServiceEndpoints
 from services.frontend.http.service.openapi import describe
+from services.frontend.http.service.sleep import SleepEndpoints
 from services.frontend.http.tokenization.calls import read_detokenize, read_tokenize
 from services.frontend.http.tokenization.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from services.frontend.http.vectors.calls import read_embeddings, read_rerank, read_score
@@ -94,9 +95,14 @@ def make_app(
     cors_origins: Sequence[str],
     hosts: AllowedHosts | None,
     changes_adapters: bool = False,
+    allows_sleep: bool = False,
 ) -> ASGIApp:
     """Returns the API as an ASGI application; without `hosts`, it answers under all names."""
-    app: ASGIApp = _routed(serving, service, store, changes_adapters=changes_adapters)
+    operator_routes = [
+        *(_adapter_routes(serving) if changes_adapters else ()),
+        *(SleepEndpoints(serving.pipeline).routes if allows_sleep else ()),
+    ]
+    app: ASGIApp = _routed(serving, service, store, operator_routes)
     gate = serving.pipeline.gate
     if gate.requires_keys:
         app = RequireKey(app, gate, ERRORS)
@@ -112,8 +118,7 @@ def _routed(
     serving: Serving,
     service: ServiceEndpoints,
     store: ResponseStore,
-    *,
-    changes_adapters: bool,
+    operator_routes: Sequence[Route],
 ) -> Starlette:
     """Returns the endpoints at their paths."""
     chat = ChoicesEndpoint(CHAT, serving, ChatAnswer)
@@ -154,7 +159,7 @@ def _routed(
             Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
             Route("/openapi.json", describe),
-            *(_adapter_routes(serving) if changes_adapters else ()),
+            *operator_routes,
         ],
         exception_handlers={
             HTTPException: _answer_routing_error,

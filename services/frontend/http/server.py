@@ -52,10 +52,11 @@ class HttpServer:
         beats: Heartbeats | None,
         hosts: AllowedHosts | None,
         changes_adapters: bool = False,
+        allows_sleep: bool = False,
     ) -> None:
         """Serves nothing until `start`; `beats` are those of several processes.
 
-        changes_adapters: whether vLLM's calls that do so are served.
+        changes_adapters, allows_sleep: whether vLLM's calls that do so are served.
         """
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
@@ -75,6 +76,7 @@ class HttpServer:
             cors_origins=cors_origins,
             hosts=hosts,
             changes_adapters=changes_adapters,
+            allows_sleep=allows_sleep,
         )
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False

@@ -49,6 +49,11 @@ class BackgroundCapture:
         return self._compilation is not None or self._graphs.num_pending > 0
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether the model is compiled, or was and does not run yet."""
+        return self._compilation is not None
+
+    @property
     def max_wait_s(self) -> float | None:
         """Longest time an idle worker may wait for a step; None for no limit."""
         if not self.has_work:

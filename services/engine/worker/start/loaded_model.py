@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,6 +31,8 @@ from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
 from services.engine.model_fit import check_batch_invariance, check_data_parallel
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.sleep.model_memory import ModelMemory
+from services.engine.worker.sleep.releasable_memory import zeros_from
 from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
 from services.engine.worker.start.device import (
     choose_cache_dtype,
@@ -41,9 +43,11 @@ from services.engine.worker.start.device import (
 from services.engine.worker.start.invariance import check_invariant_weights
 from services.engine.worker.start.kv_memory import (
     allocate_kv_cache,
+    available_host_bytes,
     block_bytes,
     state_pages,
 )
+from services.engine.worker.start.load_log import implementation_of, log_weights
 from services.engine.worker.start.model_trace import (
     TRACED_LEVELS,
     ModelTrace,
@@ -83,6 +87,8 @@ class LoadedModel:
     """Computes hidden states until a compiled model does: as traced with all passes, or, on levels
     without a trace, as written."""
     traced: "TracedModel | None" = None
+    memory: ModelMemory | None = None
+    """Holds the weights, and will hold the KV cache, where the worker may sleep."""
     draft_forwards: tuple[Forward, ...] = ()
     """The same for each draft layer; empty where they run as written. No compiler follows."""
 
@@ -145,7 +151,7 @@ class LoadedModel:
             dtype=dtype_name(dtype),
             cache_dtype=dtype_name(cache_dtype),
             model=str(config.checkpoint.model),
-            model_impl=_implementation(model_config),
+            model_impl=implementation_of(model_config),
         )
         choose_all_reduce(config, ranks, Rows.of(config, model_config, dtype, device))
         report_progress("loading weights")
@@ -197,6 +203,9 @@ class LoadedModel:
             )
         if is_invariant:
             check_invariant_weights(model, dtype)
+        is_shared = ranks.group.of_experts.size > 1
+        facts = {"device": device, "dtype": dtype, "available_host_bytes": available_host_bytes}
+        memory = ModelMemory.of(config, model, is_shared=is_shared, **facts)
         if model.stage.size > 1:
             limits = limits.of_entries(entries_of(model_config, model.stage))
         pages = state_pages(model, block_size=limits.block_size, dtype=cache_dtype)
@@ -204,7 +213,7 @@ class LoadedModel:
         limits = replace(limits, state_pages=-ranks.least(-pages))
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-        _log_weights(model)
+        log_weights(model)
         loaded = cls(
             config=config,
             ranks=ranks,
@@ -215,6 +224,7 @@ class LoadedModel:
             cache_dtype=cache_dtype,
             load_s=load_s,
             forward=model,
+            memory=memory,
         )
         return loaded.with_trace() if is_traced else loaded
 
@@ -282,22 +292,27 @@ class LoadedModel:
         wants_sizes = bool(self.config.compilation.compile_sizes)
         return traced.has_own_kernels_only and not wants_sizes
 
-    def make_runner(self, num_blocks: int, forward: Forward | None = None) -> ModelRunner:
+    def make_runner(
+        self, num_blocks: int, forward: Forward | None = None, *, is_for_serving: bool = False
+    ) -> ModelRunner:
         """Allocates a KV cache and a runner's tables.
 
         Args:
             num_blocks: blocks of the cache.
             forward: computes hidden states; by default `self.forward`.
+            is_for_serving: whether the cache goes where a sleeping worker can give it back.
         """
-        cache = allocate_kv_cache(
-            self.model,
-            num_blocks=num_blocks,
-            block_size=self.limits.block_size,
-            dtype=self.cache_dtype,
-            device=self.device,
-            groups=self.limits.layer_groups,
-            num_state_slots=self.limits.num_state_slots,
-        )
+        memory = self.memory.cache if is_for_serving and self.memory is not None else None
+        with zeros_from(memory):
+            cache = allocate_kv_cache(
+                self.model,
+                num_blocks=num_blocks,
+                block_size=self.limits.block_size,
+                dtype=self.cache_dtype,
+                device=self.device,
+                groups=self.limits.layer_groups,
+                num_state_slots=self.limits.num_state_slots,
+            )
         runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
         if forward is None:
             self.run_in(runner)
@@ -372,26 +387,7 @@ class LoadedModel:
             run_small_steps(runner, self.limits, others)
 
 
-def _log_weights(model: CausalLM) -> None:
-    """Logs how weights are kept, and what products and the reader make of the checkpoint."""
-    for each in model.weight_formats:
-        log.info("weights_kept", **asdict(each))
-    quantization = model.config.quantization
-    if quantization is None:
-        return
-    for made_for in quantization.unrounded_activations:
-        log.info("activations_not_rounded", made_for=made_for, used="weights only")
-    if quantization.assumes_zero_points:
-        log.warning("zero_points_assumed", checkpoint_format="gptq", alternative="gptq_v2")
-
-
 def entries_of(model: ModelConfig, stage: PipelineStage) -> range:
     """Returns the cache entries of a stage's layers among those of the whole model."""
     layers, own = model.entry_layers, stage.layers_of(model.num_hidden_layers)
     return range(bisect_left(layers, own.start), bisect_left(layers, own.stop))
-
-
-def _implementation(model: ModelConfig) -> str:
-    """Names whose modules run a model, for a log line."""
-    facts = model.transformers
-    return "octavo" if facts is None else f"transformers {facts.version}"

@@ -24,6 +24,7 @@ from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.sleep.model_memory import ModelMemory
 from services.engine.worker.start.device import choose_device, dtype_name
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
@@ -61,12 +62,13 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedWorker:
-    """A runner ready for steps, its announcement, and the graphs still to capture."""
+    """A runner ready for steps, its announcement, the graphs to capture and the memory to free."""
 
     runner: ModelRunner
     ready: WorkerReady
     capture: BackgroundCapture | None
     ranks: Ranks
+    memory: ModelMemory | None = None
 
 
 class StageClock:
@@ -145,7 +147,7 @@ def start_worker(
     report_progress("allocating the KV cache")
     num_own_blocks = _choose_num_blocks(loaded, settings, step_bytes)
     num_blocks = ranks.least(num_own_blocks)
-    runner = loaded.make_runner(num_blocks)
+    runner = loaded.make_runner(num_blocks, is_for_serving=True)
     host = add_host_memory(loaded, runner, report_disk)
     clock.end("memory")
 
@@ -182,7 +184,9 @@ def start_worker(
         runner.experts.forget_load()
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
-    return StartedWorker(runner=runner, ready=ready, capture=capture, ranks=ranks)
+    return StartedWorker(
+        runner=runner, ready=ready, capture=capture, ranks=ranks, memory=loaded.memory
+    )
 
 
 def _join(

@@ -1,0 +1,1 @@
+"""Memory that a sleeping worker gives back: weights and the KV cache."""
