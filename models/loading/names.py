@@ -1,7 +1,8 @@
 """Finds the parameter of each checkpoint tensor."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -40,6 +41,9 @@ VISION_PARTS = (
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
 """Tensors that checkpoints store again with every draft layer."""
 
+WEIGHT_PARTS = ("_scale", "_zero", "_order")
+"""Ends of the names of parameters without which a kept weight has no meaning."""
+
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -57,6 +61,8 @@ def find_destinations(model: CausalLM) -> dict[str, Destination]:
     destinations = {}
     experts = _expert_tensors_by_parameter(model)
     for path, layer in model.stored_module.named_modules():
+        if path.partition(".")[0] == "pooling":  # it has files of its own
+            continue
         for param_name, param in layer.named_parameters(recurse=False):
             own_name = ".".join(filter(None, (path, param_name)))
             names = list(_checkpoint_names(model, path, param_name, own_name, experts))
@@ -65,6 +71,17 @@ def find_destinations(model: CausalLM) -> dict[str, Destination]:
                 if name not in model.tied_weights:
                     destinations[name] = Destination(loader, param, shard_id)
     return destinations
+
+
+def torn(missing: Collection[str], destinations: Collection[str]) -> set[str]:
+    """Returns the missing tensors of weights of which another part is stored."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in destinations:
+        weight = next((name.removesuffix(e) for e in WEIGHT_PARTS if name.endswith(e)), name)
+        groups[weight].append(name)
+    absent = set(missing)
+    stored = [name for group in groups.values() if not absent.issuperset(group) for name in group]
+    return absent.intersection(stored)
 
 
 def _loader_of(names: Sequence[tuple[str, ShardId]]) -> LoadsWeights:

@@ -28,6 +28,7 @@ from models.loading.names import (
     find_destinations,
     is_of_another_stage,
     is_past_the_last_layer,
+    torn,
 )
 from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, PackedWeight, packed_module
 from models.loading.rounding import RoundsToFP8, is_rounded
@@ -92,21 +93,34 @@ class Load:
         return replace(self, destination=replace(self.destination, param=param))
 
 
+class MissingTensorsError(CheckpointError):
+    """A checkpoint lacks tensors of the model."""
+
+
 def plan_loads(
     stored: Mapping[str, CheckpointTensor],
     packed: Mapping[str, PackedWeight],
     model: CausalLM,
     dtype: torch.dtype,
+    *,
+    is_part: bool = False,
 ) -> list[Load]:
     """Returns the loads, in stored order.
 
-    Weights stay FP8 if their parameters are; others are dequantised to `dtype` on the way. packed:
-    of find_packed.
+    Weights stay FP8 if their parameters are; others are dequantised to `dtype` on the way.
+
+    Args:
+        stored: the tensors by their names in the model's family.
+        packed: of find_packed.
+        model: has the parameters.
+        dtype: of its activations.
+        is_part: whether tensors may be missing, but for scales of weights that are there.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of an unreadable dtype, or without its scale.
+        MissingTensorsError: a tensor is missing.
+        CheckpointError: a tensor is unknown, of an unreadable dtype, or without its scale.
     """
-    return _Plan(stored, packed, model, dtype).loads()
+    return _Plan(stored, packed, model, dtype, is_part=is_part).loads()
 
 
 class _Plan:
@@ -118,7 +132,10 @@ class _Plan:
         packed: Mapping[str, PackedWeight],
         model: CausalLM,
         dtype: torch.dtype,
+        *,
+        is_part: bool,
     ) -> None:
+        self._is_part = is_part
         self._stored = stored
         self._packed = packed
         self._model = model
@@ -148,8 +165,10 @@ class _Plan:
             missing.discard(target)
             if isinstance(loads[-1].destination.layer, RoundsToFP8):
                 missing.discard(target + SCALE)
+        if self._is_part:
+            missing = torn(missing, self._destinations)
         if missing:
-            raise CheckpointError(
+            raise MissingTensorsError(
                 f"{self._where()}: {len(missing)} tensors are missing, the first is {min(missing)}"
             )
         return loads

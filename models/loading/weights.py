@@ -12,7 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load
-from models.loading.staging import BytesInFlight, PinnedStaging, Staging, stay_on_the_cpu
+from models.loading.staging import (
+    MAX_BYTES_IN_FLIGHT,
+    BytesInFlight,
+    PinnedStaging,
+    Staging,
+    stay_on_the_cpu,
+)
 from models.number_formats import E8M0, FP8, MXFP4
 
 MAX_THREADS = 8
@@ -33,6 +39,7 @@ def load_weights(
     on_progress: Callable[[str], None],
     *,
     is_shared: bool = False,
+    max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
 ) -> None:
     """Copies stored tensors into a model's parameters.
 
@@ -40,7 +47,7 @@ def load_weights(
     stored.
 
     On a CUDA device bytes go through pinned buffers and are decoded, cut and converted there; loads
-    take up to MAX_BYTES_IN_FLIGHT beside the model. on_progress gets one line for the operator
+    take up to `max_bytes_in_flight` beside the model. on_progress gets one line for the operator
     about once a second and at the end.
 
     Raises:
@@ -48,10 +55,10 @@ def load_weights(
             too large for products.
     """
     staging: Staging = PinnedStaging(device) if device.type == "cuda" else stay_on_the_cpu
-    in_flight = BytesInFlight()
+    in_flight = BytesInFlight(max_bytes_in_flight)
 
     def run(load: Load) -> tuple[torch.Tensor, int]:
-        with torch.no_grad(), in_flight.take(_peak_bytes(load)):
+        with torch.no_grad(), in_flight.take(peak_bytes(load)):
             if is_shared and load.is_view:
                 return _load_slices(load, staging)
             return _load(load, staging), _num_bytes(load)
@@ -83,7 +90,7 @@ def _load(load: Load, staging: Staging) -> torch.Tensor:
     """Fills one destination; returns whether all its values are finite, as a tensor."""
     values = load.decode(*[staging(part) for part in load.parts])
     _fill(load, values)
-    return _is_finite(values)
+    return all_finite(values)
 
 
 def _load_slices(load: Load, staging: Staging) -> tuple[torch.Tensor, int]:
@@ -126,12 +133,12 @@ class _StagedCopies(TorchFunctionMode):
             target, source = args
             self.num_bytes += source.nbytes
             source = self._staging(source)
-            self.are_finite.append(_is_finite(source))
+            self.are_finite.append(all_finite(source))
             args = (target, source)
         return func(*args, **(kwargs or {}))
 
 
-def _is_finite(values: torch.Tensor) -> torch.Tensor:
+def all_finite(values: torch.Tensor) -> torch.Tensor:
     """Returns a boolean scalar on the device of `values`."""
     if not values.numel() or not values.is_floating_point():
         return torch.ones((), dtype=torch.bool, device=values.device)
@@ -148,7 +155,7 @@ def _num_bytes(load: Load) -> int:
     return sum(part.nbytes for part in load.parts)
 
 
-def _peak_bytes(load: Load) -> int:
+def peak_bytes(load: Load) -> int:
     """Returns about how much memory a load takes, with the values that it decodes."""
     stored = _num_bytes(load)
     if load.is_view:
