@@ -22,11 +22,22 @@ def checkpoint_digest(folder: Path, load_format: str) -> str:
         CheckpointError: a file is missing or damaged.
     """
     Fields.read(folder / CONFIG_FILE)
-    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
+    config = (folder / CONFIG_FILE).read_bytes()
     if load_format == "safetensors":
-        for tensor in sorted(open_checkpoint(folder), key=lambda each: each.name):
-            values = tensor.values
-            digest.update(f"{tensor.name} {values.dtype} {tuple(values.shape)}\n".encode())
-            if values.dim() == 1:
-                digest.update(values.contiguous().view(torch.uint8).numpy().tobytes())
+        return tensors_digest(folder, config)
+    return hashlib.sha256(config).hexdigest()
+
+
+def tensors_digest(folder: Path, beginning: bytes = b"") -> str:
+    """Returns a digest of some bytes and of a checkpoint's headers and vectors.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    digest = hashlib.sha256(beginning)
+    for tensor in sorted(open_checkpoint(folder), key=lambda each: each.name):
+        values = tensor.values
+        digest.update(f"{tensor.name} {values.dtype} {tuple(values.shape)}\n".encode())
+        if values.dim() == 1:
+            digest.update(values.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -209,6 +209,12 @@ class Request:
     cache_salt: str = ""
     adapter: Adapter | None = None
     """Computes the request; None: the model itself."""
+    weights_salt: bytes = b""
+    """Keeps what other weights have cached apart; the core sets it, like the versions."""
+    weights_version: str = ""
+    """Version of the weights that compute the request now."""
+    first_weights_version: str | None = None
+    """Version of the weights that made its first token, or its cache, if it is another one."""
     caller: str = ""
     """Opaque name of the caller, whose grammars take turns with those of others."""
     resumed_token_ids: list[int] = field(default_factory=list)
@@ -291,6 +297,11 @@ class Request:
     def adapter_digest(self) -> bytes:
         """Digest of the adapter, which cached tokens depend on; empty without one."""
         return b"" if self.adapter is None else self.adapter.digest
+
+    @property
+    def cache_root(self) -> tuple[str, bytes, bytes]:
+        """All that cached tokens depend on, besides themselves: arguments of `root_key`."""
+        return self.cache_salt, self.adapter_digest, self.weights_salt
 
     @property
     def num_output_tokens(self) -> int:

@@ -138,7 +138,8 @@ class EngineServer:
             OpenEngineServicer(self.core, model, config, self._grammars, streams).add_to(
                 self._server
             )
-        if config.adapters.max_loras or config.worker.enable_sleep:
+        has_weights = config.weights.weights_folder is not None
+        if config.adapters.max_loras or has_weights or config.worker.enable_sleep:
             OperatorServicer(self.core, config.serving).add_to(self._server)
         if nodes is not None:
             NodeServicer(nodes, config.parallel, refused).add_to(self._server)

@@ -69,6 +69,7 @@ BROAD_EXCEPTS = {
     "services/frontend/engine_client/client.py": "a fault costs the session with one engine",
     "services/engine/core/worker_supervisor.py": "a fault costs the worker, and another one starts",
     "services/engine/worker/runner/adapter_store.py": "a bad file must not end the worker",
+    "services/engine/worker/runner/weight_store.py": "a bad file must not end the worker",
     "services/engine/worker/process.py": "a fault ends the worker, which reports it first",
     "services/engine/worker/start/loaded_model.py": "a model that cannot be traced is served",
     "services/engine/compilation/trace/transformed_code.py": "a decompiler's fault costs one file",

@@ -196,10 +196,12 @@ class EngineHello(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., model: _Optional[str] = ..., credit_window: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "weights_version")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     handle: int
-    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, handle: _Optional[int] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("handle", "failure")
@@ -250,7 +252,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks", "adapters", "asleep", "num_recent_tokens")
+    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks", "adapters", "asleep", "num_recent_tokens", "weights_salt")
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +263,7 @@ class Heartbeat(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ASLEEP_FIELD_NUMBER: _ClassVar[int]
     NUM_RECENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SALT_FIELD_NUMBER: _ClassVar[int]
     step_age_ms: int
     num_running: int
     num_waiting: int
@@ -271,7 +274,8 @@ class Heartbeat(_message.Message):
     adapters: KnownAdapters
     asleep: bool
     num_recent_tokens: int
-    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., adapters: _Optional[_Union[KnownAdapters, _Mapping]] = ..., asleep: _Optional[bool] = ..., num_recent_tokens: _Optional[int] = ...) -> None: ...
+    weights_salt: bytes
+    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., adapters: _Optional[_Union[KnownAdapters, _Mapping]] = ..., asleep: _Optional[bool] = ..., num_recent_tokens: _Optional[int] = ..., weights_salt: _Optional[bytes] = ...) -> None: ...
 
 class KnownAdapters(_message.Message):
     __slots__ = ("adapters",)
@@ -340,7 +344,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256", "prefix_key_version", "image_processor", "pooling", "max_running")
+    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256", "prefix_key_version", "image_processor", "pooling", "max_running", "weights_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +363,7 @@ class GetModelInfoResponse(_message.Message):
     IMAGE_PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     max_model_len: int
@@ -377,7 +382,8 @@ class GetModelInfoResponse(_message.Message):
     image_processor: ImageProcessor
     pooling: Pooling
     max_running: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ..., prefix_key_version: _Optional[int] = ..., image_processor: _Optional[_Union[ImageProcessor, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., max_running: _Optional[int] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ..., prefix_key_version: _Optional[int] = ..., image_processor: _Optional[_Union[ImageProcessor, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., max_running: _Optional[int] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "size", "is_normalized", "max_input_tokens", "prompts", "default_prompt_name", "pair")
@@ -447,7 +453,7 @@ class ExpertStats(_message.Message):
     def __init__(self, expert_load: _Optional[_Iterable[int]] = ..., physical_to_logical: _Optional[_Iterable[int]] = ..., rank_load: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_state_blocks", "num_snapshots", "num_snapshots_made", "num_snapshots_used", "num_host_blocks", "num_host_stores", "num_host_loads", "host_copy_bytes", "host_copy_s", "host_hit_tokens", "num_disk_blocks", "num_disk_writes", "num_disk_reads", "disk_read_s", "disk_hit_tokens", "num_disk_faults", "num_disk_drops", "num_encoded_images", "num_found_images", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "steps_by_num_drafts", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves", "rank_loads", "worker_progress", "sleep_state", "sleep_level")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_state_blocks", "num_snapshots", "num_snapshots_made", "num_snapshots_used", "num_host_blocks", "num_host_stores", "num_host_loads", "host_copy_bytes", "host_copy_s", "host_hit_tokens", "num_disk_blocks", "num_disk_writes", "num_disk_reads", "disk_read_s", "disk_hit_tokens", "num_disk_faults", "num_disk_drops", "num_encoded_images", "num_found_images", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "steps_by_num_drafts", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves", "rank_loads", "worker_progress", "sleep_state", "sleep_level", "weights_version")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -566,6 +572,7 @@ class GetStatsResponse(_message.Message):
     WORKER_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SLEEP_STATE_FIELD_NUMBER: _ClassVar[int]
     SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -635,7 +642,8 @@ class GetStatsResponse(_message.Message):
     worker_progress: str
     sleep_state: str
     sleep_level: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_state_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., num_snapshots_made: _Optional[int] = ..., num_snapshots_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_stores: _Optional[int] = ..., num_host_loads: _Optional[int] = ..., host_copy_bytes: _Optional[int] = ..., host_copy_s: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., num_disk_writes: _Optional[int] = ..., num_disk_reads: _Optional[int] = ..., disk_read_s: _Optional[float] = ..., disk_hit_tokens: _Optional[int] = ..., num_disk_faults: _Optional[int] = ..., num_disk_drops: _Optional[int] = ..., num_encoded_images: _Optional[int] = ..., num_found_images: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., steps_by_num_drafts: _Optional[_Mapping[int, int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ..., rank_loads: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., worker_progress: _Optional[str] = ..., sleep_state: _Optional[str] = ..., sleep_level: _Optional[int] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_state_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., num_snapshots_made: _Optional[int] = ..., num_snapshots_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_stores: _Optional[int] = ..., num_host_loads: _Optional[int] = ..., host_copy_bytes: _Optional[int] = ..., host_copy_s: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., num_disk_writes: _Optional[int] = ..., num_disk_reads: _Optional[int] = ..., disk_read_s: _Optional[float] = ..., disk_hit_tokens: _Optional[int] = ..., num_disk_faults: _Optional[int] = ..., num_disk_drops: _Optional[int] = ..., num_encoded_images: _Optional[int] = ..., num_found_images: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., steps_by_num_drafts: _Optional[_Mapping[int, int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ..., rank_loads: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., worker_progress: _Optional[str] = ..., sleep_state: _Optional[str] = ..., sleep_level: _Optional[int] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class RankLoad(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_free_blocks")

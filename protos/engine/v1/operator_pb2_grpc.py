@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class OperatorServiceStub:
-    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
-    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
+    """Adapters and weights of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the
+    engine has --lora-folder, --weights-folder or --enable-sleep, each for its own, and listens on loopback or knows its
+    callers by certificates.
     """
 
     def __init__(self, channel):
@@ -61,11 +62,27 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/octavo.engine.v1.OperatorService/UpdateWeights',
+                request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.UploadWeights = channel.stream_unary(
+                '/octavo.engine.v1.OperatorService/UploadWeights',
+                request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsResponse.FromString,
+                _registered_method=True)
+        self.GetWeights = channel.unary_unary(
+                '/octavo.engine.v1.OperatorService/GetWeights',
+                request_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
-    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
-    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
+    """Adapters and weights of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the
+    engine has --lora-folder, --weights-folder or --enable-sleep, each for its own, and listens on loopback or knows its
+    callers by certificates.
     """
 
     def LoadAdapter(self, request, context):
@@ -107,6 +124,29 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request, context):
+        """Replaces the model's weights by others on the engine's host. Refused with PERMISSION_DENIED without
+        --weights-folder, and with INVALID_ARGUMENT and what is wrong with them; the old weights then go on serving. One
+        update runs at a time; another one is refused with UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadWeights(self, request_iterator, context):
+        """The same for weights that the caller sends: first the update, then every tensor's description, then their bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWeights(self, request, context):
+        """Which weights serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -135,6 +175,21 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.SerializeToString,
             ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'UploadWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadWeights,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsResponse.SerializeToString,
+            ),
+            'GetWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWeights,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.engine.v1.OperatorService', rpc_method_handlers)
@@ -144,8 +199,9 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService:
-    """Adapters of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the engine has
-    --lora-folder or --enable-sleep and listens on loopback or knows its callers by certificates.
+    """Adapters and weights of the model, and the engine's sleep. The calls are refused with PERMISSION_DENIED unless the
+    engine has --lora-folder, --weights-folder or --enable-sleep, each for its own, and listens on loopback or knows its
+    callers by certificates.
     """
 
     @staticmethod
@@ -273,6 +329,87 @@ class OperatorService:
             '/octavo.engine.v1.OperatorService/Wake',
             protos_dot_engine_dot_v1_dot_operator__pb2.WakeRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_operator__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.OperatorService/UpdateWeights',
+            protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_operator__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/octavo.engine.v1.OperatorService/UploadWeights',
+            protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_operator__pb2.UploadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.OperatorService/GetWeights',
+            protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_operator__pb2.GetWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,7 +33,7 @@ GRAPH_STATE_QUARANTINED: GraphState
 GRAPH_STATE_PROVISIONAL: GraphState
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load", "read_adapter", "forget_adapter", "sleep", "wake", "order_id")
+    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load", "read_adapter", "forget_adapter", "sleep", "wake", "check_weights", "swap_weights", "drop_weights", "order_id")
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,9 @@ class WorkerCommand(_message.Message):
     FORGET_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SLEEP_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DROP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     step: bytes
     start_profile: ProfileStart
@@ -55,8 +58,11 @@ class WorkerCommand(_message.Message):
     forget_adapter: ForgetAdapter
     sleep: SleepOrder
     wake: WakeOrder
+    check_weights: CheckWeights
+    swap_weights: SwapWeights
+    drop_weights: DropWeights
     order_id: int
-    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., read_adapter: _Optional[_Union[ReadAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[ForgetAdapter, _Mapping]] = ..., sleep: _Optional[_Union[SleepOrder, _Mapping]] = ..., wake: _Optional[_Union[WakeOrder, _Mapping]] = ..., order_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., read_adapter: _Optional[_Union[ReadAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[ForgetAdapter, _Mapping]] = ..., sleep: _Optional[_Union[SleepOrder, _Mapping]] = ..., wake: _Optional[_Union[WakeOrder, _Mapping]] = ..., check_weights: _Optional[_Union[CheckWeights, _Mapping]] = ..., swap_weights: _Optional[_Union[SwapWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., order_id: _Optional[int] = ...) -> None: ...
 
 class ExpertPlacement(_message.Message):
     __slots__ = ("layer", "physical_to_logical")
@@ -174,15 +180,33 @@ class WorkerEvent(_message.Message):
     order_answer: OrderAnswer
     def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ..., adapter_read: _Optional[_Union[AdapterRead, _Mapping]] = ..., disk: _Optional[_Union[DiskReport, _Mapping]] = ..., order_answer: _Optional[_Union[OrderAnswer, _Mapping]] = ...) -> None: ...
 
+class CheckWeights(_message.Message):
+    __slots__ = ("path", "is_part")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    IS_PART_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    is_part: bool
+    def __init__(self, path: _Optional[str] = ..., is_part: _Optional[bool] = ...) -> None: ...
+
+class SwapWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class OrderAnswer(_message.Message):
-    __slots__ = ("order_id", "error", "num_bytes")
+    __slots__ = ("order_id", "error", "num_bytes", "digest")
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     order_id: int
     error: str
     num_bytes: int
-    def __init__(self, order_id: _Optional[int] = ..., error: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    digest: str
+    def __init__(self, order_id: _Optional[int] = ..., error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class SleepOrder(_message.Message):
     __slots__ = ("level",)

@@ -17,6 +17,7 @@ from services.engine.config.scheduler import SchedulerConfig
 from services.engine.config.section import ConfigSection
 from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.config.speculation import SpeculationConfig
+from services.engine.config.weights import WeightsConfig
 from services.engine.config.worker import WorkerConfig
 from services.settings.addresses import check_ports
 
@@ -42,6 +43,7 @@ class EngineConfig(BaseModel):
     grammar: GrammarConfig = GrammarConfig()
     images: ImagesConfig = ImagesConfig()
     adapters: LoraConfig = LoraConfig()
+    weights: WeightsConfig = WeightsConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
     @property

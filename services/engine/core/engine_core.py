@@ -28,6 +28,7 @@ from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
+from services.engine.core.weights import Weights
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import (
     DeadlineExpiredError,
@@ -101,6 +102,8 @@ class EngineCore:
             live=self.requests.all,
             end=self.abort,
         )
+        self.weights = Weights(config, live=self.requests.all, events=self.block_events)
+        make_executor = self.weights.prepared(make_executor)
         self._is_open = False
         self.drain = Drain(self.requests, abort_all=self._abort_drained)
         self.drain.listeners.add(lambda: on_readiness(False))
@@ -143,6 +146,7 @@ class EngineCore:
             self.watchers.close()
             self._abort_all(EngineUnavailableError("the engine stopped"))
             self.history.save()
+            self.weights.folder.close()
 
     def check_ready(self) -> None:
         """Raises EngineUnavailableError unless `is_ready`."""
@@ -272,6 +276,7 @@ class EngineCore:
         was_killed = False
         try:
             steps = self._steps
+            self.weights.use_worker(executor, steps)
             await self.adapters.serve(executor, steps.run(), lambda: self._open(steps))
         except WorkerKilledError:
             was_killed = True
@@ -282,6 +287,7 @@ class EngineCore:
             self._is_open = False
             self.adapters.lose_worker()
             self.sleep.lose_worker()
+            self.weights.lose_worker()
             self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
@@ -307,6 +313,7 @@ class EngineCore:
             raise DeadlineExpiredError("the request's time limit had passed when it arrived")
         self.requests.check_is_new(request.request_id)
         self._survivors.check(request)
+        self.weights.mark(request)
         request.constraint = with_token_rules(
             request.sampling,
             request.constraint,

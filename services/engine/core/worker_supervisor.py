@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 import structlog
@@ -27,6 +28,9 @@ STABLE_AFTER_S = 10.0
 
 class Executor(StepChannel, AdapterWorker, Protocol):
     """A worker process as the service sees it."""
+
+    def apply_weights(self, folders: Sequence[Path]) -> None:
+        """Has the start load checkpoints over the model's weights, in order."""
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
         """Starts the worker and waits until it takes steps.

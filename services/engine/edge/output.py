@@ -16,6 +16,8 @@ def usage_of(request: Request) -> sampling_pb2.Usage:
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=request.num_cached_tokens,
         output_tokens=request.num_output_tokens,
+        weights_version=request.weights_version,
+        first_weights_version=request.first_weights_version,
     )
 
 

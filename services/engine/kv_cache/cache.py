@@ -342,7 +342,7 @@ class KVCache:
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         keys, size = request.block_keys, self._block_size
         if len(keys) < num_blocks:
-            parent = keys[-1] if keys else root_key(request.cache_salt, request.adapter_digest)
+            parent = keys[-1] if keys else root_key(*request.cache_root)
             new_tokens = request.token_ids[len(keys) * size : num_blocks * size]
             if not request.images:
                 keys.extend(chain_keys(parent, new_tokens, size))

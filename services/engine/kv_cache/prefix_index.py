@@ -21,15 +21,16 @@ _ROOT = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.root")
 _BLOCK = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.block")
 
 
-def root_key(salt: str, adapter_digest: bytes = b"") -> bytes:
+def root_key(salt: str, adapter_digest: bytes = b"", weights_salt: bytes = b"") -> bytes:
     """Returns the key before the first block.
 
-    Different salts never share a block, nor do different adapters; no digest means no adapter.
+    Different salts never share a block, nor do different adapters or weights; no digest means no
+    adapter. The salt of weights is random, so that it is no adapter's digest.
     """
     data = salt.encode()
     digest = _ROOT.copy()
     # The length keeps the salt apart from the adapter.
-    digest.update(len(data).to_bytes(4, "little") + data + adapter_digest)
+    digest.update(len(data).to_bytes(4, "little") + data + adapter_digest + weights_salt)
     return digest.digest()
 
 

@@ -77,6 +77,13 @@ class EngineFamilies:
             stats.num_batched_tokens_limit,
             "Query tokens that a step may have",
         )
+        if version := self._core.weights.version:
+            yield self._families.gauges(
+                "weights_info",
+                "version",
+                {version: 1},
+                "1, with the version of the weights that serve",
+            )
         if stats.ranks:
             yield self._families.gauges(
                 "rank_kv_cache_blocks",

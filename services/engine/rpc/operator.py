@@ -1,4 +1,6 @@
-"""The methods of OperatorService: adapters that come and go, and the engine's sleep."""
+"""The methods of OperatorService: adapters, weights, and the engine's sleep."""
+
+from collections.abc import AsyncIterator
 
 import grpc
 
@@ -13,6 +15,8 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.core.sleep import SleepMode
 from services.engine.edge.request_reader import check_known
 from services.engine.errors import NotPermittedError
+from services.engine.rpc.weights import update_from_caller, update_from_host, weights_info
+from services.transport.message_reader import RefusedMessage
 
 _MODES = {
     operator_pb2.SLEEP_MODE_RECOMPUTE: SleepMode.RECOMPUTE,
@@ -87,12 +91,41 @@ class OperatorServicer(OperatorServiceServicer):
         report = await self._core.sleep.wake()
         return operator_pb2.WakeResponse(num_bytes=report.num_bytes, took_s=report.took_s)
 
+    async def UpdateWeights(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.UpdateWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.UpdateWeightsResponse:
+        """Replaces the weights by others on this host."""
+        del context
+        self._check()
+        await update_from_host(self._core.weights, request)
+        return operator_pb2.UpdateWeightsResponse(weights=weights_info(self._core.weights))
+
+    async def UploadWeights(  # noqa: N802  the protocol's name
+        self,
+        messages: AsyncIterator[operator_pb2.UploadWeightsRequest | RefusedMessage],
+        context: grpc.aio.ServicerContext,
+    ) -> operator_pb2.UploadWeightsResponse:
+        """Replaces the weights by those of the stream."""
+        del context
+        self._check()
+        await update_from_caller(self._core.weights, messages)
+        return operator_pb2.UploadWeightsResponse(weights=weights_info(self._core.weights))
+
+    async def GetWeights(  # noqa: N802  the protocol's name
+        self, request: operator_pb2.GetWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> operator_pb2.GetWeightsResponse:
+        """Returns which weights serve."""
+        del context
+        self._check()
+        check_known(request)
+        return operator_pb2.GetWeightsResponse(weights=weights_info(self._core.weights))
+
     def _check(self) -> None:
         """Refuses all callers if any host may call."""
         if not self._knows_callers:
             raise NotPermittedError(
-                "the engine listens beyond loopback without --tls-client-ca; its adapters are "
-                "neither shown nor changed, and it does not sleep"
+                "the engine listens beyond loopback without --tls-client-ca; its adapters and "
+                "weights are neither shown nor changed, and it does not sleep"
             )
 
     def _info(self, adapter: Adapter) -> operator_pb2.AdapterInfo:

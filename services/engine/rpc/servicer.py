@@ -131,6 +131,7 @@ class EngineServicer(EngineServiceServicer):
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
             max_running=self._config.max_running,
+            weights_version=self._core.weights.version,
         )
         if model.pooling is not None:
             info.pooling.CopyFrom(pooling_to_proto(model.pooling, model))
@@ -182,6 +183,7 @@ class EngineServicer(EngineServiceServicer):
             num_sessions=self._num_sessions,
             step_sizes=core.history.steps if has_step_sizes else None,
             weights=core.worker.weights if core.worker is not None else (),
+            weights_version=core.weights.version,
             experts=await core.expert_figures() if request.include_experts else (),
         )
         stats.num_tasks = len(asyncio.all_tasks())

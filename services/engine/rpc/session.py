@@ -208,7 +208,8 @@ class Session:
         """Submits a request to the core and confirms it to the frontend."""
         self._core.submit(request)
         self._live[request.handle] = request
-        self._outbox.answer(EngineMessage(admitted=Admitted(handle=request.handle)))
+        admitted = Admitted(handle=request.handle, weights_version=request.weights_version)
+        self._outbox.answer(EngineMessage(admitted=admitted))
 
     async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
         """Compiles a request's grammar and submits the request to the core."""
@@ -279,6 +280,7 @@ class Session:
             asleep=not self._core.sleep.is_awake,
             prefixes=self._prefix_changes() if self._wants_prefixes else None,
             adapters=self._adapters.changes(),
+            weights_salt=self._core.weights.salt,
         )
         return EngineMessage(heartbeat=heartbeat)
 

@@ -26,6 +26,7 @@ def stats_to_proto(
     num_sessions: int,
     step_sizes: StepHistory | None = None,
     weights: Iterable[KeptWeights] = (),
+    weights_version: str = "",
     experts: Iterable[ExpertFigures] = (),
 ) -> GetStatsResponse:
     """Converts a snapshot of the statistics."""
@@ -103,6 +104,7 @@ def stats_to_proto(
         worker_progress=stats.worker_progress,
         sleep_state=stats.sleep_state,
         sleep_level=stats.sleep_level,
+        weights_version=weights_version,
     )
 
 

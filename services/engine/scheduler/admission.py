@@ -203,8 +203,7 @@ class Admission:
 def _begin_alike(one: Request, other: Request, end: int) -> bool:
     """Whether the first `end` tokens of two requests mean the same, and may be shared."""
     return (
-        one.cache_salt == other.cache_salt
-        and one.adapter_digest == other.adapter_digest
+        one.cache_root == other.cache_root
         and one.token_ids[:end] == other.token_ids[:end]
         and _images_before(one, end) == _images_before(other, end)
     )

@@ -49,6 +49,8 @@ class DataParallelScheduler:
         self._ranks = tuple(ranks)
         self.tiers = tuple(tiers for each in ranks for tiers in each.tiers)
         """The tiers below the GPU of each rank."""
+        self.holdings = tuple(holdings for each in ranks for holdings in each.holdings)
+        """The requests of each rank, for changes between two steps."""
         self._dispatcher = dispatcher
         self._most_drafts = draft_lengths[-1]
         self._draft_length = choice_of(draft_lengths)

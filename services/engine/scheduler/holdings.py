@@ -222,6 +222,21 @@ class Holdings:
         self.counts.num_preemptions += 1
         return request
 
+    def change_weights(self, salt: bytes, *, keeps_cache: bool) -> None:
+        """Parts all requests from what other weights have cached; no step is in flight.
+
+        Args:
+            salt: of the new weights.
+            keeps_cache: whether running requests keep their blocks; else they start over.
+        """
+        while self.running and not keeps_cache:
+            self.preempt_last()
+        for request in (*self.waiting, *self.parked):
+            request.weights_salt = salt
+            request.block_keys.clear()
+        if not keeps_cache:
+            self.images.forget()
+
     def end(self, request: Request) -> None:
         """Ends a running or waiting request; `drop_ended` removes it from the running list."""
         was_running = request.status is RequestStatus.RUNNING

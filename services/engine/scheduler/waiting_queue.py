@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 from services.engine.request import Request
 
@@ -39,17 +40,35 @@ class WaitingQueue:
         # removing from the middle costs a search.
         self._by_rank: list[tuple[tuple[bool, float, int], Request]] = []
         self._by_arrival: list[int] = []
+        self._held: dict[int, Request] | None = None
+        """New requests while these are held, by arrival index."""
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._held or ())
 
     def __iter__(self) -> Iterator[Request]:
         """Yields the requests, in no order."""
-        return iter(self._waiting.values())
+        return chain(self._waiting.values(), (self._held or {}).values())
+
+    def hold_new(self) -> None:
+        """Keeps requests that have never run from being next, later ones included."""
+        self._held = {}
+        for request in [each for each in self._waiting.values() if each.started is None]:
+            self.discard(request)
+            self._held[request.arrival_index] = request
+
+    def release_new(self) -> None:
+        """Ends `hold_new`, if it was called."""
+        held, self._held = self._held or {}, None
+        for request in held.values():
+            self.push(request)
 
     def push(self, request: Request) -> None:
         """Adds a request with an arrival index and a rank."""
+        if self._held is not None and request.started is None:
+            self._held[request.arrival_index] = request
+            return
         self._waiting[request.arrival_index] = request
         heapq.heappush(self._by_rank, (service_order(request), request))
         heapq.heappush(self._by_arrival, request.arrival_index)
@@ -80,6 +99,8 @@ class WaitingQueue:
 
     def discard(self, request: Request) -> None:
         """Removes a waiting request."""
+        if self._held is not None and self._held.pop(request.arrival_index, None) is not None:
+            return
         del self._waiting[request.arrival_index]
         most = 2 * len(self._waiting)
         if len(self._by_rank) > most:

@@ -82,6 +82,10 @@ class WorkerExecutor:
         """The process id of rank 0 while it lives."""
         return self._ranks[0].pid
 
+    def apply_weights(self, folders: Sequence[Path]) -> None:
+        """Has the next start load checkpoints over the model's weights, in order."""
+        self._config = self._config.with_flags(apply_weights=list(folders))
+
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
         """Starts all ranks and waits until they take steps.
 

@@ -6,6 +6,8 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import structlog
@@ -14,6 +16,7 @@ from models.parallel.collectives import LostPeerError, check_arrivals, num_issue
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
     GraphOrder,
+    OrderAnswer,
     ProfileReport,
     ProfileStarted,
     Recompilation,
@@ -36,6 +39,7 @@ from services.engine.worker.recompilations import Recompilations
 from services.engine.worker.runner.adapter_store import AdapterStore
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
+from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.sleeper import Sleeper
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
@@ -45,7 +49,7 @@ from services.engine.worker.wire import Channel
 log = structlog.get_logger()
 
 READING_POLL_S = 0.01
-"""Pause between looks at adapters that are being read."""
+"""Pause between looks at adapters and weights that are being read."""
 POLL_S = 50e-6
 """Pause between looks at a result that the device has not finished, and at the socket."""
 
@@ -87,6 +91,7 @@ def run_worker(
             return 1
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
+        server.weights = started.weights
         sleeper = None if started.memory is None else Sleeper(started.memory)
         server.serve(started.runner, started.ready, started.capture, sleeper)
     except EOFError:
@@ -161,6 +166,8 @@ class StepServer:
         self._last_result_ns = 0
         self.step_id = 0
         """The step read last; 0 before the first."""
+        self.weights: WeightStore | None = None
+        """Checks other weights, and loads them into the model."""
 
     def serve(
         self,
@@ -227,6 +234,7 @@ class StepServer:
         if runner.adapters is not None:
             for answer in runner.adapters.finished():
                 self._send(WorkerEvent(adapter_read=answer))
+        self._answer(() if self.weights is None else self.weights.finished())
 
     def _go_on_capturing(self, capture: BackgroundCapture, *, is_idle: bool) -> None:
         """Captures what is due. Of several ranks each waits for the order: captures communicate."""
@@ -283,6 +291,9 @@ class StepServer:
                 runner.adapters.begin_read(command.read_adapter)
             else:
                 runner.adapters.forget(command.forget_adapter.digest)
+        elif kind in ("check_weights", "swap_weights", "drop_weights"):
+            assert self.weights is not None, "a worker that serves has a model"
+            self._answer(self.weights.obey(command))
         elif kind == "capture":
             assert capture is not None, "a capture is ordered when it is due"
             self._capture_as_told(capture, command.capture)
@@ -294,6 +305,10 @@ class StepServer:
             with self._profiler.step(descriptor):
                 self._pending.append(self._execute(runner, descriptor))
             self._report_recompilations()
+
+    def _answer(self, answers: Iterable[OrderAnswer]) -> None:
+        for answer in answers:
+            self._send(WorkerEvent(order_answer=answer))
 
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.
@@ -374,6 +389,7 @@ class StepServer:
             self._profiler.max_wait_s,
             None if capture is None else capture.max_wait_s,
             READING_POLL_S if is_reading else None,
+            READING_POLL_S if self.weights is not None and self.weights.is_checking else None,
         )
         return min((wait for wait in waits if wait is not None), default=None)
 

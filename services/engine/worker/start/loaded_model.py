@@ -31,6 +31,7 @@ from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
 from services.engine.model_fit import check_batch_invariance, check_data_parallel
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.model_memory import ModelMemory
 from services.engine.worker.sleep.releasable_memory import zeros_from
 from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
@@ -78,6 +79,7 @@ class LoadedModel:
     config: EngineConfig
     ranks: Ranks
     model: CausalLM
+    weights: WeightStore
     limits: StepLimits
     device: torch.device
     dtype: torch.dtype
@@ -183,6 +185,8 @@ class LoadedModel:
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
+        weights = WeightStore(model, ranks.group, device=device, dtype=dtype)
+        weights.load_at_start(config.weights.apply_weights, report_progress)
         if config.adapters.max_loras:
             make_room(
                 model,
@@ -218,6 +222,7 @@ class LoadedModel:
             config=config,
             ranks=ranks,
             model=model,
+            weights=weights,
             limits=limits,
             device=device,
             dtype=dtype,

@@ -24,6 +24,7 @@ from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import RankPlace
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.model_memory import ModelMemory
 from services.engine.worker.start.device import choose_device, dtype_name
 from services.engine.worker.start.graph_setup import (
@@ -68,6 +69,7 @@ class StartedWorker:
     ready: WorkerReady
     capture: BackgroundCapture | None
     ranks: Ranks
+    weights: WeightStore
     memory: ModelMemory | None = None
 
 
@@ -185,7 +187,12 @@ def start_worker(
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
     return StartedWorker(
-        runner=runner, ready=ready, capture=capture, ranks=ranks, memory=loaded.memory
+        runner=runner,
+        ready=ready,
+        capture=capture,
+        ranks=ranks,
+        weights=loaded.weights,
+        memory=loaded.memory,
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.request import Request, RequestStatus
+from services.engine.request import Request, RequestStatus, StepMark
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s
 from tests.support.requests import make_request
 
@@ -123,3 +123,24 @@ def test_the_oldest_is_known_and_may_be_promoted_once_or_often():
         queue.promote(old, rank)
     assert [queue.pop() for _ in range(len(queue))] == [old, *reversed(others)]
     assert queue.oldest() is None
+
+
+def test_new_requests_are_held_while_preempted_ones_go_on():
+    new, begun, later, ended = waiting(0), waiting(1), waiting(2), waiting(3)
+    begun.started = StepMark(1, 0.0)
+    queue = WaitingQueue()
+    for request in (new, begun):
+        queue.push(request)
+    queue.hold_new()
+    for request in (later, ended):
+        queue.push(request)
+    assert (len(queue), set(queue)) == (4, {new, begun, later, ended})
+    queue.discard(ended)
+    assert queue.pop() is begun
+    assert (queue.peek(), queue.oldest(), len(queue)) == (None, None, 2)
+    queue.push(begun)
+    assert queue.peek() is begun
+    queue.release_new()
+    assert [queue.pop() for _ in range(3)] == [new, begun, later]
+    queue.release_new()
+    assert len(queue) == 0
