@@ -93,6 +93,8 @@ class FakeEngine:
     prefixes: engine_pb2.PrefixChanges | None = None
     """Told in the next heartbeat."""
     prefix_key_version: int = PREFIX_KEY_VERSION
+    weights_version: str = ""
+    """Of all that it serves."""
     image_processor: engine_pb2.ImageProcessor | None = None
     """How it wants images; None sees none."""
     part_s: float = 0.0
@@ -261,7 +263,8 @@ class FakeEngine:
         if submit.sampling.HasField("max_tokens") and not self.ignores_max_tokens:
             tokens = tokens[: submit.sampling.max_tokens]
         self.live[session.number, submit.handle] = _Live(submit, prompt, tokens, num_resumed)
-        return engine_pb2.EngineMessage(admitted=engine_pb2.Admitted(handle=submit.handle))
+        admitted = engine_pb2.Admitted(handle=submit.handle, weights_version=self.weights_version)
+        return engine_pb2.EngineMessage(admitted=admitted)
 
     def _abort(
         self,
@@ -273,7 +276,7 @@ class FakeEngine:
         for handle in abort.handles:
             if live := self.live.pop((session.number, handle), None):
                 self.aborted.append(live.submit.request_id)
-                step.finished.append(_finished(live, FinishReason.FINISH_REASON_ABORTED))
+                step.finished.append(self._finished(live, FinishReason.FINISH_REASON_ABORTED))
         session.steps_sent += 1
         outgoing.put_nowait(engine_pb2.EngineMessage(step=step))
 
@@ -342,7 +345,7 @@ class FakeEngine:
     def _pooled(self, live: _Live) -> engine_pb2.Finished:
         if self.failure is not None:
             return engine_pb2.Finished(handle=live.submit.handle, failure=self.failure)
-        finished = _finished(live, FinishReason.FINISH_REASON_STOP)
+        finished = self._finished(live, FinishReason.FINISH_REASON_STOP)
         vector = np.zeros(self.pooling.size, "<f4")
         vector[:2] = [sum(live.prompt), len(live.prompt)][: self.pooling.size]
         finished.vector = vector.tobytes()
@@ -353,15 +356,19 @@ class FakeEngine:
             return engine_pb2.Finished(handle=live.submit.handle, failure=self.failure)
         last = live.tokens[-1]
         if last not in (EOS_TOKEN_ID, *live.submit.sampling.stop_token_ids):
-            return _finished(live, FinishReason.FINISH_REASON_LENGTH)
-        finished = _finished(live, FinishReason.FINISH_REASON_STOP)
+            return self._finished(live, FinishReason.FINISH_REASON_LENGTH)
+        finished = self._finished(live, FinishReason.FINISH_REASON_STOP)
         finished.stop_token_id = last
         return finished
 
-
-def _finished(live: _Live, reason: FinishReason) -> engine_pb2.Finished:
-    usage = Usage(prompt_tokens=len(live.prompt), cached_tokens=2, output_tokens=live.num_sent)
-    return engine_pb2.Finished(handle=live.submit.handle, finish_reason=reason, usage=usage)
+    def _finished(self, live: _Live, reason: FinishReason) -> engine_pb2.Finished:
+        usage = Usage(
+            prompt_tokens=len(live.prompt),
+            cached_tokens=2,
+            output_tokens=live.num_sent,
+            weights_version=self.weights_version,
+        )
+        return engine_pb2.Finished(handle=live.submit.handle, finish_reason=reason, usage=usage)
 
 
 def _logprob(token_id: int) -> PositionLogprobs:

@@ -1,6 +1,7 @@
 """Engine and frontend compute the same keys, which docs/protocol.md defines by example too."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 from hypothesis import given
@@ -28,6 +29,19 @@ def test_both_sides_cut_keys_alike():
 def test_a_frontend_expects_what_the_engine_reports(salt, token_ids, block_size):
     expected = compact_keys(salt, pack_uint32(token_ids), block_size, max_blocks=1000)
     assert read_keys(reported(salt, token_ids, block_size)) == expected
+
+
+def test_adapters_and_weights_are_part_of_the_root():
+    tokens = [1, 2, 3, 4]
+    seen = set()
+    for adapter, weights in product((b"", b"a" * 32), (b"", b"w" * 16)):
+        expected = compact_keys(
+            "s", pack_uint32(tokens), 2, max_blocks=9, adapter_digest=adapter, weights_salt=weights
+        )
+        keys = chain_keys(root_key("s", adapter, weights), tokens, 2)
+        assert read_keys(b"".join(key[:PREFIX_KEY_BYTES] for key in keys)) == expected
+        seen.update(expected)
+    assert len(seen) == 8
 
 
 def test_the_keys_are_those_of_the_document():

@@ -158,7 +158,10 @@ class TokenSink(Protocol):
         logprobs: Sequence[PositionLogprobs],
         prompt_logprobs: Sequence[PositionLogprobs] = (),
     ) -> None:
-        """Appends tokens; an empty call means that the engine has admitted the request."""
+        """Appends tokens."""
+
+    def put_admitted(self, weights_version: str) -> None:
+        """Notes that the engine has admitted the request, and the version of its weights."""
 
     def put_finished(self, finished: Finished) -> None:
         """Ends the request successfully."""

@@ -27,6 +27,7 @@ def compact_keys(
     max_blocks: int,
     images: Sequence[PlacedImage] = (),
     adapter_digest: bytes = b"",
+    weights_salt: bytes = b"",
 ) -> list[int]:
     """Returns the keys of a prompt's full blocks as integers, in the form that engines report.
 
@@ -37,12 +38,13 @@ def compact_keys(
         max_blocks: most blocks that get a key.
         images: images in the prompt, in the order of their tokens.
         adapter_digest: of the request's adapter; empty for none.
+        weights_salt: the engine's; empty until its weights change.
     """
     stride = 4 * block_size
     num_blocks = min(len(token_ids) // stride, max_blocks)
     data = salt.encode()
     digest = _ROOT.copy()
-    digest.update(len(data).to_bytes(4, "little") + data + adapter_digest)
+    digest.update(len(data).to_bytes(4, "little") + data + adapter_digest + weights_salt)
     key = digest.digest()
     begun: dict[int, bytes] = {}
     for image in images:

@@ -65,26 +65,27 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest, draw: random
     """Returns the engine with the least work; one whose step hangs only if all steps hang."""
     engines = [engine for engine in engines if not engine.view.is_stalled] or engines
     num_tokens = len(request.prompt_token_ids) // 4
-    sizes = [_block_size(engine) for engine in engines]
+    forms = [(_block_size(engine), engine.view.heartbeat.weights_salt) for engine in engines]
     keys = {
-        size: compact_keys(
+        (size, weights_salt): compact_keys(
             request.cache_salt,
             request.prompt_token_ids,
             size,
             max_blocks=MAX_ROUTED_BLOCKS,
             images=request.images,
             adapter_digest=request.adapter_digest,
+            weights_salt=weights_salt,
         )
-        for size in set(sizes)
+        for size, weights_salt in set(forms)
     }
     prospects = [
-        _prospect(engine, size, keys[size], request.adapter)
-        for engine, size in zip(engines, sizes, strict=True)
+        _prospect(engine, form[0], keys[form], request.adapter)
+        for engine, form in zip(engines, forms, strict=True)
     ]
     index = pick(prospects, num_tokens, draw)
-    size = sizes[index]
+    size, _ = form = forms[index]
     num_missing = num_tokens - prospects[index].num_cached
-    return Choice(engines[index], keys[size], num_missing_blocks=-(-num_missing // size))
+    return Choice(engines[index], keys[form], num_missing_blocks=-(-num_missing // size))
 
 
 def pick(

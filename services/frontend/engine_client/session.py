@@ -195,7 +195,7 @@ class EngineSession:
                 self._take_step(message.step)
             case "admitted":
                 if sink := self._sinks.get(message.admitted.handle):
-                    sink.put((), ())
+                    sink.put_admitted(message.admitted.weights_version)
             case "rejected":
                 if sink := self._let_go(message.rejected.handle):
                     error = error_of(message.rejected.failure)

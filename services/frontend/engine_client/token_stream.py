@@ -61,6 +61,9 @@ class TokenStream:
         self._is_aborted = False
         self._is_admitted = False
         self._is_over = False
+        self._weights_version = ""
+        self._begun_version: str | None = None
+        """Version of the weights that made the first tokens, on an engine that was lost."""
         self._error: Exception | None = None
         self._pending = TokenBatch()
         self._pending_since_s = 0.0
@@ -113,7 +116,7 @@ class TokenStream:
         logprobs: Sequence[PositionLogprobs],
         prompt_logprobs: Sequence[PositionLogprobs] = (),
     ) -> None:
-        """Appends tokens; an empty call means that the engine has admitted the request."""
+        """Appends tokens."""
         if self._is_over:  # as it was ended here
             return
         self._is_admitted = True
@@ -127,10 +130,18 @@ class TokenStream:
             self._end_overrun()
         self._news.set()
 
+    def put_admitted(self, weights_version: str) -> None:
+        """Notes that the engine has admitted the request, and the version of its weights."""
+        self._weights_version = weights_version
+        self.put((), ())
+
     def put_finished(self, finished: Finished) -> None:
         """Ends the request successfully."""
         if self._is_over:
             return
+        begun = self._begun_version
+        if begun is not None and begun != finished.usage.weights_version:
+            finished.usage.first_weights_version = begun
         self._pending.finish_reason = finished.finish_reason
         self._pending.usage = finished.usage
         self._pending.vector = finished.vector
@@ -198,6 +209,8 @@ class TokenStream:
         self._error = None
         self._pending = TokenBatch()
         if tokens:
+            if self._begun_version is None:
+                self._begun_version = self._weights_version
             self._pool.counts.num_migrations += 1
         else:
             self._pool.counts.num_retries += 1

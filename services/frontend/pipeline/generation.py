@@ -154,11 +154,10 @@ class Generation:
         self._num_output_tokens += num_tokens
         spent = batch.usage or await self._usage_after_abort()
         batch.finish_reason, batch.stop_token_id = STOP, None
-        batch.usage = Usage(
-            prompt_tokens=len(self.prompt_token_ids),
-            cached_tokens=spent.cached_tokens,
-            output_tokens=self._num_output_tokens,
-        )
+        batch.usage = Usage()
+        batch.usage.CopyFrom(spent)
+        batch.usage.prompt_tokens = len(self.prompt_token_ids)
+        batch.usage.output_tokens = self._num_output_tokens
 
     async def _usage_after_abort(self) -> Usage:
         self.cancel()

@@ -11,6 +11,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.request import Output
 
 _SEED_BITS = 64
+_FIRST_VERSION = "first_weights_version"
 
 
 class Samples:
@@ -74,7 +75,13 @@ class Samples:
         usages = [self._usages[index] for index in range(len(self._generations))]
         size = self._samples_per_prompt
         prompts = [usages[start : start + size] for start in range(0, len(usages), size)]
+        versions = [
+            *(each.first_weights_version for each in usages if each.HasField(_FIRST_VERSION)),
+            *(each.weights_version for each in usages),
+        ]
         return Usage(
+            weights_version=versions[-1],
+            first_weights_version=versions[0] if versions[0] != versions[-1] else None,
             prompt_tokens=sum(max(each.prompt_tokens for each in of) for of in prompts),
             cached_tokens=sum(min(each.cached_tokens for each in of) for of in prompts),
             output_tokens=sum(each.output_tokens for each in usages),

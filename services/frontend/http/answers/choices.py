@@ -13,6 +13,7 @@ from services.frontend.engine_client.messages import ABORTED, STOP
 from services.frontend.engine_client.messages import Usage as EngineUsage
 from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers.logprobs import PromptLogprobs
+from services.frontend.http.answers.weights import WeightsField, weights_of
 from services.frontend.http.bodies.call import Call
 from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
 from services.frontend.http.wire.writer import ResponseWriter
@@ -40,7 +41,7 @@ class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class Usage(TypedDict):
+class Usage(WeightsField):
     """The usage in tokens."""
 
     prompt_tokens: int
@@ -225,6 +226,7 @@ def usage_body(usage: EngineUsage) -> Usage:
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        **weights_of(usage),
     }
 
 

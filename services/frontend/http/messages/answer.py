@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.frontend.engine_client.messages import STOP, Usage
+from services.frontend.http.answers.weights import weights_of
 from services.frontend.http.messages.answer_schema import (
     AppliedEdit,
     BlockMore,
@@ -206,6 +207,7 @@ def usage_body(usage: Usage) -> MessageUsage:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
+        **weights_of(usage),
     }
 
 

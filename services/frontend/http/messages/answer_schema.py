@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypeAliasType, TypedDict
 
+from services.frontend.http.answers.weights import WeightsField
 from services.frontend.http.messages.errors import MessageError
 
 
@@ -49,7 +50,7 @@ class ReplyToolUse(TypedDict):
 ReplyBlock = Annotated[ReplyText | ReplyThinking | ReplyToolUse, Field(discriminator="type")]
 
 
-class MessageUsage(TypedDict):
+class MessageUsage(WeightsField):
     """The usage in tokens; input tokens are the uncached ones."""
 
     input_tokens: int

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from services.frontend.http.answers.weights import WeightsField
 from services.frontend.http.responses.tool_schema import (
     AllowedTools,
     CustomChoice,
@@ -118,7 +119,7 @@ class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(TypedDict):
+class ResponseUsage(WeightsField):
     """The usage in tokens."""
 
     input_tokens: int

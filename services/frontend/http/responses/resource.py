@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 
 from services.frontend.engine_client.messages import Usage
+from services.frontend.http.answers.weights import weights_of
 from services.frontend.http.responses.answer_schema import (
     OutputItem,
     Response,
@@ -86,4 +87,5 @@ def usage_body(usage: Usage) -> ResponseUsage:
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        **weights_of(usage),
     }

@@ -221,3 +221,14 @@ class TestInMidStream:
             assert last.failure.code == grpc.StatusCode.UNAVAILABLE.value[0]
             assert not second.submits
             session.cancel()
+
+
+async def test_a_request_of_two_engines_says_so_if_their_weights_differ():
+    for versions in (("old", "new"), ("", "new"), ("same", "same")):
+        async with pair() as (first, second, stack):
+            first.weights_version, second.weights_version = versions
+            outputs = await broken_off(stack, first, request(), 3)
+            usage, (begun, ended) = outputs[-1].usage, versions
+            assert usage.weights_version == ended
+            assert usage.HasField("first_weights_version") == (begun != ended)
+            assert begun == ended or usage.first_weights_version == begun
