@@ -92,7 +92,22 @@ def open_channel(address: str, tls: Tls = PLAIN) -> grpc.aio.Channel:
 
     It uses a proxy that the environment names, as gRPC does, but not for this machine.
     """
-    options = [
+    options, credentials = _options(address), tls.credentials
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def open_blocking_channel(address: str, tls: Tls = PLAIN) -> grpc.Channel:
+    """Returns a channel like that of `open_channel`, for calls without an event loop."""
+    options, credentials = _options(address), tls.credentials
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _options(address: str) -> list[tuple[str, int]]:
+    return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         # A vanished host is found by pings within seconds; TCP alone takes minutes.
@@ -103,10 +118,6 @@ def open_channel(address: str, tls: Tls = PLAIN) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", int(not _is_loopback(address))),
     ]
-    credentials = tls.credentials
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _is_loopback(address: str) -> bool:

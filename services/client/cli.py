@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.client.commands import lora, profile
+from services.client.commands import lora, profile, weights
 from services.client.commands.bench import bench_compare, bench_serving
 from services.client.commands.chat import chat
 from services.client.commands.demo import demo
@@ -107,6 +107,10 @@ _lora.command("add")(expand_dataclasses(lora.add))
 _lora.command("remove")(expand_dataclasses(lora.remove))
 _lora.command("list")(expand_dataclasses(lora.list_adapters))
 app.add_typer(_lora, name="lora", rich_help_panel="Look after them")
+_weights = typer.Typer(no_args_is_help=True, help="Replaces the model's weights while it serves.")
+_weights.command("update")(expand_dataclasses(weights.update))
+_weights.command("show")(expand_dataclasses(weights.show))
+app.add_typer(_weights, name="weights", rich_help_panel="Look after them")
 
 _cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")
 _cache.command(

@@ -26,6 +26,10 @@ class Usage:
     output_tokens: int
     reasoning_tokens: int = 0
     """Those of the output that are reasoning."""
+    weights_version: str = ""
+    """Of the weights that made the last token; empty if they have no name."""
+    first_weights_version: str | None = None
+    """Of the weights that made the first token, if it is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +165,10 @@ def usage_of(usage: sampling_pb2.Usage) -> Usage:
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        weights_version=usage.weights_version,
+        first_weights_version=(
+            usage.first_weights_version if usage.HasField("first_weights_version") else None
+        ),
     )
 
 

@@ -121,6 +121,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     cached_share = stats.cached_tokens / max(stats.prompt_tokens, 1)
     rows = {
         "state": _state(stats),
+        **({"weights": stats.weights_version} if stats.weights_version else {}),
         "requests": f"{stats.num_running} running, {stats.num_waiting} waiting, "
         f"{stats.num_sessions} sessions",
         "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "

@@ -5,10 +5,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from protos.engine.v1.engine_pb2 import EngineMessage
+from protos.engine.v1.engine_pb2 import Admitted, EngineMessage
 from services.engine.config.serving import ServingConfig
 from services.engine.errors import SlowReaderError
-from services.engine.request import RequestOutput
+from services.engine.request import Request, RequestOutput
 from services.engine.rpc.step_columns import StepColumns
 
 MAX_QUEUED_ANSWERS = 1024
@@ -52,6 +52,11 @@ class Outbox:
         if self._columns.num_bytes > self._max_bytes:
             self.fail(SlowReaderError(f"{self._columns.num_bytes} bytes of output lay unread"))
         self._wake.set()
+
+    def admit(self, request: Request) -> None:
+        """Confirms a request to the frontend."""
+        admitted = Admitted(handle=request.handle, weights_version=request.weights_version)
+        self.answer(EngineMessage(admitted=admitted))
 
     def answer(self, message: EngineMessage) -> None:
         """Queues a message to send before all step output gathered so far."""

@@ -8,7 +8,6 @@ import grpc
 import structlog
 
 from protos.engine.v1.engine_pb2 import (
-    Admitted,
     Draining,
     EngineHello,
     EngineMessage,
@@ -208,8 +207,7 @@ class Session:
         """Submits a request to the core and confirms it to the frontend."""
         self._core.submit(request)
         self._live[request.handle] = request
-        admitted = Admitted(handle=request.handle, weights_version=request.weights_version)
-        self._outbox.answer(EngineMessage(admitted=admitted))
+        self._outbox.admit(request)
 
     async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
         """Compiles a request's grammar and submits the request to the core."""

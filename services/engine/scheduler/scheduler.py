@@ -98,7 +98,6 @@ class Scheduler:
         self.tiers = (self._tiers,)
         """The tiers below the GPU of each data-parallel rank."""
         self.holdings = (self._holdings,)
-        """The requests of each data-parallel rank, for changes between two steps."""
         self._recovery = Recovery(
             self._holdings,
             self._tiers,
