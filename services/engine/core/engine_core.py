@@ -102,7 +102,12 @@ class EngineCore:
             live=self.requests.all,
             end=self.abort,
         )
-        self.weights = Weights(config, live=self.requests.all, events=self.block_events)
+        self.weights = Weights(
+            config,
+            live=self.requests.all,
+            events=self.block_events,
+            check_awake=lambda: self.sleep.check_awake(),
+        )
         make_executor = self.weights.prepared(make_executor)
         self._is_open = False
         self.drain = Drain(self.requests, abort_all=self._abort_drained)
@@ -111,6 +116,7 @@ class EngineCore:
             config.worker,
             self.requests,
             abort_all=self._abort_all,
+            is_updating=lambda: self.weights.is_updating,
             on_change=lambda: on_readiness(self.is_ready),
         )
         self._supervisor = WorkerSupervisor(

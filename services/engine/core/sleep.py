@@ -80,6 +80,7 @@ class Sleep:
         requests: LiveRequests,
         *,
         abort_all: Callable[[EngineError], None],
+        is_updating: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
         """Starts awake.
@@ -88,6 +89,7 @@ class Sleep:
             config: whether the worker can sleep, and how long it may take.
             requests: the live ones.
             abort_all: ends them.
+            is_updating: returns whether an update of the weights runs.
             on_change: called when the engine may take requests, or not any more.
         """
         self.state = SleepState.AWAKE
@@ -96,6 +98,7 @@ class Sleep:
         self._config = config
         self._requests = requests
         self._abort_all = abort_all
+        self._is_updating = is_updating
         self._on_change = on_change
         self._steps: StepLoop | None = None
         self._held: _Held | None = None
@@ -145,7 +148,8 @@ class Sleep:
         Raises:
             NotPermittedError: the engine lacks --enable-sleep.
             InvalidRequestError: there is no such level.
-            SleepError: it sleeps at another level, or the worker cannot sleep.
+            SleepError: it sleeps at another level, its weights are being updated, or the worker
+                cannot sleep.
             DeadlineExpiredError: requests did not end in time; the engine stays awake.
             EngineUnavailableError: there is no worker, or it was lost.
         """
@@ -157,6 +161,8 @@ class Sleep:
                 if level != self.level:
                     raise SleepError(f"the engine sleeps at level {self.level}; wake it first")
                 return SleepReport(0, 0.0)
+            if self._is_updating():
+                raise SleepError("the engine's weights are being updated")
             steps = self._steps
             if steps is None:
                 raise EngineUnavailableError("the engine is not ready: its worker is starting")

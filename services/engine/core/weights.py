@@ -96,6 +96,7 @@ class Weights:
         *,
         live: Callable[[], Iterable[Request]],
         events: Sequence[BlockEvents],
+        check_awake: Callable[[], None],
     ) -> None:
         """Starts with the weights of the command line.
 
@@ -103,10 +104,12 @@ class Weights:
             config: the engine's.
             live: returns all live requests.
             events: each rank's record of cached blocks.
+            check_awake: raises EngineUnavailableError while the engine sleeps.
         """
         self._config = config
         self._live = live
         self._events = events
+        self._check_awake = check_awake
         self.folder = WeightsFolder(config.weights.weights_folder)
         """Where updates come from, and where copies of them are kept."""
         self.version = config.weights.weights_version
@@ -176,9 +179,10 @@ class Weights:
             NotPermittedError: the operator allows no updates.
             DuplicateRequestError: the weights have this version already.
             InvalidRequestError: something is wrong with the new weights.
-            EngineUnavailableError: another update runs, or the worker was lost.
+            EngineUnavailableError: another update runs, the engine sleeps, or the worker was lost.
         """
         self.folder.check()
+        self._check_awake()
         if self._updating is not None:
             raise EngineUnavailableError("another update of the weights runs")
         self._check(wanted)

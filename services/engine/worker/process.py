@@ -7,7 +7,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import structlog
@@ -287,10 +286,7 @@ class StepServer:
             self._send(WorkerEvent(expert_load=runner.experts.load()))
         elif kind in ("read_adapter", "forget_adapter"):
             assert runner.adapters is not None, "the service knows whether there is room"
-            if kind == "read_adapter":
-                runner.adapters.begin_read(command.read_adapter)
-            else:
-                runner.adapters.forget(command.forget_adapter.digest)
+            runner.adapters.obey(command)
         elif kind in ("check_weights", "swap_weights", "drop_weights"):
             assert self.weights is not None, "a worker that serves has a model"
             self._answer(self.weights.obey(command))

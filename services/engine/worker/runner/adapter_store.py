@@ -11,7 +11,7 @@ from models.layers.adapter_room import AdaptedLayer, clear_slot, fill_slot
 from models.layers.decoder import CausalLM
 from models.loading.adapter import Adapter, AdapterError, AdapterReader
 from protos.engine.v1.batch_pb2 import AdapterLoad
-from protos.engine.v1.worker_pb2 import AdapterRead, ReadAdapter
+from protos.engine.v1.worker_pb2 import AdapterRead, ReadAdapter, WorkerCommand
 
 log = structlog.get_logger()
 
@@ -42,6 +42,13 @@ class AdapterStore:
     def is_reading(self) -> bool:
         """Whether an adapter is being read."""
         return bool(self._reading)
+
+    def obey(self, command: WorkerCommand) -> None:
+        """Begins to read an adapter, or forgets one."""
+        if command.WhichOneof("command") == "read_adapter":
+            self.begin_read(command.read_adapter)
+        else:
+            self.forget(command.forget_adapter.digest)
 
     def begin_read(self, order: ReadAdapter) -> None:
         """Begins to read an adapter in a thread."""

@@ -20,9 +20,16 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    loads: Sequence[Load]
+class _Source:
+    folder: Path
+    is_part: bool
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    source: _Source
+    loads: Sequence[Load]
 
 
 class WeightStore:
@@ -51,6 +58,8 @@ class WeightStore:
         self._checked: _Checked | None = None
         self._wanted = 0
         """The check whose weights may be loaded."""
+        self._loaded: list[_Source] = []
+        """Weights that were loaded over the first ones, or over each other."""
 
     @property
     def is_checking(self) -> bool:
@@ -82,7 +91,7 @@ class WeightStore:
                 raise CheckpointError("weights are checked before they are loaded")
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            self._load(checked.loads)
+            self._load(checked)
         return [OrderAnswer(order_id=command.order_id)]
 
     def finished(self) -> Iterable[OrderAnswer]:
@@ -98,10 +107,35 @@ class WeightStore:
         """
         for folder in folders:
             on_progress(f"loading weights of {folder.name}")
-            self._load(self._check(folder, is_part=True).loads)
+            self._load(self._check(folder, is_part=True))
 
-    def _load(self, loads: Sequence[Load]) -> None:
-        reload_weights(loads, device=self._device, dtype=self._dtype, is_shared=self._is_shared)
+    @property
+    def replaces_all(self) -> bool:
+        """Whether nothing is left of the weights that the model began with."""
+        return bool(self._loaded) and not self._loaded[0].is_part
+
+    def plan_again(self) -> list[list[Load]]:
+        """Returns the loads of the weights that came after the first ones, in order.
+
+        Raises:
+            CheckpointError: a folder's tensors have changed since they were loaded, or are gone.
+        """
+        for each in self._loaded:
+            if tensors_digest(each.folder) != each.digest:
+                raise CheckpointError(f"{each.folder} has changed since it was loaded")
+        return [list(self._plan(each.folder, is_part=each.is_part)) for each in self._loaded]
+
+    def _load(self, checked: _Checked) -> None:
+        reload_weights(
+            checked.loads, device=self._device, dtype=self._dtype, is_shared=self._is_shared
+        )
+        source = checked.source
+        self._loaded = [*self._loaded, source] if source.is_part else [source]
+
+    def _plan(self, folder: Path, *, is_part: bool) -> Sequence[Load]:
+        return plan_reload(
+            self._model, folder, device=self._device, dtype=self._dtype, is_part=is_part
+        )
 
     def _check(self, folder: Path, *, is_part: bool) -> _Checked:
         """Reads and checks weights.
@@ -111,12 +145,10 @@ class WeightStore:
         """
         if self._model.pooling is not None and any(True for _ in self._model.pooling.parameters()):
             raise CheckpointError("the model has a head that pools, which no update changes")
-        loads = plan_reload(
-            self._model, folder, device=self._device, dtype=self._dtype, is_part=is_part
-        )
+        loads = self._plan(folder, is_part=is_part)
         self._check_room(loads)
         check_loads(loads)
-        return _Checked(loads, tensors_digest(folder))
+        return _Checked(_Source(folder, is_part, tensors_digest(folder)), loads)
 
     def _check_room(self, loads: Sequence[Load]) -> None:
         if self._device.type != "cuda":
@@ -143,4 +175,4 @@ class WeightStore:
             return OrderAnswer(order_id=order_id, error="they cannot be read; the log says why")
         if order_id == self._wanted:
             self._checked = checked
-        return OrderAnswer(order_id=order_id, digest=checked.digest)
+        return OrderAnswer(order_id=order_id, digest=checked.source.digest)

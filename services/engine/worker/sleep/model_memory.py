@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.decoder import CausalLM
+from models.loading.checkpoint import CheckpointError
 from models.loading.digest import checkpoint_digest
 from models.loading.plan import Load
 from models.loading.reload import plan_reload, reload_weights
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.out_of_memory import is_out_of_memory, release_memory
+from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.device_pages import DevicePages
 from services.engine.worker.sleep.host_copy import HostCopy
 from services.engine.worker.sleep.releasable_memory import HostPages, ReleasableMemory
@@ -25,10 +28,6 @@ KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
 """Levels of sleep: weights go to the host's memory, or are loaded again from the checkpoint."""
 MOVED_BYTES = 2**30
 """Bytes of weights that may be in both memories while they are moved."""
-
-
-class ChangedCheckpointError(Exception):
-    """The checkpoint is not the one that the model was loaded from."""
 
 
 @dataclass(slots=True)
@@ -57,6 +56,7 @@ class ModelMemory:
         self,
         config: EngineConfig,
         model: CausalLM,
+        weights: WeightStore,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -68,6 +68,7 @@ class ModelMemory:
         Args:
             config: the engine's; says where the model and its draft model came from.
             model: loaded, with its room for adapters and its draft models; nothing has run it.
+            weights: has loaded others over the model's first ones, or will.
             device: of the model.
             dtype: of its activations.
             is_shared: whether other ranks share its layers.
@@ -77,13 +78,15 @@ class ModelMemory:
             ValueError: the GPU has no virtual memory management.
         """
         self._model = model
+        self._newer = weights
         self._checkpoint = config.checkpoint
         self._draft = config.speculation.draft_model
         self._device = device
         self._dtype = dtype
         self._is_shared = is_shared
         self._available_host_bytes = available_host_bytes
-        self._digest = self._read_digest()
+        folders = [config.checkpoint.model, *self._draft_folders()]
+        self._digests = {folder: self._digest_of(folder) for folder in folders}
         self._weights = _make_memory(device, is_zeroed=False)
         self.cache: ReleasableMemory = _make_memory(device, is_zeroed=True)
         """Memory for the KV cache, which is allocated after the weights."""
@@ -92,9 +95,11 @@ class ModelMemory:
         self._asleep: _Asleep | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig, model: CausalLM, **facts: Any) -> "ModelMemory | None":
+    def of(
+        cls, config: EngineConfig, model: CausalLM, weights: WeightStore, **facts: Any
+    ) -> "ModelMemory | None":
         """Moves a model of which the operator wants that; arguments are those of `__init__`."""
-        return cls(config, model, **facts) if config.worker.enable_sleep else None
+        return cls(config, model, weights, **facts) if config.worker.enable_sleep else None
 
     @property
     def is_asleep(self) -> bool:
@@ -114,7 +119,7 @@ class ModelMemory:
                 buffers, and weights that no checkpoint has.
 
         Raises:
-            ChangedCheckpointError: the weights could not be loaded again; nothing has changed.
+            CheckpointError: the weights could not be loaded again; nothing has changed.
             MemoryError: the host has no memory for the weights; nothing has changed.
         """
         if self._asleep is not None:
@@ -166,20 +171,24 @@ class ModelMemory:
         checkpoint, draft = self._checkpoint, self._draft
         if checkpoint.load_format != "safetensors":
             return []
-        if self._read_digest() != self._digest:
-            raise ChangedCheckpointError(f"{checkpoint.model} has changed since it was loaded")
+        first = [] if self._newer.replaces_all else [checkpoint.model]
+        for folder in (*first, *self._draft_folders()):
+            if self._digest_of(folder) != self._digests[folder]:
+                raise CheckpointError(f"{folder} has changed since it was loaded")
         plan = partial(plan_reload, device=self._device, dtype=self._dtype)
-        plans = [(plan(self._model, checkpoint.model), self._is_shared)]
+        plans = [(plan(self._model, folder), self._is_shared) for folder in first]
+        plans += [(loads, self._is_shared) for loads in self._newer.plan_again()]
         for each in self._model.draft_models:
             # A head has no embedding of its own, and is small.
             if isinstance(each, CausalLM) and draft is not None:
                 plans.append((plan(each, draft), False))
         return plans
 
-    def _read_digest(self) -> str:
-        checkpoint, draft = self._checkpoint, self._draft
-        folders = [checkpoint.model] if draft is None else [checkpoint.model, draft]
-        return " ".join(checkpoint_digest(each, checkpoint.load_format) for each in folders)
+    def _draft_folders(self) -> list[Path]:
+        return [] if self._draft is None else [self._draft]
+
+    def _digest_of(self, folder: Path) -> str:
+        return checkpoint_digest(folder, self._checkpoint.load_format)
 
     def _shortage(self) -> str:
         text = f"the weights and the KV cache take {self.num_bytes / 2**30:.2f} GiB"

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import structlog
 
+from models.config_sections.fields import ConfigError
+from models.loading.checkpoint import CheckpointError
 from protos.engine.v1.worker_pb2 import OrderAnswer, WorkerCommand
-from services.engine.worker.sleep.model_memory import ChangedCheckpointError, ModelMemory
+from services.engine.worker.sleep.model_memory import ModelMemory
 
 log = structlog.get_logger()
 
@@ -43,7 +45,7 @@ class Sleeper:
             command = receive()
             if command is None:
                 continue
-            if command.order_id:
+            if command.WhichOneof("command") in ("sleep", "wake"):
                 answer(self._carry_out(command))
             elif command.HasField("capture"):
                 captures.append(command)
@@ -59,7 +61,7 @@ class Sleeper:
                 self._memory.sleep(order.sleep.level)
             else:
                 self._memory.wake()
-        except (MemoryError, ChangedCheckpointError) as error:
+        except (MemoryError, CheckpointError, ConfigError) as error:
             log.warning("order_refused", order=kind, error=str(error))
             return OrderAnswer(order_id=order.order_id, error=str(error))
         num_bytes = self._memory.num_bytes

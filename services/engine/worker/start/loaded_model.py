@@ -187,29 +187,12 @@ class LoadedModel:
         )
         weights = WeightStore(model, ranks.group, device=device, dtype=dtype)
         weights.load_at_start(config.weights.apply_weights, report_progress)
-        if config.adapters.max_loras:
-            make_room(
-                model,
-                num_slots=config.adapters.max_loras,
-                max_rank=config.adapters.max_lora_rank,
-                with_embeddings=config.adapters.lora_embeddings,
-            )
-        if config.speculation.draft_model is not None:
-            model.draft_models = (
-                load_draft_model(
-                    config.speculation.draft_model,
-                    model,
-                    device=device,
-                    dtype=dtype,
-                    load_format=config.checkpoint.load_format,
-                    max_positions=limits.max_model_len,
-                ),
-            )
+        _add_parts(model, config, device=device, dtype=dtype, max_positions=limits.max_model_len)
         if is_invariant:
             check_invariant_weights(model, dtype)
         is_shared = ranks.group.of_experts.size > 1
         facts = {"device": device, "dtype": dtype, "available_host_bytes": available_host_bytes}
-        memory = ModelMemory.of(config, model, is_shared=is_shared, **facts)
+        memory = ModelMemory.of(config, model, weights, is_shared=is_shared, **facts)
         if model.stage.size > 1:
             limits = limits.of_entries(entries_of(model_config, model.stage))
         pages = state_pages(model, block_size=limits.block_size, dtype=cache_dtype)
@@ -396,3 +379,31 @@ def entries_of(model: ModelConfig, stage: PipelineStage) -> range:
     """Returns the cache entries of a stage's layers among those of the whole model."""
     layers, own = model.entry_layers, stage.layers_of(model.num_hidden_layers)
     return range(bisect_left(layers, own.start), bisect_left(layers, own.stop))
+
+
+def _add_parts(
+    model: CausalLM,
+    config: EngineConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_positions: int,
+) -> None:
+    """Adds room for adapters, and a small draft model, where the operator wants them."""
+    if config.adapters.max_loras:
+        make_room(
+            model,
+            num_slots=config.adapters.max_loras,
+            max_rank=config.adapters.max_lora_rank,
+            with_embeddings=config.adapters.lora_embeddings,
+        )
+    if config.speculation.draft_model is not None:
+        draft = load_draft_model(
+            config.speculation.draft_model,
+            model,
+            device=device,
+            dtype=dtype,
+            load_format=config.checkpoint.load_format,
+            max_positions=max_positions,
+        )
+        model.draft_models = (draft,)
