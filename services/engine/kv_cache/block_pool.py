@@ -48,6 +48,12 @@ class BlockPool:
         del self._free[block_id]
         return True
 
+    def hold(self, block_id: int) -> int:
+        """Adds a holder to a block that has one; returns the block."""
+        assert self._num_holders[block_id] > 0, "the block has no holder"
+        self._num_holders[block_id] += 1
+        return block_id
+
     def release(self, block_id: int, *, keep_long: bool) -> bool:
         """Removes a holder; returns whether the block became free.
 

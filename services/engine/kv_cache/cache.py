@@ -7,9 +7,8 @@ before any query attends.
 
 With G layer groups, a request's `block_ids` interleaves G block tables: entry i belongs to group i
 % G and holds the tokens of block i // G of the sequence. An entry whose tokens have left its
-group's window is the null block. In a group with a span of n, n entries in turn name the same
-block, and each of them holds it; its key is that of the last. Groups of states have blocks of their
-own, `state_block_ids`.
+group's window is the null block. A group with a span of n has n entries in turn for each block, all
+of which hold it; its key is the last one's. Groups of states have others, `state_block_ids`.
 """
 
 from collections.abc import Sequence
@@ -128,8 +127,7 @@ class KVCache:
         limit = (len(request.token_ids) - 1) // self._block_size
         self._extend_keys(request, limit)
         keys, groups, size = request.block_keys, self._groups, self._block_size
-        is_plain = groups.prefix_multiple == 1 and groups.windows == (None,)
-        if self.states is None and is_plain:
+        if self.states is None and groups.is_plain:
             block_ids = self._indexes[0].find(islice(keys, limit))
             return Prefix(block_ids=block_ids, num_tokens=len(block_ids) * size)
         length, snapshot, junction = self._present.length(keys, limit), None, 0
@@ -139,10 +137,8 @@ class KVCache:
             snapshot = self.states.index.find(keys[length - 1]) if length else None
             junction = place if place > length * size and self._indexes else 0
         first = [groups.first_block(g, length * size) for g in range(len(groups))]
-        spans = [groups.span(g) for g in range(len(groups))]
         block_ids = [
-            (i >= first[g] and index.block_of(keys[i // spans[g] * spans[g] + spans[g] - 1]))
-            or NULL_BLOCK
+            (i >= first[g] and index.block_of(keys[groups.key_number(g, i)])) or NULL_BLOCK
             for i in range(length)
             for g, index in enumerate(self._indexes)
         ]
@@ -233,22 +229,15 @@ class KVCache:
             The entries added to its table; None, with nothing added, if too few blocks are free.
         """
         self._leave_windows(request)
-        num_groups, first = len(self._groups), len(request.block_ids)
-        end = -(-num_tokens // self._block_size) * num_groups
-        is_own = [self._begins_block(entry) for entry in range(first, end)]
-        if sum(is_own) > self._pool.num_free:
+        table, first = request.block_ids, len(request.block_ids)
+        entries = range(first, -(-num_tokens // self._block_size) * len(self._groups))
+        if (num_new := sum(map(self._groups.begins_block, entries))) > self._pool.num_free:
             return None
-        new = iter(self._take(sum(is_own)))
-        for begins in is_own:
-            if not begins:
-                self._pool.share(request.block_ids[-num_groups])
-            request.block_ids.append(next(new) if begins else request.block_ids[-num_groups])
-        return request.block_ids[first:]
-
-    def _begins_block(self, entry: int) -> bool:
-        """Returns whether an entry of a block table is the first that names its block."""
-        index, group = divmod(entry, len(self._groups))
-        return index % self._groups.span(group) == 0
+        new = iter(self._take(num_new))
+        for entry in entries:
+            is_new = self._groups.begins_block(entry)
+            table.append(next(new) if is_new else self._pool.hold(table[-len(self._groups)]))
+        return table[first:]
 
     def cache_full_blocks(self, request: Request) -> None:
         """Adds the request's full, computed blocks to the prefix index."""
@@ -267,8 +256,7 @@ class KVCache:
         contents = self._journal.contents(request, first, num_full, self._block_size)
         for key, content in zip(request.block_keys[first:num_full], contents, strict=False):
             for index in self._indexes:
-                is_full = self._begins_block(entry + len(self._groups))
-                if is_full and request.block_ids[entry] != NULL_BLOCK:
+                if self._groups.ends_block(entry) and request.block_ids[entry] != NULL_BLOCK:
                     index.add(key, request.block_ids[entry], content)
                 entry += 1
         request.num_indexed_blocks = num_full

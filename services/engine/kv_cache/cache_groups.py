@@ -57,6 +57,25 @@ class CacheGroups:
         return self.spans[group] if self.spans else 1
 
     @property
+    def is_plain(self) -> bool:
+        """Whether there is one group, which keeps everything in blocks of block_size tokens."""
+        return self.windows == (None,) and self.prefix_multiple == 1
+
+    def begins_block(self, entry: int) -> bool:
+        """Returns whether an entry of a block table is the first that names its block."""
+        index, group = divmod(entry, len(self))
+        return index % self.span(group) == 0
+
+    def ends_block(self, entry: int) -> bool:
+        """Returns whether an entry of a block table is the last that may name its block."""
+        return self.begins_block(entry + len(self))
+
+    def key_number(self, group: int, index: int) -> int:
+        """Returns the number of the key under which the block of an entry of a group is known."""
+        span = self.span(group)
+        return index // span * span + span - 1
+
+    @property
     def prefix_multiple(self) -> int:
         """Entries of which a shared prefix has a multiple: it holds only blocks that are full."""
         return max(self.spans, default=1)
