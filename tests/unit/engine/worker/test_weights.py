@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.core.sleep import SleepMode
 from services.engine.core.weights import Running, Update
 from services.engine.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
     InvalidRequestError,
     NotPermittedError,
+    SleepError,
 )
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
@@ -316,3 +318,39 @@ async def test_experts_that_move_between_ranks_get_the_new_weights(tmp_path, opt
         for _ in range(2):
             assert await ranks.generate(PROMPTS, GREEDY) == case.expected("1")
         assert ranks.core.counters.num_expert_moves
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}], ids=["one rank", "TP 2"])
+async def test_an_engine_wakes_with_its_newest_weights(tmp_path, options):
+    case = Case(tmp_path)
+    part = case.spoiled("part", lambda tensors: [tensors.pop(each) for each in list(tensors)[3:]])
+    async with ranks_core(case.config(enable_sleep=True, **options)) as ranks:
+        for path, is_part in ((part, True), ("2", False)):
+            await updated(ranks, path, is_part=is_part)
+            expected = await ranks.generate(PROMPTS, GREEDY)
+            for level in (1, 2):
+                await ranks.core.sleep.fall_asleep(level, SleepMode.WAIT, 60.0)
+                with pytest.raises(EngineUnavailableError, match="asleep"):
+                    await updated(ranks, "1")
+                await ranks.core.sleep.wake()
+                assert await ranks.generate(PROMPTS, GREEDY) == expected
+        assert expected == case.expected("2")
+
+
+async def test_an_engine_falls_asleep_only_between_updates(tmp_path):
+    case = Case(tmp_path)
+    obtained = asyncio.Event()
+
+    async with ranks_core(case.config(enable_sleep=True)) as ranks:
+
+        async def obtain():
+            await obtained.wait()
+            return ranks.core.weights.folder.find("1")
+
+        update = asyncio.create_task(ranks.core.weights.update(Update(version="1"), obtain))
+        await until(lambda: ranks.core.weights.is_updating)
+        with pytest.raises(SleepError, match="being updated"):
+            await ranks.core.sleep.fall_asleep(1, SleepMode.WAIT, 60.0)
+        obtained.set()
+        await update
+        assert await ranks.generate(PROMPTS, GREEDY) == case.expected("1")
