@@ -35,9 +35,14 @@ WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions"})
 """Fields of Context that do not travel."""
 
 WORKER_MADE_ATTENTION_FIELDS = frozenset(
-    {"block_tables", "slot_mapping", "groups", "chunks", "workspace"}
+    {"block_tables", "slot_mapping", "groups", "chunks", "workspace", "prefix_plan"}
 )
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
+
+TILE_REQUESTS = 16
+"""Most requests of a tile of a PrefixPlan; each has a row for every query head of a kv head."""
+MAX_PREFIX_TILES = 32
+"""Tiles of a PrefixPlan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +119,34 @@ class AttentionWorkspace:
     lse: [n] float32, base-2 logarithm of each partial's sum of exponentials.
     counters: int32, finished parts of each request and kv head, or tickets of hopper_attention;
         zero between launches.
+    prefix_partials, prefix_lse: partials and lse of shared prefixes; None where none are shared.
     """
 
     partials: torch.Tensor
     lse: torch.Tensor
     counters: torch.Tensor
+    prefix_partials: torch.Tensor | None = None
+    prefix_lse: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPlan:
+    """Leading keys that single-token requests of a step share. R requests.
+
+    Its sizes do not depend on what is shared, so the plans of all replays of a graph are data.
+    A tile is up to TILE_REQUESTS requests with the same leading keys.
+
+    tiles: [3, MAX_PREFIX_TILES] int32: each tile's first entry in `requests`, its requests, and the
+        leading keys that they share; zeros of absent tiles, which come last.
+    requests: [R] int32, the requests of all tiles, tile after tile.
+    tile_slots: [R] int32, of each request tile * TILE_REQUESTS + place in the tile; -1: in none.
+    own_lens: [R] int32, the keys of each request that it does not share.
+    """
+
+    tiles: torch.Tensor
+    requests: torch.Tensor
+    tile_slots: torch.Tensor
+    own_lens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +165,8 @@ class AttentionMetadata:
         them: in recorded steps and in passes of draft layers.
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
     workspace: lets the decode kernel split long sequences.
-    The worker makes block_tables, slot_mapping, groups and chunks; they do not travel.
+    prefix_plan: leading keys that are read once for several requests; None: each reads its own.
+    The worker makes block_tables, slot_mapping, groups, chunks and prefix_plan; they do not travel.
     """
 
     query_start_loc: torch.Tensor
@@ -150,6 +179,7 @@ class AttentionMetadata:
     max_seqlen_k: int
     chunks: tuple[PromptChunk, ...] = ()
     workspace: AttentionWorkspace | None = None
+    prefix_plan: PrefixPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

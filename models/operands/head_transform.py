@@ -19,3 +19,18 @@ class HeadTransform:
     q_weight: torch.Tensor | None
     k_weight: torch.Tensor | None
     eps: float
+
+
+def head_transform_of(
+    cos: torch.Tensor | None,
+    signed_sin: torch.Tensor | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> HeadTransform | None:
+    """Returns the transform of an operator's arguments; None without a rotation."""
+    if cos is None or signed_sin is None:
+        return None
+    return HeadTransform(
+        cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
+    )

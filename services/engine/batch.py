@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from models import cudagraph_mode
 from protos.engine.v1.batch_pb2 import (
+    AttentionMetadata,
     BatchDescriptor,
     BlockCopies,
     CUDAGraphMode,
@@ -24,6 +25,7 @@ from protos.engine.v1.batch_pb2 import (
     RowImage,
     RowSampling,
     SamplingMetadata,
+    SharedPrefixes,
     SpecDecodeMetadata,
     StateMetadata,
     StepFailure,
@@ -34,6 +36,7 @@ from services.engine.prompt_image import EncoderImage, PromptImage
 from services.engine.request import SamplingParams
 
 __all__ = [
+    "AttentionMetadata",
     "BatchBuilder",
     "BatchDescriptor",
     "BlockCopies",
@@ -43,9 +46,11 @@ __all__ = [
     "FallbackReason",
     "GraphKey",
     "GraphKind",
+    "Int32Array",
     "RowAssignment",
     "RowSampling",
     "SamplingMetadata",
+    "SharedPrefixes",
     "SpecDecodeMetadata",
     "StepFailure",
     "StepImage",

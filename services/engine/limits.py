@@ -15,6 +15,9 @@ from services.engine.kv_cache.cache_groups import (
 from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.spec_decode.draft_length import lengths_between
 
+LEAST_SHARING_REQUESTS = 4
+"""Fewest requests whose common prefix attention reads once; steps of fewer have no plan of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
@@ -54,6 +57,8 @@ class StepLimits:
     """Whether a step computes all of a prompt or none, as its tokens attend to later ones."""
     pooling: str | None = None
     """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
+    shared_prefix_tokens: int = 0
+    """Shortest prefix that attention reads once for all requests that share it; 0: no prefix."""
     num_adapter_slots: int = 0
     """Adapters that requests of one step may use; 0 without any."""
     num_adapter_ranks: int = 1
@@ -86,6 +91,20 @@ class StepLimits:
         computes_whole_prompts: whether the model's tokens attend to later ones.
         pooling: the method of pooling; None to generate.
         """
+        layer_groups = group_layers(
+            cache_windows, max_model_len=max_model_len, spans=cache_spans
+        )
+        # The first group is one without a window, if there is any. Queries of drafts have kernels
+        # that read all of their keys, and compressed keys have none.
+        can_share_prefixes = (
+            config.cache.enable_prefix_caching
+            and not config.worker.batch_invariant
+            and not config.speculation.num_speculative_tokens
+            and pooling is None
+            and not computes_whole_prompts
+            and max(cache_spans, default=1) == 1
+            and (not layer_groups or layer_groups[0].window is None)
+        )
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -96,9 +115,8 @@ class StepLimits:
             max_model_len=max_model_len,
             block_size=config.cache.block_size,
             vocab_size=vocab_size,
-            layer_groups=group_layers(
-                cache_windows, max_model_len=max_model_len, spans=cache_spans
-            ),
+            layer_groups=layer_groups,
+            shared_prefix_tokens=config.cache.shared_prefix_tokens if can_share_prefixes else 0,
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,

@@ -50,6 +50,7 @@ def launched_by(
     num_ranks: that share whole experts; the first one's kernels. data_parallel_size: of these ranks
     where each has tokens of its own.
     """
+    from models.batch_invariance import is_batch_invariant
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
     from models.parallel.collectives import without_other_ranks
@@ -91,6 +92,7 @@ def launched_by(
         ),
         num_speculative_tokens=num_drafts,
         data_parallel_size=data_parallel_size,
+        shared_prefix_tokens=0 if num_drafts or is_batch_invariant() else 512,
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)
     config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)

@@ -73,6 +73,7 @@ class GraphEngine:
         max_in_flight: int = 2,
         num_host_slots: int = 0,
         max_step_loads: int = 16,
+        shared_prefix_tokens: int = 0,
     ) -> None:
         target = torch.device(device)
         level = int(config.level_on(target.type))
@@ -116,6 +117,7 @@ class GraphEngine:
             max_whole_tokens=self.model.config.max_whole_tokens,
             computes_whole_prompts=self.model.config.sees_later,
             pooling=None if pooling is None else pooling.method,
+            shared_prefix_tokens=shared_prefix_tokens,
         )
         num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)

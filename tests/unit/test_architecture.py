@@ -143,7 +143,7 @@ class TestBatchDescriptorMirrorsForwardContext:
                 batch_pb2.AttentionMetadata,
                 forward_context.AttentionMetadata,
                 forward_context.WORKER_MADE_ATTENTION_FIELDS,
-                {"block_table_updates"},
+                {"block_table_updates", "shared_prefixes"},
             ),
             (
                 batch_pb2.SpecDecodeMetadata,

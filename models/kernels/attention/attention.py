@@ -4,8 +4,9 @@ import torch
 
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.rotate_and_cache import rotate_and_cache
-from models.kernels.attention.decode.decode_attention import NewTokens, decode_attention
+from models.kernels.attention.decode.decode_attention import decode_attention
 from models.kernels.attention.decode.few_queries import attend_few_queries
+from models.kernels.attention.decode.prefix_attention import NewTokens
 from models.kernels.attention.prefill.prefill_attention import prefill_attention
 from models.kv_cache import KVCacheData
 from models.operands.head_transform import HeadTransform

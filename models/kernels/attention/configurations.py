@@ -6,7 +6,7 @@ from math import inf
 
 import torch
 
-from models.forward_context import AttentionWorkspace
+from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, AttentionWorkspace
 from models.kernels.gpu import gpu_of, is_hopper
 from models.kernels.tuning import hopper
 from models.kernels.tuning.registry import own_tables, tables_on
@@ -241,6 +241,34 @@ def most_few_rows(device: torch.device) -> int:
     tables = tables_on(device)
     both = tables.narrow_queries, tables.wide_queries
     return max(2 * tiles.num_programs * tiles.rows for tiles in both)
+
+
+@lru_cache
+def prefix_tiles(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionTiles:
+    """Returns the tiles of prefix_attention.
+
+    Raises:
+        ValueError: no kernel takes such heads.
+    """
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    tiles = by_head(tables_on(device).prefixes, dtype, block_d)
+    row_bytes = block_d * dtype.itemsize
+    keys, stages = fitting_keys(
+        tiles.keys, tiles.num_stages, key_bytes=2 * row_bytes, rows=tiles.rows,
+        row_bytes=row_bytes, itemsize=dtype.itemsize, device=device,
+    )  # fmt: skip
+    return replace(tiles, keys=keys, num_stages=stages)
+
+
+def most_prefix_parts(num_programs: int) -> int:
+    """Returns the most parts of all tiles of a plan, for a kv head that has `num_programs`."""
+    return max(num_programs, 2 * MAX_PREFIX_TILES)
+
+
+def most_prefix_rows(num_heads: int, num_kv_heads: int, device: torch.device) -> int:
+    """Returns how many rows of results of shared prefixes the workspace has room for."""
+    most = max(tiles.num_programs for tiles in tables_on(device).prefixes.values())
+    return most_prefix_parts(most // num_kv_heads) * TILE_REQUESTS * num_heads
 
 
 @lru_cache

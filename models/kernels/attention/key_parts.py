@@ -233,6 +233,32 @@ def combine_parts(
     dims = tl.arange(0, BLOCK_D)
     in_rows = rows < GROUP
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    acc, _, total = sum_parts(
+        partials_ptr, lse_ptr, active, rows, dims, GROUP, HEAD_DIM, BLOCK_D, AT_ONCE
+    )
+    at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
+    at_scales = at_scale + rows * scale_stride
+    store_heads(
+        acc / total[:, None],
+        output_ptr,
+        output_scale_ptr,
+        at_tile,
+        at_scales,
+        in_tile,
+        in_rows,
+        DTYPE,
+    )
+
+
+@triton.jit
+def sum_parts(
+    partials_ptr, lse_ptr, active, rows, dims,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Returns the sum of `active` partial results, as combine_parts weighs them, highest and total.
+
+    rows, dims: of the results of a part, [PADDED_GROUP] and [BLOCK_D].
+    """
     lse, partial = _read_parts(
         partials_ptr, lse_ptr, 0, active, rows, dims, GROUP, HEAD_DIM, BLOCK_D, AT_ONCE
     )
@@ -250,18 +276,7 @@ def combine_parts(
         total = total * kept + tl.sum(weights, 1)
         acc = acc * kept[:, None] + tl.sum(weights[:, :, None] * partial, 1)
         highest = new_highest
-    at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
-    at_scales = at_scale + rows * scale_stride
-    store_heads(
-        acc / total[:, None],
-        output_ptr,
-        output_scale_ptr,
-        at_tile,
-        at_scales,
-        in_tile,
-        in_rows,
-        DTYPE,
-    )
+    return acc, highest, total
 
 
 @triton.jit

@@ -178,6 +178,18 @@ _DECODE = {
     (4, 256): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=2),
     (4, 512): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
+_PREFIXES = {
+    (2, 64): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
+    (2, 128): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
+    (2, 256): AttentionTiles(rows=64, keys=64, num_warps=8, num_stages=2, num_programs=132),
+    (2, 512): AttentionTiles(rows=32, keys=32, num_warps=8, num_stages=2, num_programs=132),
+    (4, 64): AttentionTiles(rows=32, keys=32, num_warps=4, num_stages=2, num_programs=264),
+    (4, 128): AttentionTiles(rows=32, keys=32, num_warps=4, num_stages=2, num_programs=264),
+    (4, 256): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=2, num_programs=264),
+    (4, 512): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=1, num_programs=264),
+}
+"""Not measured: a warpgroup's rows, and keys so that two programs of heads of up to 128 share a
+multiprocessor. Larger heads have more threads, as transforming their queries takes registers."""
 _HELD = AttentionTiles(
     rows=16, keys=64, num_warps=4, num_stages=3, held_keys=128, num_dealt=352, least_part=128,
     most_splits=48, most_partials=384,
@@ -379,6 +391,7 @@ TABLES = Tables(
     flat_held=_FLAT_HELD,
     flat_few=AttentionTiles(rows=16, keys=64, num_warps=2, num_stages=3, num_dealt=256),
     most_flat_pairs=32,
+    prefixes=_PREFIXES,
     narrow_queries=AttentionTiles(
         rows=16, keys=32, num_warps=1, num_stages=5, num_programs=1056, least_part=128,
         keys_as_rows=True,

@@ -48,6 +48,7 @@ class Tables:
         flat_held: with FP8 keys in groups of up to 8, by requests times kv heads. Groups of more
             than 4 do not take the first: with head norms its registers spill.
         flat_few, most_flat_pairs: in groups of 9 to 16, of as many requests times kv heads.
+        prefixes: by head, of keys that several requests share; num_programs share them all.
 
     Chunks:
         narrow_queries, wide_queries: of few queries after an FP8 cache.
@@ -92,6 +93,7 @@ class Tables:
     flat_held: Rows[AttentionTiles]
     flat_few: AttentionTiles
     most_flat_pairs: int
+    prefixes: ByHead
     narrow_queries: AttentionTiles
     wide_queries: AttentionTiles
     first_chunk: ByHead

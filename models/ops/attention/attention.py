@@ -13,11 +13,12 @@ from models.forward_context import AttentionGroup, get_forward_context
 from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheData
 from models.number_formats import BLOCK
-from models.operands.head_transform import HeadTransform
+from models.operands.head_transform import head_transform_of
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, read_slots, write_kv_cache
 from models.ops.attention.queries_alone import queries_alone
 from models.ops.attention.seen_keys import seen_keys
+from models.ops.attention.shared_prefixes import attend_shared
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.products.activation_rounding import leaves_rounded
@@ -70,7 +71,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     if k is None or v is None:
         k, v = read_slots(cache, metadata.slot_mapping, len(q), q.dtype)
     key_ends = context.key_ends(sliding_window)
-    transform = _head_transform(cos, signed_sin, q_weight, k_weight, eps)
+    transform = head_transform_of(cos, signed_sin, q_weight, k_weight, eps)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     assert not rounds or q.shape[2] == BLOCK, "each head has one scale"
     rounds = leaves_rounded(output, may_round=rounds)
@@ -106,22 +107,9 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
         tokens = group.tokens
         mask = seen_keys(group, sliding_window, key_ends)
         _attend(q[tokens], cache, group, mask, output[tokens], sinks, scale, soft_cap)
+    attend_shared(q, cache, metadata, output, sliding_window, sinks, scale, soft_cap)
     if rounds:
         round_in_place(output)
-
-
-def _head_transform(
-    cos: torch.Tensor | None,
-    signed_sin: torch.Tensor | None,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-) -> HeadTransform | None:
-    if cos is None or signed_sin is None:
-        return None
-    return HeadTransform(
-        cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
-    )
 
 
 def _attend(

@@ -10,6 +10,7 @@ from models.forward_context import (
     AttentionGroup,
     AttentionMetadata,
     AttentionWorkspace,
+    PrefixPlan,
     PromptChunk,
 )
 from models.kernels.attention.configurations import (
@@ -18,6 +19,7 @@ from models.kernels.attention.configurations import (
     MAX_TILE_PARTS,
     ROWS_OF_TILE,
     most_few_rows,
+    most_prefix_rows,
 )
 from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheSpec, LatentCacheSpec, RowCacheSpec, TokenSpec
@@ -45,6 +47,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     workspace: AttentionWorkspace | None = None,
     is_recorded: bool = False,
     block_stride: int = 1,
+    prefix_plan: PrefixPlan | None = None,
 ) -> AttentionMetadata:
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
@@ -95,6 +98,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         max_seqlen_k=max_seqlen_k,
         chunks=chunks,
         workspace=workspace,
+        prefix_plan=prefix_plan,
     )
 
 
@@ -124,15 +128,17 @@ def build_state_metadata(
 
 
 def make_attention_workspace(
-    specs: Sequence[TokenSpec], *, device: torch.device
+    specs: Sequence[TokenSpec], *, device: torch.device, shares_prefixes: bool = False
 ) -> AttentionWorkspace | None:
     """Returns the workspace of decode kernels that split long sequences; None without kernels.
 
-    One serves all layers and steps of a model, on one stream.
+    One serves all layers and steps of a model, on one stream. shares_prefixes: some have plans of
+    shared prefixes.
     """
     spec = specs[0]
     if not has_kernels(device) or isinstance(spec, RowCacheSpec):
         return None
+    prefix_rows = 0
     if isinstance(spec, LatentCacheSpec):
         num_partials, size = MAX_LATENT_PARTIALS * spec.num_heads, spec.latent_dim
     else:
@@ -141,6 +147,10 @@ def make_attention_workspace(
         if not is_batch_invariant():
             num_partials = max(num_partials, MAX_TILE_PARTS * ROWS_OF_TILE, most_few_rows(device))
         size = max(each.head_dim for each in heads)
+        if shares_prefixes:
+            prefix_rows = max(
+                most_prefix_rows(each.num_heads, each.num_kv_heads, device) for each in heads
+            )
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),
         # Batch-invariant attention keeps the highest score and the sum apart.
@@ -148,6 +158,14 @@ def make_attention_workspace(
             num_partials * (2 if is_batch_invariant() else 1), dtype=torch.float32, device=device
         ),
         counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
+        prefix_partials=(
+            torch.empty(prefix_rows * size, dtype=torch.float32, device=device)
+            if prefix_rows
+            else None
+        ),
+        prefix_lse=(
+            torch.empty(prefix_rows, dtype=torch.float32, device=device) if prefix_rows else None
+        ),
     )
 
 

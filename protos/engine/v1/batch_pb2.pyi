@@ -118,20 +118,32 @@ class GraphKey(_message.Message):
     def __init__(self, kind: _Optional[_Union[GraphKind, str]] = ..., num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ...) -> None: ...
 
 class AttentionMetadata(_message.Message):
-    __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates")
+    __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates", "shared_prefixes")
     QUERY_START_LOC_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQLEN_Q_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQLEN_K_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     query_start_loc: bytes
     seq_lens: bytes
     row_ids: bytes
     max_seqlen_q: int
     max_seqlen_k: int
     block_table_updates: BlockTableUpdates
-    def __init__(self, query_start_loc: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., row_ids: _Optional[bytes] = ..., max_seqlen_q: _Optional[int] = ..., max_seqlen_k: _Optional[int] = ..., block_table_updates: _Optional[_Union[BlockTableUpdates, _Mapping]] = ...) -> None: ...
+    shared_prefixes: SharedPrefixes
+    def __init__(self, query_start_loc: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., row_ids: _Optional[bytes] = ..., max_seqlen_q: _Optional[int] = ..., max_seqlen_k: _Optional[int] = ..., block_table_updates: _Optional[_Union[BlockTableUpdates, _Mapping]] = ..., shared_prefixes: _Optional[_Union[SharedPrefixes, _Mapping]] = ...) -> None: ...
+
+class SharedPrefixes(_message.Message):
+    __slots__ = ("requests", "counts", "num_blocks")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    requests: bytes
+    counts: bytes
+    num_blocks: bytes
+    def __init__(self, requests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ...) -> None: ...
 
 class BlockTableUpdates(_message.Message):
     __slots__ = ("rows", "offsets", "counts", "block_ids")

@@ -38,7 +38,8 @@ class Holdings:
     host's memory; None without any. num_cache_tokens: most tokens of a request that holds all
     blocks. images: the encoded images of running requests. adapters: the slots of their adapters.
     row_needs: `sampling_needs` of the
-    request in each row.
+    request in each row. num_moves: how often a request started to run, or stopped.
+    left_rows: of requests that stopped; SharedPrefixFinder empties it.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class Holdings:
         self.waiting = WaitingQueue()
         self.parked = ParkedRequests()
         self.running: list[Request] = []
+        self.num_moves = 0
+        self.left_rows: set[int] = set()
         self.row_needs = [0] * limits.max_num_seqs
         self.finish_rate = FinishRate()
         self.counts = counts
@@ -175,6 +178,7 @@ class Holdings:
         self.adapters.take(request.adapter)
         row = self._free_rows.pop()
         request.row = row
+        self.num_moves += 1
         self.row_needs[row] = sampling_needs(request.sampling)
         return row
 
@@ -261,7 +265,9 @@ class Holdings:
         self.images.drop(request)
         self.adapters.release(request.adapter)
         self._free_rows.append(request.row)
+        self.left_rows.add(request.row)
         request.row = None
+        self.num_moves += 1
 
 
 class FinishRate:

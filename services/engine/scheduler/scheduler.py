@@ -33,6 +33,7 @@ from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.pooled_requests import end_pooled
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
+from services.engine.scheduler.shared_prefixes import SharedPrefixFinder
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
 from services.engine.scheduler.tier_orders import TierOrders
 
@@ -104,6 +105,7 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_num_tokens=limits.min_step_tokens,
         )
+        self._prefixes = SharedPrefixFinder(limits)
         self._drafts = plan_drafts(limits, self._holdings.num_cache_tokens)
         self._admission = Admission(
             limits,
@@ -276,6 +278,7 @@ class Scheduler:
             return self.idle_step() if self._tiers.has_copies else None
         self._last_step_id += 1
         ordered = step.order(self._last_step_id, self._dispatcher)
+        self._prefixes.order(ordered.descriptor, self._holdings)
         self._order_copies(ordered.descriptor)
         return ordered
 

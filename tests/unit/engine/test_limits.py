@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pytest
 import torch
 
 from services.engine.checkpoint.model_folder import ModelFolder
@@ -30,3 +31,24 @@ def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
     assert limits.windows == (None, 64, 64)
     assert limits.block_table_width == 3 * limits.max_blocks_per_seq
     assert LoadedModel.load(config).limits == limits
+
+
+@pytest.mark.parametrize(
+    ("flags", "windows", "expected"),
+    [
+        ({}, [None, 64], 512),
+        ({"shared_prefix_tokens": 48}, [None], 48),
+        ({"shared_prefix_tokens": 0}, [None], 0),
+        ({"enable_prefix_caching": False}, [None], 0),
+        ({"batch_invariant": True}, [None], 0),
+        ({"num_speculative_tokens": 2}, [None], 0),
+        ({}, [64], 0),
+        ({}, ["state"], 0),
+    ],
+    ids=str,
+)
+def test_prefixes_are_shared_where_attention_can_read_them_once(flags, windows, expected):
+    limits = StepLimits.of(
+        engine_config(**flags), max_model_len=256, vocab_size=97, cache_windows=windows
+    )
+    assert limits.shared_prefix_tokens == expected

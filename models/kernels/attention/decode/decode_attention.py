@@ -1,6 +1,5 @@
 """Paged attention of single-token queries; several programs share the keys of a sequence."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -20,13 +19,14 @@ from models.kernels.attention.decode.decode_kernel import (
     New,
     decode_kernel,
 )
+from models.kernels.attention.decode.prefix_attention import NewTokens, prefix_attention
+from models.kernels.attention.decode.prefix_parts import PrefixParts
 from models.kernels.attention.key_parts import Parts
 from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
 from models.kernels.tuning.tiles import AttentionTiles
 from models.kv_cache import KVCacheData
 from models.operands.base_two import LOG2_E
-from models.operands.head_transform import HeadTransform
 
 _MOST_AT_ONCE = 8
 _AT_ONCE_PER_WARP = 2048
@@ -34,21 +34,6 @@ _AT_ONCE_PER_WARP = 2048
 many cost the loop over keys of one warp registers."""
 _MOST_GATHERED = 4
 """Most rows of heads for each warp whose loads are all waited for together: registers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTokens:
-    """A step's keys and values before they are transformed and stored.
-
-    k, v: [T, Hk, D], each token's heads contiguous, tokens whole heads apart.
-    transform: of queries and keys.
-    slot_mapping: [T] int64.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    transform: HeadTransform
-    slot_mapping: torch.Tensor
 
 
 def decode_attention(
@@ -66,6 +51,7 @@ def decode_attention(
 ) -> None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
+    The keys that a plan says are shared are attended to by prefix_attention, before the others.
     With a workspace several programs share a sequence's keys; the last one to finish adds the
     partial results up in a fixed order. In steps of single tokens of several requests, parts may
     be as long as the lengths of all sequences say: num_dealt. The grid depends on R, Hq, Hk and the
@@ -111,6 +97,9 @@ def decode_attention(
         if workspace is None
         else Parts(workspace.partials, workspace.lse, workspace.counters)
     )
+    prefix = None
+    if metadata.prefix_plan is not None and sliding_window is None:
+        prefix = prefix_attention(q, cache, metadata, new, scale=scale, soft_cap=soft_cap)
     # Without new tokens the kernel touches none of these.
     k = v = slots = cos = sin = q_weight = k_weight = metadata.seq_lens
     eps, has_norm = 0.0, False
@@ -123,12 +112,23 @@ def decode_attention(
         num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, metadata.max_seqlen_q == 1,
         new is not None, has_norm, sliding_window or 0, sinks is not None,
         cache.k_scale is not None, starts_next_late, new is None or splits > 1 or dealt > 0, dealt,
-        soft_cap, q.device,
+        soft_cap, 0 if prefix is None else prefix.num_programs, q.device,
     )  # fmt: skip
+    # Without shared prefixes the kernel touches only the first of these, as lengths.
+    own_lens = tile_slots = prefix_tiles = metadata.seq_lens
+    prefix_parts = PrefixParts(output, output)
+    if prefix is not None:
+        own_lens, tile_slots, prefix_tiles = (
+            prefix.plan.own_lens,
+            prefix.plan.tile_slots,
+            prefix.plan.tiles,
+        )
+        prefix_parts = prefix.parts
     launch(
         (num_kv_heads, dealt + num_requests, 1 if dealt > 0 else splits),
         q, cache_tensors(cache), output, output_scale,
-        metadata.block_tables, metadata.seq_lens, metadata.query_start_loc, parts,
+        metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+        own_lens, tile_slots, prefix_tiles, prefix_parts, parts,
         New(k, v, cos, sin, q_weight, k_weight), slots,
         metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits,
@@ -155,6 +155,7 @@ def _launcher(
     is_split: bool,
     dealt: int,
     soft_cap: float,
+    prefix_programs: int,
     device: torch.device,
 ) -> Launch:
     group = num_heads // num_kv_heads
@@ -180,6 +181,7 @@ def _launcher(
         at_once=max(1, min(_MOST_AT_ONCE, most_elements // (padded_group * block_d))),
         reads_words=reads_words,
         gathers=device.type == "cuda" and head_rows <= _MOST_GATHERED * tiles.num_warps,
+        prefix_programs=prefix_programs,
         has_assembly=device.type == "cuda",
     )  # fmt: skip
     return Launch(

@@ -16,6 +16,7 @@ from models.kernels.attention.decode.newest_token import (
     partners_of,
     repeated,
 )
+from models.kernels.attention.decode.prefix_parts import begin_with_prefix
 from models.kernels.attention.key_parts import add_part, deal_keys, seen_keys, split_keys
 from models.kernels.attention.online_softmax import (
     attend_keys,
@@ -49,6 +50,8 @@ class DecodeForm(NamedTuple):
     at_once: partial results that are read together.
     reads_words: takes the loop of keys_of_8_bits.
     gathers: see attend_newest.
+    prefix_programs: programs of a kv head in prefix_attention, whose results a sequence begins
+        with; 0: none.
     has_assembly: a GPU runs the kernel, not Triton's interpreter.
     """
 
@@ -79,6 +82,7 @@ class DecodeForm(NamedTuple):
     at_once: int
     reads_words: bool
     gathers: bool
+    prefix_programs: int
     has_assembly: bool
 
 
@@ -105,6 +109,7 @@ class Strides(NamedTuple):
 VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
     "num_splits", "output_scale_stride", "q_stride", "k_stride", "v_stride", "rotation_stride",
+    "own_lens_ptr", "tile_slots_ptr", "prefix_tiles_ptr",
 ]  # fmt: skip
 """Parameters on which no build depends: that would build again while serving.
 
@@ -115,19 +120,21 @@ They are in no tuple, as Triton looks at all that is in one.
 @triton.jit(do_not_specialize=VARYING)
 def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return early
     q_ptr, cache, output_ptr, output_scale_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    parts, new, slots_ptr, sinks_ptr, table_stride, num_splits, output_scale_stride, q_stride,
-    k_stride, v_stride, rotation_stride, scale_log2, eps,
+    own_lens_ptr, tile_slots_ptr, prefix_tiles_ptr, prefix_parts, parts, new, slots_ptr, sinks_ptr,
+    table_stride, num_splits, output_scale_stride, q_stride, k_stride, v_stride, rotation_stride,
+    scale_log2, eps,
     form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the query heads of one kv head of one request to one part of its keys.
 
     With has_new, the program of the last part stores the newest key and its value; no other program
-    needs them.
+    needs them. Parts are of keys that are in no shared prefix; own_lens has their numbers, and the
+    program of the first part begins with the prefix.
     """
     if not form.has_new:
         wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
-    request, split, part, active, num_before = _place(seq_lens_ptr, query_start_ptr, form)
+    request, split, part, active, num_before = _place(own_lens_ptr, query_start_ptr, form)
     if form.dealt > 0:
         if split >= active:
             return
@@ -141,6 +148,12 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
     if form.dealt > 0:
         seq_len = uniform(seq_len, form.has_scales and form.has_assembly)
     start, end = seen_keys(seq_len, form.window)
+    place = -1
+    if form.prefix_programs > 0:
+        start = seq_len - tl.load(own_lens_ptr + request)
+        start = uniform(start, form.has_scales and form.has_assembly)
+        place = tl.load(tile_slots_ptr + request, mask=split == 0, other=-1)
+        place = uniform(place, form.has_scales and form.has_assembly)
     if form.has_new:
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
         end -= 1
@@ -148,7 +161,7 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
         if split > 0 and split * form.least_part >= end - start:
             return
         part, active = split_keys(
-            end - start, num_splits, seq_lens_ptr, form.num_kv_heads, form.window,
+            end - start, num_splits, own_lens_ptr, form.num_kv_heads, form.window,
             form.num_programs, form.keys, form.least_part,
         )  # fmt: skip
         if split >= active:
@@ -168,6 +181,10 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
         Strides(q_stride, k_stride, v_stride, rotation_stride), token, kv_head, split, active,
         seq_len, dims, scale_log2, eps, form, DEPENDENT,
     )  # fmt: skip
+    if form.prefix_programs > 0:
+        acc, highest, total = begin_with_prefix(
+            acc, highest, total, place, prefix_tiles_ptr, prefix_parts, kv_head, dims, form
+        )
     dtype = q.dtype
     acc = repeated(acc, form.rows)
     highest = repeated(highest, form.rows)
@@ -191,7 +208,7 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
 
 
 @triton.jit
-def _place(seq_lens_ptr, query_start_ptr, form: tl.constexpr):
+def _place(own_lens_ptr, query_start_ptr, form: tl.constexpr):
     """Returns what deal_keys does; with equal parts, the request and the number of the part.
 
     Parts that only long sequences have start last.
@@ -199,7 +216,7 @@ def _place(seq_lens_ptr, query_start_ptr, form: tl.constexpr):
     if form.dealt > 0:
         # The loop over keys of 8 bits leaves a thread no registers for the place of its part.
         return deal_keys(
-            tl.program_id(1), tl.num_programs(1) - form.dealt, seq_lens_ptr, query_start_ptr,
+            tl.program_id(1), tl.num_programs(1) - form.dealt, own_lens_ptr, query_start_ptr,
             form.window, form.dealt, form.keys, form.least_part, form.only_single_tokens,
             form.has_new, form.has_scales and form.has_assembly, form.even_parts,
         )  # fmt: skip

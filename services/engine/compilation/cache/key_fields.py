@@ -85,6 +85,7 @@ IRRELEVANT_FLAGS = {
     "disk_kv_dir": _SERVICE,
     "disk_kv_gb": _SERVICE,
     "enable_prefix_caching": _SERVICE,
+    "shared_prefix_tokens": "attention, which reads prefixes, is never compiled",
     "kv_events": _SERVICE,
     "enforce_eager": "the level takes part, which is 0 with it",
     "cudagraph_mode": _GRAPHS,

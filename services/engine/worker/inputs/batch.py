@@ -13,6 +13,7 @@ from services.engine.batch import (
     GraphKind,
     RowAssignment,
     SamplingMetadata,
+    SharedPrefixes,
     SpecDecodeMetadata,
     StepImage,
     ordered_mode,
@@ -23,6 +24,7 @@ from services.engine.compilation.graphs.capture_plan import read_key
 from services.engine.limits import StepLimits
 from services.engine.worker.inputs.checks import Int32Array, is_below, refuse, require
 from services.engine.worker.inputs.drafts import Drafts
+from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
 
 _NO_GRAPH = CUDAGraphMode.CUDA_GRAPH_MODE_NONE
 _ORDERED_KINDS = (
@@ -45,6 +47,7 @@ class Batch:
     num_sampling_across_dp: [ranks], requests that sample; None without speculative decoding, too.
     last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
+    prefixes: leading keys that requests share; None for none.
     saved_states, restored_states: [2, n], blocks to copy, from and to; None for no copy.
     assignments: rows that requests take with this step.
     encoded_images: images to encode before the forward pass.
@@ -67,6 +70,7 @@ class Batch:
     num_tokens_across_dp: Int32Array | None = None
     num_sampling_across_dp: Int32Array | None = None
     block_writes: Int32Array | None = None
+    prefixes: PlannedPrefixes | None = None
     saved_states: Int32Array | None = None
     restored_states: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
@@ -155,7 +159,18 @@ class Batch:
         )
         batch._check_sizes(context.batch_size, limits)
         batch._check_values(limits)
+        if limits.shared_prefix_tokens and attention.HasField("shared_prefixes"):
+            batch = batch._with_prefixes(attention.shared_prefixes, limits)
         return batch.with_drafts(descriptor.spec_decode_metadata, limits)
+
+    def _with_prefixes(self, prefixes: SharedPrefixes, limits: StepLimits) -> "Batch":
+        planned = PlannedPrefixes.read(
+            prefixes,
+            query_start_loc=self.query_start_loc,
+            seq_lens=self.seq_lens,
+            block_size=limits.block_size,
+        )
+        return replace(self, prefixes=planned)
 
     def with_drafts(self, metadata: SpecDecodeMetadata, limits: StepLimits) -> "Batch":
         """Returns this batch with the drafts of a descriptor, or itself without speculation.

@@ -32,6 +32,7 @@ from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_hidden
 from services.engine.worker.inputs.image_inputs import ImageInputs
 from services.engine.worker.inputs.input_buffers import Inputs
+from services.engine.worker.inputs.prefix_plan import PrefixBuffers
 
 
 class ForwardPass:
@@ -47,6 +48,7 @@ class ForwardPass:
         groups: Sequence[LayerGroup] = (),
         state_pages: int = 0,
         num_state_slots: int = 1,
+        prefixes: PrefixBuffers | None = None,
     ) -> None:
         self.run_model = cast("Callable[..., Tensor]", model)
         """Computes hidden states; compilation and capture replace it."""
@@ -91,7 +93,10 @@ class ForwardPass:
         specs = [spec for spec in model.cache_specs() if not isinstance(spec, StateSpec)]
         self._workspace = None
         if specs:
-            self._workspace = make_attention_workspace(specs, device=block_table.device)
+            self._workspace = make_attention_workspace(
+                specs, device=block_table.device, shares_prefixes=prefixes is not None
+            )
+        self._prefixes = prefixes
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -130,6 +135,7 @@ class ForwardPass:
         """
         num_tokens = len(inputs.token_request)
         mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
+        prefix_plan = None if self._prefixes is None else self._prefixes.plan(inputs.seq_lens)
         group_metadata = [
             build_attention_metadata(
                 query_start_loc=inputs.query_start_loc,
@@ -145,6 +151,7 @@ class ForwardPass:
                 workspace=self._workspace,
                 is_recorded=mode is CUDAGraphMode.FULL,
                 block_stride=block_stride,
+                prefix_plan=prefix_plan,
             )
             for block_table, block_stride in zip(
                 self._block_tables, self._block_strides, strict=True

@@ -24,6 +24,7 @@ from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.drafts import Drafts
+from services.engine.worker.inputs.prefix_plan import PrefixBuffers
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
@@ -105,6 +106,10 @@ class InputBuffers:
         self._row_slots = np.zeros(rows + 1, np.int32)
         if limits.num_adapter_slots:
             self.adapter_slots = zeros(tokens)
+        self.prefixes: PrefixBuffers | None = None
+        """Leading keys that the step's requests share; None where none are shared."""
+        if limits.shared_prefix_tokens:
+            self.prefixes = PrefixBuffers(requests, device)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self.dp_metadata: DPMetadata | None = None
         """The tokens of each data-parallel rank, a part of the header; None where there is one."""
@@ -171,6 +176,8 @@ class InputBuffers:
             arrays = self._filled_with_prompts(batch, key)
         if self.adapter_slots is not None:
             self._write_adapter_slots(self.adapter_slots, batch, key)
+        if self.prefixes is not None:
+            self.prefixes.write(batch.prefixes)
         drafts = batch.drafts
         across_dp = batch.num_tokens_across_dp, batch.num_sampling_across_dp
         self._write_header(*arrays, batch.sample_indices, drafts, across_dp)
@@ -197,12 +204,11 @@ class InputBuffers:
     def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
+        others = {} if self.prefixes is None else {"prefixes": self.prefixes.memory}
+        if self.dp_metadata is not None:
+            others["across_dp"] = self._header[self._across_dp[0].start :]
         return {
-            **(
-                {}
-                if self.dp_metadata is None
-                else {"across_dp": self._header[self._across_dp[0].start :]}
-            ),
+            **others,
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,

@@ -87,6 +87,7 @@ class ModelRunner:
             groups=limits.layer_groups,
             state_pages=limits.state_pages,
             num_state_slots=limits.num_state_slots,
+            prefixes=self.buffers.prefixes,
         )
         self.forward.dp_metadata = self.buffers.dp_metadata
         self.forward.draft_dp_metadata = self.buffers.draft_dp_metadata

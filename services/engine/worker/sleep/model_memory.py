@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import torch
@@ -17,7 +17,6 @@ from models.loading.plan import Load
 from models.loading.reload import plan_reload, reload_weights
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.out_of_memory import is_out_of_memory, release_memory
-from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.device_pages import DevicePages
 from services.engine.worker.sleep.host_copy import HostCopy
 from services.engine.worker.sleep.releasable_memory import HostPages, ReleasableMemory
@@ -28,6 +27,17 @@ KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
 """Levels of sleep: weights go to the host's memory, or are loaded again from the checkpoint."""
 MOVED_BYTES = 2**30
 """Bytes of weights that may be in both memories while they are moved."""
+
+
+class NewerWeights(Protocol):
+    """The weights that came after the model's first ones; WeightStore."""
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether nothing is left of the first ones."""
+
+    def plan_again(self) -> list[list[Load]]:
+        """Returns their loads, in order; raises CheckpointError if they have changed."""
 
 
 @dataclass(slots=True)
@@ -56,7 +66,7 @@ class ModelMemory:
         self,
         config: EngineConfig,
         model: CausalLM,
-        weights: WeightStore,
+        weights: NewerWeights,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -96,7 +106,7 @@ class ModelMemory:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, model: CausalLM, weights: WeightStore, **facts: Any
+        cls, config: EngineConfig, model: CausalLM, weights: NewerWeights, **facts: Any
     ) -> "ModelMemory | None":
         """Moves a model of which the operator wants that; arguments are those of `__init__`."""
         return cls(config, model, weights, **facts) if config.worker.enable_sleep else None

@@ -32,7 +32,7 @@ from services.engine.batch import (
     pack_int32,
     row_assignment,
 )
-from services.engine.limits import StepLimits
+from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.request import SamplingParams
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.pending_result import PendingCopies, PendingResult
@@ -76,6 +76,10 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     decodes = [(1,), *_DECODES]
     heads = {config.heads_of(layer).num_kv_heads for layer in range(config.num_hidden_layers)}
     firsts = [first_requests_of_each_form(each) for each in sorted(heads)]
+    if limits.shared_prefix_tokens:
+        # From here on steps have a plan of shared prefixes, with other kernels of single tokens.
+        steps.append((_SHORT_PROMPTS[0],) * LEAST_SHARING_REQUESTS)
+        firsts = [sorted({*each, LEAST_SHARING_REQUESTS}) for each in firsts]
     if config.moe is not None:
         firsts.append(_first_tokens(config))
     for each in firsts:

@@ -20,7 +20,7 @@ from models.kernels.products.wide_configurations import invariant_wide_tiles, wi
 from models.loading.loader import load_model
 from models.quantization.read import read_quantization
 from scripts.quantize_tiny import FORMATS, write_quantized
-from services.engine.limits import StepLimits
+from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import (
@@ -155,12 +155,14 @@ def test_every_way_through_decode_attention_is_warmed_up(
         )  # fmt: skip
         dealt = num_dealt(workspace, num_requests, num_kv_heads, tiles, window=window)
         splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype, tiles)
-        return tiles, dealt, dealt > 0 or splits > 1, num_requests <= EARLY_REQUESTS
+        shares = num_requests >= LEAST_SHARING_REQUESTS
+        return tiles, dealt, dealt > 0 or splits > 1, num_requests <= EARLY_REQUESTS, shares
 
     write_checkpoint(tmp_path, "qwen3")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
-    limits = limits_of()
+    limits = limits_of(shared_prefix_tokens=512)
     steps = [*FIRST_STEPS, *early_steps(config, limits)]
+    assert any(max(each) > 1 and len(each) >= LEAST_SHARING_REQUESTS for each in steps)
     warmed_up = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
     assert warmed_up == {form(count) for count in range(1, 257)}
 

@@ -1,0 +1,94 @@
+"""Results for the keys that several requests share, one for each part of them.
+
+A plan's tiles are up to TILE_REQUESTS requests each; a tile's keys are cut into parts of one length
+for all tiles. prefix_attention stores the results of all parts, and decode attention begins each
+request's running softmax with them.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS
+from models.kernels.attention.decode.newest_token import repeated
+from models.kernels.attention.key_parts import sum_parts
+
+LEAST_PREFIX_PART = 256
+"""Fewest keys of a part that is not the last."""
+
+_TILES = tl.constexpr(MAX_PREFIX_TILES)
+_REQUESTS = tl.constexpr(TILE_REQUESTS)
+_LEAST_PART = tl.constexpr(LEAST_PREFIX_PART)
+_UNIT = tl.constexpr(64)
+
+
+class PrefixParts(NamedTuple):
+    """prefix_partials and prefix_lse of an AttentionWorkspace; in a kernel these are pointers."""
+
+    partials: Any
+    lse: Any
+
+
+@triton.jit
+def share_out(tiles_ptr, NUM_PROGRAMS: tl.constexpr):
+    """Cuts the keys of a plan's tiles into about one part for each of NUM_PROGRAMS.
+
+    There are at most as many parts as programs, or twice as many as tiles. Returns the keys of a
+    part; of each tile its parts, and the number of the part after its last.
+    """
+    num_keys = tl.load(tiles_ptr + 2 * _TILES + tl.arange(0, _TILES))
+    num_tiles = tl.sum((num_keys > 0).to(tl.int32), 0)
+    wanted = tl.maximum(tl.maximum(NUM_PROGRAMS - num_tiles, num_tiles), 1)
+    part = tl.maximum(tl.cdiv(tl.sum(num_keys, 0), wanted), _LEAST_PART)
+    part = tl.cdiv(part, _UNIT) * _UNIT
+    num_parts = tl.cdiv(num_keys, part)
+    return part, num_parts, tl.cumsum(num_parts, 0)
+
+
+@triton.jit
+def parts_of_tile(tile, num_parts, ends):
+    """Returns the number of a tile's first part, and its parts; the arguments are of share_out."""
+    is_tile = tl.arange(0, _TILES) == tile
+    count = tl.sum(tl.where(is_tile, num_parts, 0), 0)
+    return tl.sum(tl.where(is_tile, ends, 0), 0) - count, count
+
+
+@triton.jit
+def row_of_request(
+    kv_head, first_part, count, place, GROUP: tl.constexpr, NUM_PROGRAMS: tl.constexpr
+):
+    """Returns the first row of the results of a tile's request; those of its parts follow."""
+    MOST_PARTS: tl.constexpr = NUM_PROGRAMS if NUM_PROGRAMS > 2 * _TILES else 2 * _TILES
+    return ((kv_head * MOST_PARTS + first_part) * _REQUESTS + place * count) * GROUP
+
+
+@triton.jit
+def begin_with_prefix(
+    acc, highest, total, place, tiles_ptr, parts, kv_head, dims, form: tl.constexpr
+):
+    """Adds a request's shared keys to a running softmax that has seen at most its newest key.
+
+    acc, highest, total: of form.head_rows rows, which repeat the heads of the group.
+    place: of the request in the plan, -1 of one without. form: DecodeForm.
+    """
+    if place >= 0:
+        _, num_parts, ends = share_out(tiles_ptr, form.prefix_programs)
+        first_part, count = parts_of_tile(place // _REQUESTS, num_parts, ends)
+        row = row_of_request(
+            kv_head, first_part, count, place % _REQUESTS, form.group, form.prefix_programs
+        )
+        heads = tl.arange(0, form.padded_group)
+        shared, shared_highest, shared_total = sum_parts(
+            parts.partials + row * form.head_dim, parts.lse + row, count, heads, dims,
+            form.group, form.head_dim, form.block_d, form.at_once,
+        )  # fmt: skip
+        shared = repeated(shared, form.head_rows)
+        shared_highest = repeated(shared_highest, form.head_rows)
+        shared_total = repeated(shared_total, form.head_rows)
+        new_highest = tl.maximum(highest, shared_highest)
+        kept, weight = tl.exp2(highest - new_highest), tl.exp2(shared_highest - new_highest)
+        acc = acc * kept[:, None] + shared * weight[:, None]
+        total = total * kept + shared_total * weight
+        highest = new_highest
+    return acc, highest, total

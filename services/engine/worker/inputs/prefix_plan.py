@@ -1,0 +1,157 @@
+"""The plan of a step's shared prefixes, read from its descriptor and written to the device."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, PrefixPlan
+from services.engine.batch import SharedPrefixes, read_int32
+from services.engine.limits import LEAST_SHARING_REQUESTS
+from services.engine.worker.inputs.checks import Int32Array, is_below, require
+from services.engine.worker.inputs.transfer import overwrite
+
+_Values = TypeVar("_Values", Int32Array, Tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPrefixes:
+    """The fields of PrefixPlan, of a step of R requests of which M share a prefix.
+
+    tiles: [3, MAX_PREFIX_TILES]. requests: [M]. tile_slots: [R].
+    num_shared: [R], the keys that each request shares.
+    """
+
+    tiles: Int32Array
+    requests: Int32Array
+    tile_slots: Int32Array
+    num_shared: Int32Array
+
+    @classmethod
+    def read(
+        cls,
+        prefixes: SharedPrefixes,
+        *,
+        query_start_loc: Int32Array,
+        seq_lens: Int32Array,
+        block_size: int,
+    ) -> "PlannedPrefixes | None":
+        """Checks a step's shared prefixes and cuts their requests into tiles.
+
+        Prefixes that no tile is left for are not shared.
+
+        Returns:
+            None without shared prefixes.
+
+        Raises:
+            ValueError: a request cannot have such a prefix, or has two.
+        """
+        planned = _cut(
+            prefixes.requests, prefixes.counts, prefixes.num_blocks, block_size, len(seq_lens)
+        )
+        if planned is None:
+            return None
+        members = planned.requests
+        q_lens = query_start_loc[1:] - query_start_loc[:-1]
+        require(bool((q_lens[members] == 1).all()), "a prefix of a request with several queries")
+        fits = planned.num_shared[members] < seq_lens[members]
+        require(bool(fits.all()), "a prefix longer than its request")
+        return planned
+
+
+@lru_cache(maxsize=8)
+def _cut(
+    packed_requests: bytes,
+    packed_counts: bytes,
+    packed_blocks: bytes,
+    block_size: int,
+    num_requests: int,
+) -> PlannedPrefixes | None:
+    """Returns the plan of prefixes as they travel; steps mostly repeat that of the step before."""
+    requests, counts = read_int32(packed_requests), read_int32(packed_counts)
+    num_keys = read_int32(packed_blocks) * np.int32(block_size)
+    require(len(counts) == len(num_keys), "prefixes without a length")
+    if not len(counts):
+        require(not len(requests), "requests without their prefix")
+        return None
+    require(int(counts.min()) > 1, "a prefix of one request")
+    require(int(num_keys.min()) > 0, "a prefix without keys")
+    require(int(counts.sum()) == len(requests), "requests of prefixes missing or left over")
+    require(is_below(requests, num_requests), "a prefix of a request out of the batch")
+    require(len(np.unique(requests)) == len(requests), "a request with two prefixes")
+    firsts: list[int] = []
+    sizes: list[int] = []
+    keys: list[int] = []
+    ends = np.cumsum(counts).tolist()
+    for end, count, length in zip(ends, counts.tolist(), num_keys.tolist(), strict=True):
+        first_of_tiles = range(end - count, end, TILE_REQUESTS)
+        if len(firsts) + len(first_of_tiles) > MAX_PREFIX_TILES:
+            break
+        firsts += first_of_tiles
+        sizes += [min(TILE_REQUESTS, end - first) for first in first_of_tiles]
+        keys += [length] * len(first_of_tiles)
+    tiles = np.zeros((3, MAX_PREFIX_TILES), np.int32)
+    tiles[:, : len(firsts)] = firsts, sizes, keys
+    members = requests[: sum(sizes)]
+    tile_slots = np.full(num_requests, -1, np.int32)
+    num_shared = np.zeros(num_requests, np.int32)
+    tile_of = np.repeat(np.arange(len(sizes)), sizes)
+    tile_slots[members] = (
+        tile_of * TILE_REQUESTS + np.arange(len(members)) - np.repeat(firsts, sizes)
+    )
+    num_shared[members] = np.repeat(keys, sizes)
+    return PlannedPrefixes(
+        tiles=tiles, requests=members, tile_slots=tile_slots, num_shared=num_shared
+    )
+
+
+class PrefixBuffers:
+    """The plan of the present step on the device, at constant addresses.
+
+    memory: [3 * MAX_PREFIX_TILES + 3 * requests] int32; `tiles`, and of each request `requests`,
+        `tile_slots` and `num_shared` of PlannedPrefixes.
+    """
+
+    def __init__(self, num_requests: int, device: torch.device) -> None:
+        """Starts without shared prefixes; num_requests: most of a step, dummies included."""
+        self._num_requests = num_requests
+        self._nothing = np.zeros(3 * (MAX_PREFIX_TILES + num_requests), np.int32)
+        self._part(self._nothing, 1)[:] = -1
+        self._written: PlannedPrefixes | None = None
+        self.memory = torch.from_numpy(self._nothing).to(device, copy=True)
+
+    def write(self, prefixes: PlannedPrefixes | None) -> None:
+        """Writes a step's plan, unless it is that of the step before."""
+        if prefixes is self._written:
+            return
+        self._written = prefixes
+        values = self._nothing.copy()
+        if prefixes is not None:
+            values[: 3 * MAX_PREFIX_TILES] = prefixes.tiles.ravel()
+            parts = prefixes.requests, prefixes.tile_slots, prefixes.num_shared
+            for number, part in enumerate(parts):
+                self._part(values, number)[: len(part)] = part
+        overwrite(self.memory, values)
+
+    def plan(self, seq_lens: Tensor) -> PrefixPlan | None:
+        """Returns the plan of R requests with these sequence lengths, [R] int32.
+
+        Few requests have none, whatever they share.
+        """
+        num_requests = len(seq_lens)
+        if num_requests < LEAST_SHARING_REQUESTS:
+            return None
+        parts = [self._part(self.memory, number)[:num_requests] for number in range(3)]
+        return PrefixPlan(
+            tiles=self.memory[: 3 * MAX_PREFIX_TILES].view(3, MAX_PREFIX_TILES),
+            requests=parts[0],
+            tile_slots=parts[1],
+            own_lens=seq_lens - parts[2],
+        )
+
+    def _part(self, values: _Values, number: int) -> _Values:
+        start = 3 * MAX_PREFIX_TILES + number * self._num_requests
+        return values[start : start + self._num_requests]

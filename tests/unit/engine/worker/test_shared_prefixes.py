@@ -1,0 +1,173 @@
+"""Engines that read shared prefixes once make the tokens of engines that do not."""
+
+import random
+from collections import deque
+
+import pytest
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.kv_cache import FP8_CACHE_DTYPE
+from protos.engine.v1.recording_pb2 import Snapshot
+from services.engine.batch import BatchDescriptor, pack_int32, read_int32
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.replay.command import replay
+from services.engine.replay.config import ReplayConfig
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.recordings import engine_settings, write_recording
+from tests.support.requests import make_request
+
+EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+DECODES = compilation_config(
+    cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(1, 2, 4, 8)
+)
+WHOLE = compilation_config(
+    cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+    cudagraph_capture_sizes=(2, 8),
+    cudagraph_piece_sizes=(8, 16, 64),
+)
+PIECES = compilation_config(
+    level=CompilationLevel.PIECEWISE,
+    use_inductor=False,
+    cudagraph_mode=CUDAGraphMode.PIECEWISE,
+    cudagraph_capture_sizes=(8, 16, 64),
+)
+SYSTEM = [5, 17, 3, 44, 2, 9, 31, 60, 7, 8, 1, 90]
+BRANCH = [*SYSTEM, 11, 12, 13, 14, 15, 16, 21, 22]
+PROMPTS = [
+    *([*SYSTEM, 30 + i] for i in range(4)),
+    *([*BRANCH, 40 + i] for i in range(5)),
+    [70] * 9,
+    [*SYSTEM, 30],
+]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gpt_oss", "gemma2", "llama4"])
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, request.param)
+    return folder
+
+
+def run_engine(folder, config, shared_prefix_tokens, **options):
+    engine = GraphEngine(
+        folder, config, shared_prefix_tokens=shared_prefix_tokens, num_blocks=300, **options
+    )
+    engine.capture()
+    tokens = engine.run([SYSTEM, BRANCH], 2) + engine.run(PROMPTS, 20)
+    assert engine.faults == []
+    return engine, tokens
+
+
+def prefixes_of(steps):
+    """Returns the requests of each prefix, of all steps that share some."""
+    each = (order.attn_metadata.shared_prefixes for order, _ in steps)
+    return [read_int32(prefixes.counts).tolist() for prefixes in each if prefixes.counts]
+
+
+@pytest.mark.parametrize("cache_dtype", [None, FP8_CACHE_DTYPE], ids=["fp32", "fp8"])
+@pytest.mark.parametrize("config", [EAGER, DECODES, WHOLE, PIECES], ids=str)
+def test_tokens_are_those_without_sharing(folder, config, cache_dtype, tmp_path):
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
+    _, expected = run_engine(folder, EAGER, 0, cache_dtype=cache_dtype)
+    engine, tokens = run_engine(folder, config, 4, cache_dtype=cache_dtype)
+    assert tokens == expected
+    assert len(prefixes_of(engine.steps)) > 10
+    modes = {
+        order.cudagraph_runtime_mode
+        for order, _ in engine.steps
+        if order.attn_metadata.shared_prefixes.counts
+    }
+    assert len(modes) == 1 or config is not EAGER
+
+
+def test_requests_that_come_go_and_are_preempted_make_the_same_tokens(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+
+    def run(shared_prefix_tokens):
+        engine = GraphEngine(
+            tmp_path, DECODES, shared_prefix_tokens=shared_prefix_tokens, num_blocks=28
+        )
+        engine.capture()
+        engine.run([SYSTEM, BRANCH], 1)
+        rng = random.Random(7)
+        waiting = []
+        for i in range(60):
+            start = rng.choice((SYSTEM, BRANCH, BRANCH[:16], []))
+            prompt = [*start, *(rng.randrange(97) for _ in range(rng.randint(1, 6)))]
+            waiting.append(make_request(prompt, max_tokens=rng.randint(9, 30), seed=i))
+        requests, in_flight, steps = list(waiting), deque(), []
+        scheduler = engine.scheduler
+        aborted = []
+        while waiting or scheduler.has_work or in_flight:
+            if waiting:
+                scheduler.add(waiting.pop())
+            if len(steps) % 9 == 8 and scheduler.running:
+                # Which tokens it has by then does not depend on sharing.
+                aborted.append(scheduler.running[0])
+                scheduler.abort(aborted[-1])
+            if (step := scheduler.schedule()) is not None:
+                in_flight.append((step, engine.runner.execute(step.descriptor)))
+            if len(in_flight) > 1 or step is None:
+                sent, pending = in_flight.popleft()
+                result = pending.message()
+                scheduler.update(sent, result)
+                steps.append((sent.descriptor, result))
+        assert scheduler.counts.num_preemptions > 0
+        assert aborted
+        return [request.token_ids for request in requests], steps
+
+    expected, _ = run(0)
+    tokens, steps = run(4)
+    assert tokens == expected
+    assert len(prefixes_of(steps)) > 20
+
+
+def test_recordings_have_the_prefixes_and_repeat_bit_by_bit(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_checkpoint(folder, "qwen3")
+    engine, _ = run_engine(folder, DECODES, 4)
+    assert prefixes_of(engine.steps)
+    snapshot = Snapshot(engine=engine_settings(folder, engine.limits, num_blocks=300))
+    trace = write_recording(tmp_path / "trace.binpb", engine.steps, snapshot=snapshot)
+    for against in ("eager", "full"):
+        report = []
+        config = ReplayConfig.from_flags(
+            trace=trace, model=folder, against=against, device="cpu", use_inductor=False
+        )
+        totals = replay(config, report.append)
+        assert totals.is_clean, report
+
+
+@pytest.mark.parametrize(
+    ("requests", "counts", "num_blocks", "fault"),
+    [
+        ([0, 1], [2], [9], "longer than its request"),
+        ([0, 0], [2], [1], "two prefixes"),
+        ([0, 7], [2], [1], "out of the batch"),
+        ([0], [1], [1], "of one request"),
+        ([0, 1], [2], [0], "without keys"),
+        ([0, 1, 2], [2], [1], "missing or left over"),
+        ([0, 1], [2], [], "without a length"),
+        ([0], [], [], "without their prefix"),
+        ([0, 2], [2], [1], "several queries"),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused(tmp_path, requests, counts, num_blocks, fault):
+    write_checkpoint(tmp_path, "qwen3")
+    engine = GraphEngine(tmp_path, EAGER, shared_prefix_tokens=4)
+    for prompt in ([1] * 8, [2] * 8, [3] * 20):
+        engine.scheduler.add(make_request(prompt, max_tokens=9))
+    step = engine.scheduler.schedule()
+    descriptor = BatchDescriptor.FromString(step.descriptor.SerializeToString())
+    attention = descriptor.attn_metadata
+    attention.query_start_loc = pack_int32([0, 1, 2, 22])
+    attention.seq_lens = pack_int32([8, 8, 20])
+    descriptor.context.num_tokens = 22
+    attention.shared_prefixes.requests = pack_int32(requests)
+    attention.shared_prefixes.counts = pack_int32(counts)
+    attention.shared_prefixes.num_blocks = pack_int32(num_blocks)
+    with pytest.raises(ValueError, match=fault):
+        engine.runner.execute(descriptor)
