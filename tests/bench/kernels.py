@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from models.kernels.attention.cache.rotate_and_cache import rotate_and_cache
-from models.kernels.attention.decode.decode_attention import NewTokens, decode_attention
+from models.kernels.attention.decode.decode_attention import decode_attention
+from models.kernels.attention.decode.prefix_attention import NewTokens
 from models.kernels.attention.prefill.prefill_attention import prefill_attention
 from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import transform_heads
