@@ -52,16 +52,15 @@ __all__ = [
     "SamplingMetadata",
     "SharedPrefixes",
     "SpecDecodeMetadata",
+    "StateMetadata",
     "StepFailure",
     "StepImage",
     "StepResult",
     "encoded_image",
     "num_rows",
     "ordered_mode",
-    "pack_copies",
     "pack_float32",
     "pack_int32",
-    "pack_pairs",
     "read_float32",
     "read_int32",
     "read_tokens",
@@ -102,25 +101,6 @@ def pack_int32(values: npt.ArrayLike) -> bytes:
 def pack_float32(values: npt.ArrayLike) -> bytes:
     """Packs floats in row-major order, four little-endian bytes each."""
     return np.asarray(values, _FLOAT32).tobytes()
-
-
-def pack_copies(
-    saved: Sequence[tuple[int, int]], restored: Sequence[tuple[int, int]]
-) -> StateMetadata:
-    """Packs pairs of blocks, from and to, that a step copies in this order."""
-    saved_from, saved_to = pack_pairs(saved)
-    restored_from, restored_to = pack_pairs(restored)
-    return StateMetadata(
-        saved_from=saved_from,
-        saved_to=saved_to,
-        restored_from=restored_from,
-        restored_to=restored_to,
-    )
-
-
-def pack_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
-    """Packs the first and the second integers of pairs."""
-    return pack_int32([first for first, _ in pairs]), pack_int32([second for _, second in pairs])
 
 
 def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:

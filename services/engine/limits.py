@@ -91,9 +91,7 @@ class StepLimits:
         computes_whole_prompts: whether the model's tokens attend to later ones.
         pooling: the method of pooling; None to generate.
         """
-        layer_groups = group_layers(
-            cache_windows, max_model_len=max_model_len, spans=cache_spans
-        )
+        layer_groups = group_layers(cache_windows, max_model_len=max_model_len, spans=cache_spans)
         # The first group is one without a window, if there is any. Queries of drafts have kernels
         # that read all of their keys, and compressed keys have none.
         can_share_prefixes = (

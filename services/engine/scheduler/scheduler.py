@@ -16,13 +16,14 @@ With several pipeline stages the steps in flight share the requests; see continu
 import time
 from collections.abc import Callable, Sequence
 
-from services.engine.batch import BatchDescriptor, StepResult, pack_copies
+from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.admission import Admission
+from services.engine.scheduler.block_pairs import pack_copies
 from services.engine.scheduler.continuation import continue_running
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from services.engine.batch import BatchDescriptor, BlockCopies, StepResult, pack_int32, pack_pairs
+from services.engine.batch import BatchDescriptor, BlockCopies, StepResult, pack_int32
 from services.engine.kv_cache.host_tier import DiskNews, TierCopies
 from services.engine.request import Request
 from services.engine.request_times import Stage
+from services.engine.scheduler.block_pairs import pack_pairs
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.parked_requests import UNMEASURED_LIMIT_S
 from services.engine.scheduler.planned_step import ScheduledStep
