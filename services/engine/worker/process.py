@@ -189,12 +189,13 @@ class StepServer:
         while True:
             if not self._recompilations.is_armed and (capture is None or not capture.has_work):
                 self._recompilations.arm()
+            # Before the wait for a command: the end of a compilation is none.
+            if self._sleep_order is not None and (capture is None or not capture.is_compiling):
+                self._sleep(self._sleep_order, runner, capture, sleeper)
             content = self._channel.receive(self._max_wait_s(capture, runner.adapters))
             if content is not None:
                 self._obey(WorkerCommand.FromString(content), runner, capture)
             self._send_news(runner)
-            if self._sleep_order is not None and (capture is None or not capture.is_compiling):
-                self._sleep(self._sleep_order, runner, capture, sleeper)
             while self._pending and self._pending[0].is_ready:
                 self._send_result(self._pending.popleft())
             is_idle = content is None and not self._pending

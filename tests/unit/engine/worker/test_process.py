@@ -1,3 +1,4 @@
+import contextlib
 import queue
 import socket
 import threading
@@ -6,7 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from protos.engine.v1.worker_pb2 import WorkerCommand, WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import (
+    GraphOrder,
+    OrderAnswer,
+    SleepOrder,
+    WorkerCommand,
+    WorkerEvent,
+    WorkerReady,
+)
 from services.engine.batch import BatchDescriptor, StepFailure, step_result
 from services.engine.compilation.graphs.capture_plan import piecewise_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
@@ -161,4 +169,54 @@ def test_a_graph_that_one_rank_alone_gives_up_ends_the_worker():
         server.report_fault(outcome)
     assert receive(service).graph.fault == "it has moved"
     service.close()
+    worker.close()
+
+
+class CompilingCapture:
+    """A compilation that has ended and is not installed yet."""
+
+    is_compiling = has_work = True
+
+    @property
+    def max_wait_s(self):
+        return 0.0 if self.is_compiling else None
+
+    def is_due(self, *, is_idle):
+        return self.is_compiling
+
+    def due(self, *, is_idle):
+        return GraphOrder(is_compiled=True)
+
+    def obey(self, order):
+        self.is_compiling = self.has_work = False
+
+
+class NotedSleeper:
+    """Answers an order, and says whether the compilation had ended."""
+
+    def __init__(self, capture):
+        self.capture = capture
+
+    def sleep(self, order, *, receive, obey, answer):
+        assert not self.capture.is_compiling
+        answer(OrderAnswer(order_id=order.order_id))
+
+
+def test_sleep_follows_the_end_of_a_compilation_without_another_command():
+    worker, service = map(Channel, socket.socketpair())
+    capture = CompilingCapture()
+    arguments = (SlowDevice(), WorkerReady(), capture, NotedSleeper(capture))
+
+    def serve():
+        with contextlib.suppress(EOFError):
+            StepServer(worker).serve(*arguments)
+
+    order = WorkerCommand(sleep=SleepOrder(level=1), order_id=7)
+    service.send(order.SerializeToString())
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert receive(service).HasField("ready")
+    assert receive(service).order_answer.order_id == 7
+    service.close()
+    thread.join(WAIT_S)
     worker.close()
