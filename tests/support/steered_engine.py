@@ -107,11 +107,11 @@ def _run_worker() -> int:
             return is_here
 
     class SteeredServer(process.StepServer):
-        def serve(self, runner, ready, capture=None) -> NoReturn:
+        def serve(self, runner, ready, capture=None, sleeper=None) -> NoReturn:
             if stop_file.is_file() and int(stop_file.read_text()) == 0:
                 stop_file.unlink()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            super().serve(SteeredRunner(runner), ready, capture)
+            super().serve(SteeredRunner(runner), ready, capture, sleeper)
 
     process.StepServer = SteeredServer
     return worker.main()
