@@ -30,8 +30,8 @@ class CacheConfig(ConfigSection):
     """GiB of files that --disk-kv-dir may hold for this model."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
-    shared_prefix_tokens: int = Field(default=512, ge=0, le=MAX_INT32)
-    """Shortest common beginning of running requests that attention reads once for all of them in a
-    step; 0: each request reads its own."""
+    shared_prefix_tokens: int = Field(default=0, ge=0, le=MAX_INT32)
+    """Running requests that begin alike read their common prefix once a step where that saves
+    reading this many tokens again, its length for each request but one; 0: never."""
     kv_events: bool = False
     """Let callers follow which blocks are cached, with the tokens of requests without a salt."""

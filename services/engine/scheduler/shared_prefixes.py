@@ -21,8 +21,6 @@ from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.request import Request
 from services.engine.scheduler.holdings import Holdings
 
-LEAST_SAVED = 8
-"""Fewest keys that need not be read again, times the shortest prefix."""
 _MOST_LEVELS = 8
 """Levels of the tree that are looked at."""
 _MOST_PREFIXES = 32
@@ -34,22 +32,19 @@ Prefix: TypeAlias = tuple[list[Request], int]
 """Requests, and the leading blocks that they share."""
 
 
-def pays(num_requests: int, num_tokens: int, *, least_tokens: int) -> bool:
+def pays(num_requests: int, num_tokens: int, *, least_saved: int) -> bool:
     """Returns whether attention reads a prefix once for all its requests.
 
-    The kernel of shared keys, and what it leaves for the others, take as long as reading some
-    thousand keys: `python -m tests.bench.shared_prefixes` measures it.
+    The kernel of shared keys, and what it leaves for the others, take as long as reading tens of
+    thousands of keys: `python -m tests.bench.shared_prefixes` measures it.
 
     Args:
         num_requests: requests that share the prefix and decode.
         num_tokens: its length.
-        least_tokens: --shared-prefix-tokens.
+        least_saved: --shared-prefix-tokens.
     """
-    return (
-        num_requests >= LEAST_SHARING_REQUESTS
-        and num_tokens >= least_tokens
-        and (num_requests - 1) * num_tokens >= LEAST_SAVED * least_tokens
-    )
+    saved = (num_requests - 1) * num_tokens
+    return num_requests >= LEAST_SHARING_REQUESTS and saved >= least_saved
 
 
 class SharedPrefixFinder:
@@ -59,7 +54,7 @@ class SharedPrefixFinder:
     """
 
     def __init__(self, limits: StepLimits) -> None:
-        self._least_tokens = limits.shared_prefix_tokens
+        self._least_saved = limits.shared_prefix_tokens
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
         self._index_of_row = np.empty(limits.max_num_seqs, np.int32)
@@ -74,7 +69,7 @@ class SharedPrefixFinder:
 
     def order(self, descriptor: BatchDescriptor, holdings: Holdings) -> None:
         """Adds the prefixes that requests of a step share, the greatest saving first."""
-        if not self._least_tokens:
+        if not self._least_saved:
             return
         self._follow(holdings, descriptor.step_id)
         if not self._rows:
@@ -117,7 +112,7 @@ class SharedPrefixFinder:
             indices = index_of_row[rows]
             indices = indices[indices >= 0]
             indices = indices[seq_lens[indices] > num_tokens]
-            if pays(len(indices), num_tokens, least_tokens=self._least_tokens):
+            if pays(len(indices), num_tokens, least_saved=self._least_saved):
                 members.append(indices)
                 counts.append(len(indices))
                 lengths.append(num_tokens // self._block_size)
@@ -152,7 +147,7 @@ class SharedPrefixFinder:
             below = self._find_after(branch, length, num_levels - 1) if num_levels > 1 else []
             here = (branch, length)
             num_tokens = length * self._block_size
-            if not pays(len(branch), num_tokens, least_tokens=self._least_tokens) or sum(
+            if not pays(len(branch), num_tokens, least_saved=self._least_saved) or sum(
                 map(_num_saved, below)
             ) > _num_saved(here):
                 found += below

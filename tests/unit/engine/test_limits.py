@@ -36,8 +36,7 @@ def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "windows", "expected"),
     [
-        ({}, [None, 64], 512),
-        ({"shared_prefix_tokens": 48}, [None], 48),
+        ({}, [None, 64], 48),
         ({"shared_prefix_tokens": 0}, [None], 0),
         ({"enable_prefix_caching": False}, [None], 0),
         ({"batch_invariant": True}, [None], 0),
@@ -48,7 +47,6 @@ def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
     ids=str,
 )
 def test_prefixes_are_shared_where_attention_can_read_them_once(flags, windows, expected):
-    limits = StepLimits.of(
-        engine_config(**flags), max_model_len=256, vocab_size=97, cache_windows=windows
-    )
+    config = engine_config(**{"shared_prefix_tokens": 48, **flags})
+    limits = StepLimits.of(config, max_model_len=256, vocab_size=97, cache_windows=windows)
     assert limits.shared_prefix_tokens == expected

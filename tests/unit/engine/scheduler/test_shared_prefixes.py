@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from services.engine.batch import read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
-from services.engine.scheduler.shared_prefixes import LEAST_SAVED, SharedPrefixFinder, pays
+from services.engine.scheduler.shared_prefixes import SharedPrefixFinder, pays
 from tests.support.prefix_trees import prefix_trees
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import BLOCK_SIZE, Rig
@@ -35,7 +35,7 @@ def most_saved(tables, depth=0):
     best = 0
     for branch in branches.values():
         here = 0
-        if pays(len(branch), (depth + 1) * BLOCK_SIZE, least_tokens=SHORTEST):
+        if pays(len(branch), (depth + 1) * BLOCK_SIZE, least_saved=SHORTEST):
             here = saved(len(branch), depth + 1)
         best += max(here, most_saved(branch, depth + 1))
     return best
@@ -82,12 +82,11 @@ def test_the_first_group_of_layers_is_looked_at():
 
 @pytest.mark.parametrize(
     ("num_requests", "num_tokens", "expected"),
-    [(4, 10_000, True), (3, 10_000, False), (100, 511, False), (100, 512, True), (4, 512, False)],
+    [(4, 10_000, True), (3, 10_000, False), (4, 512, False), (4, 3000, False), (12, 3000, True)],
 )
 def test_few_requests_and_short_prefixes_do_not_pay(num_requests, num_tokens, expected):
     assert LEAST_SHARING_REQUESTS == 4
-    assert LEAST_SAVED == 8
-    assert pays(num_requests, num_tokens, least_tokens=512) is expected
+    assert pays(num_requests, num_tokens, least_saved=30_000) is expected
 
 
 class Watched(Rig):

@@ -26,7 +26,15 @@ from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import EVERY_VARIANT, write_checkpoint
 
-UNSUPPORTED = ("kv_b_proj", "lm_head", ".gate", ".router", "router.proj", "shared_expert_gate")
+UNSUPPORTED = (
+    "kv_b_proj",
+    "o_a_proj",
+    "lm_head",
+    ".gate",
+    ".router",
+    "router.proj",
+    "shared_expert_gate",
+)
 PROMPTS = ([5, 9, 33, 7, 81, 2, 14], [5, 9, 33, 7, 60], [5, 9, 33, 7, 81, 2])
 
 

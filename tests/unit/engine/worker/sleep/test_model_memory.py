@@ -6,8 +6,10 @@ import torch
 from models.layers.adapter_room import adapted_layers, make_room
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
+from models.parallel.group import SINGLE
 from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.model_memory import ModelMemory
 from services.engine.worker.sleep.releasable_memory import HostPages, zeros_from
 from tests.support.quantized_checkpoints import WIDE
@@ -27,9 +29,11 @@ def tensors_of(model):
 
 
 def make_memory(config, model, num_host_bytes=2**40):
+    weights = WeightStore(model, SINGLE, device=CPU, dtype=torch.float32)
     return ModelMemory(
         config,
         model,
+        weights,
         device=CPU,
         dtype=torch.float32,
         is_shared=False,
