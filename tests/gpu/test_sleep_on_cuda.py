@@ -61,6 +61,7 @@ def test_pages_go_back_to_the_driver_and_a_graph_reads_their_new_content():
 
 
 def test_zeroed_pages_are_zeros_after_every_restore():
+    torch.zeros(1, device=CUDA)
     memory = DevicePages(CUDA, is_zeroed=True)
     values = memory.take(5 * MIB)
     for _ in range(2):
