@@ -35,7 +35,12 @@ from tests.support.processes import (
 from tests.support.waiting import until
 
 FILE = "model.safetensors"
-PROMPTS = [[(7 * n + k) % 200 + 3 for k in range(4 + n % 5)] for n in range(64)]
+NEAR_TIES = (5, 17, 53, 56, 61)
+"""Prompts after which two tokens are within 0.001 of each other somewhere, in one of the versions:
+which of them comes depends on what else is in a step."""
+PROMPTS = [
+    [(7 * n + k) % 200 + 3 for k in range(4 + n % 5)] for n in range(69) if n not in NEAR_TIES
+]
 NUM_TOKENS = 40
 FLAGS = {"dtype": "float32", "max_num_seqs": 64, "worker_patience_s": 120}
 

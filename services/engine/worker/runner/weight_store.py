@@ -24,6 +24,7 @@ class _Source:
     folder: Path
     is_part: bool
     digest: str
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ class WeightStore:
             checked.loads, device=self._device, dtype=self._dtype, is_shared=self._is_shared
         )
         source = checked.source
-        self._loaded = [*self._loaded, source] if source.is_part else [source]
+        left = [each for each in self._loaded if source.is_part and not each.names <= source.names]
+        self._loaded = [*left, source]
 
     def _plan(self, folder: Path, *, is_part: bool) -> Sequence[Load]:
         return plan_reload(
@@ -148,7 +150,8 @@ class WeightStore:
         loads = self._plan(folder, is_part=is_part)
         self._check_room(loads)
         check_loads(loads)
-        return _Checked(_Source(folder, is_part, tensors_digest(folder)), loads)
+        names = frozenset(load.tensor.name for load in loads)
+        return _Checked(_Source(folder, is_part, tensors_digest(folder), names), loads)
 
     def _check_room(self, loads: Sequence[Load]) -> None:
         if self._device.type != "cuda":

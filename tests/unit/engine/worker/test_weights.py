@@ -337,6 +337,22 @@ async def test_an_engine_wakes_with_its_newest_weights(tmp_path, options):
         assert expected == case.expected("2")
 
 
+async def test_weights_that_newer_ones_cover_are_not_needed_to_wake(tmp_path):
+    case = Case(tmp_path)
+    parts = [
+        case.spoiled(name, lambda tensors: [tensors.pop(each) for each in list(tensors)[3:]])
+        for name in ("part", "again")
+    ]
+    async with ranks_core(case.config(enable_sleep=True)) as ranks:
+        for path in parts:
+            await updated(ranks, path, is_part=True)
+        expected = await ranks.generate(PROMPTS, GREEDY)
+        shutil.rmtree(case.folder / "weights" / parts[0])
+        await ranks.core.sleep.fall_asleep(2, SleepMode.WAIT, 60.0)
+        await ranks.core.sleep.wake()
+        assert await ranks.generate(PROMPTS, GREEDY) == expected
+
+
 async def test_an_engine_falls_asleep_only_between_updates(tmp_path):
     case = Case(tmp_path)
     obtained = asyncio.Event()
