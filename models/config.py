@@ -299,7 +299,7 @@ class ModelConfig:
 
     @property
     def cache_spans(self) -> tuple[int, ...]:
-        """Of each cache entry, the blocks of others that have as many tokens as one of its own."""
+        """The blocks of others that have as many tokens as one of each cache entry."""
         entries = cache_entries(self.mixers, self.num_hidden_layers)
         span = 1 if self.compression is None else self.compression.block_span
         return tuple(

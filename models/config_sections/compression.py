@@ -51,7 +51,7 @@ class CompressionConfig:
     window: int
     """Keys of single tokens that a query sees, its own included."""
     layers: Mapping[int, LayerCompression]
-    """By layer; others attend to recent keys alone."""
+    """Compression of each layer that has one; others attend to recent keys alone."""
     index: IndexConfig
 
     def row_sizes(self, layer_index: int) -> tuple[int, int]:

@@ -27,9 +27,9 @@ class Usage:
     reasoning_tokens: int = 0
     """Those of the output that are reasoning."""
     weights_version: str = ""
-    """Of the weights that made the last token; empty if they have no name."""
+    """Version of the weights at the last token; empty if they have no name."""
     first_weights_version: str | None = None
-    """Of the weights that made the first token, if it is another one."""
+    """Version of the weights at the first token, if it is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

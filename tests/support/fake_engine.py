@@ -94,7 +94,7 @@ class FakeEngine:
     """Told in the next heartbeat."""
     prefix_key_version: int = PREFIX_KEY_VERSION
     weights_version: str = ""
-    """Of all that it serves."""
+    """Version of the weights of all that it serves."""
     image_processor: engine_pb2.ImageProcessor | None = None
     """How it wants images; None sees none."""
     part_s: float = 0.0

@@ -94,7 +94,7 @@ class Sleep:
         """
         self.state = SleepState.AWAKE
         self.level = 0
-        """Of the present sleep; 0 without one."""
+        """Level of the present sleep; 0 without one."""
         self._config = config
         self._requests = requests
         self._abort_all = abort_all

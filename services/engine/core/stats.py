@@ -136,7 +136,7 @@ class EngineStats:
     """The last stage of a start, or why the last worker was lost; empty while one serves."""
     sleep_state: str = "awake"
     sleep_level: int = 0
-    """Of the present sleep; 0 without one."""
+    """Level of the present sleep; 0 without one."""
 
     @property
     def num_host_blocks(self) -> int:

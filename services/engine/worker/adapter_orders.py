@@ -1,23 +1,11 @@
 """Orders to all ranks to read adapters, and their answers. No torch here."""
 
-from collections.abc import Callable
-
 from protos.engine.v1.worker_pb2 import AdapterRead, ForgetAdapter, ReadAdapter, WorkerCommand
 from services.engine.worker.rank_orders import RankAnswers
 
 
 class AdapterOrders(RankAnswers[AdapterRead]):
     """Has the ranks of one executor read and forget adapters, beside their steps."""
-
-    def __init__(self, num_ranks: int, command: Callable[[WorkerCommand], None]) -> None:
-        """Starts without orders.
-
-        Args:
-            num_ranks: processes of the executor.
-            command: sends a command to each.
-        """
-        super().__init__(num_ranks)
-        self._command = command
 
     async def read(self, path: str) -> AdapterRead:
         """Has all ranks read an adapter; the executor's `receive` must run meanwhile.

@@ -22,12 +22,14 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 class RankAnswers(Generic[AnswerT]):
     """Collects each rank's answer to the orders of one kind."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, command: Callable[[WorkerCommand], None]) -> None:
         """Starts without orders.
 
         Args:
             num_ranks: processes of the executor.
+            command: sends a command to each.
         """
+        self._command = command
         self._num_ranks = num_ranks
         self._num_orders = 0
         self._answers: dict[int, dict[int, AnswerT]] = {}
@@ -72,16 +74,6 @@ class RankAnswers(Generic[AnswerT]):
 
 class RankOrders(RankAnswers[OrderAnswer]):
     """Has all ranks of one executor carry out commands at the same place among their steps."""
-
-    def __init__(self, num_ranks: int, command: Callable[[WorkerCommand], None]) -> None:
-        """Starts without orders.
-
-        Args:
-            num_ranks: processes of the executor.
-            command: sends a command to each.
-        """
-        super().__init__(num_ranks)
-        self._command = command
 
     async def run(self, command: WorkerCommand) -> list[OrderAnswer]:
         """Sends a command, to which this gives an id; the executor's `receive` must run meanwhile.

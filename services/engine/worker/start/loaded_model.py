@@ -15,9 +15,7 @@ from models.batch_invariance import use_batch_invariance
 from models.config import ModelConfig
 from models.config_sections.pooling import read_pooling
 from models.kernels.gpu import use_generic_tables
-from models.layers.adapter_room import make_room
 from models.layers.decoder import CausalLM
-from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
@@ -34,6 +32,7 @@ from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.model_memory import ModelMemory
 from services.engine.worker.sleep.releasable_memory import zeros_from
+from services.engine.worker.start.added_parts import add_parts
 from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
 from services.engine.worker.start.device import (
     choose_cache_dtype,
@@ -187,7 +186,7 @@ class LoadedModel:
         )
         weights = WeightStore(model, ranks.group, device=device, dtype=dtype)
         weights.load_at_start(config.weights.apply_weights, report_progress)
-        _add_parts(model, config, device=device, dtype=dtype, max_positions=limits.max_model_len)
+        add_parts(model, config, device=device, dtype=dtype, max_positions=limits.max_model_len)
         if is_invariant:
             check_invariant_weights(model, dtype)
         is_shared = ranks.group.of_experts.size > 1
@@ -379,31 +378,3 @@ def entries_of(model: ModelConfig, stage: PipelineStage) -> range:
     """Returns the cache entries of a stage's layers among those of the whole model."""
     layers, own = model.entry_layers, stage.layers_of(model.num_hidden_layers)
     return range(bisect_left(layers, own.start), bisect_left(layers, own.stop))
-
-
-def _add_parts(
-    model: CausalLM,
-    config: EngineConfig,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    max_positions: int,
-) -> None:
-    """Adds room for adapters, and a small draft model, where the operator wants them."""
-    if config.adapters.max_loras:
-        make_room(
-            model,
-            num_slots=config.adapters.max_loras,
-            max_rank=config.adapters.max_lora_rank,
-            with_embeddings=config.adapters.lora_embeddings,
-        )
-    if config.speculation.draft_model is not None:
-        draft = load_draft_model(
-            config.speculation.draft_model,
-            model,
-            device=device,
-            dtype=dtype,
-            load_format=config.checkpoint.load_format,
-            max_positions=max_positions,
-        )
-        model.draft_models = (draft,)

@@ -9,9 +9,9 @@ class WeightsField(TypedDict, total=False):
     """Absent from answers of the weights that an engine started with, unless those have a name."""
 
     weights_version: str
-    """Of the weights that made the last token."""
+    """Version of the weights at the last token."""
     first_weights_version: str
-    """Of the weights that made the first token, if it is another one."""
+    """Version of the weights at the first token, if it is another one."""
 
 
 def weights_of(usage: Usage) -> WeightsField:
