@@ -1,5 +1,6 @@
 """Blocks between a GPU and pinned memory: whole, in order, and without a change of any token."""
 
+import ctypes
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from models.kv_cache import FP8_CACHE_DTYPE, KVCacheSpec
 from services.engine.batch import BatchDescriptor
 from services.engine.kv_cache.host_tier import TierCopies
 from services.engine.scheduler.tier_orders import pack_block_copies
+from services.engine.worker.pinned_pages import PinnedPages
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
 from services.engine.worker.tiers.host_memory import measure_load_s
@@ -109,6 +111,23 @@ def test_copies_keep_their_order_while_the_device_computes(caches):
 def test_the_measured_time_of_a_load_is_that_of_a_bus(caches):
     host = make_host(caches)
     assert 0 < measure_load_s(host, NUM_BLOCKS) < 0.01
+
+
+def test_pages_can_be_pinned_again_after_they_were_freed():
+    for explicitly in (True, False, True):
+        first, second = PinnedPages(1 << 20), PinnedPages(5000)
+        assert (first.status, second.status) == (0, 0)
+        assert not first.memory.any()
+        source = torch.arange(1 << 18, dtype=torch.int32, device=CUDA).view(torch.uint8)
+        first.memory.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(first.memory, source.cpu())
+        if explicitly:
+            first.free()
+    refused = PinnedPages(4096)
+    again = ctypes.c_void_p(refused.memory.data_ptr())
+    assert ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2(again, ctypes.c_size_t(4096), 0)
+    assert int(torch.ones(3, device=CUDA).sum()) == 3, "an error of pinning stays with its caller"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import structlog
 import torch
 from torch import Tensor
 
+from services.engine.worker.pinned_pages import PinnedPages
+
 log = structlog.get_logger()
 
 
@@ -28,14 +30,20 @@ class HostCopy:
         self._tensors = tensors
         self._device = device
         sizes = [each.nbytes for each in tensors]
-        if sum(sizes) > num_available_bytes:
+        self.num_bytes: int = sum(sizes)
+        """Of all tensors."""
+        if self.num_bytes > num_available_bytes:
             raise MemoryError(
-                f"the weights take {sum(sizes) / 2**30:.2f} GiB of the host's memory, which has "
-                f"{num_available_bytes / 2**30:.2f} GiB free"
+                f"the weights take {self.num_bytes / 2**30:.2f} GiB of the host's memory, which "
+                f"has {num_available_bytes / 2**30:.2f} GiB free"
             )
-        self._memory = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._is_pinned = device.type == "cuda" and self._pin()
-        self._parts = self._memory.split(sizes)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._pages: PinnedPages | None = None
+        if device.type == "cuda" and self.num_bytes:
+            self._pages = self._pinned(self.num_bytes)
+            memory = self._pages.memory
+        else:
+            memory = torch.empty(self.num_bytes, dtype=torch.uint8)
+        self._parts = memory.split(sizes)  # type: ignore[no-untyped-call]  # torch has no types here
         for part, tensor in zip(self._parts, tensors, strict=True):
             part.copy_(tensor, non_blocking=True)
         self._wait()
@@ -48,21 +56,17 @@ class HostCopy:
 
     def free(self) -> None:
         """Frees the memory."""
-        if self._is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]  # as above
         self._parts = ()
-        self._memory = self._memory.new_empty(0)
+        if self._pages:
+            self._pages.free()
 
-    def _pin(self) -> bool:
+    @staticmethod
+    def _pinned(num_bytes: int) -> PinnedPages:
         """Pins the memory, where the system lets it; copies from other memory take longer."""
-        if not self._memory.nbytes:
-            return False
-        status = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]  # as above
-            self._memory.data_ptr(), self._memory.nbytes, 0
-        )
-        if int(status):
-            log.warning("weights_not_pinned", num_bytes=self._memory.nbytes, status=int(status))
-        return not int(status)
+        pages = PinnedPages(num_bytes)
+        if pages.status:
+            log.warning("weights_not_pinned", num_bytes=num_bytes, status=pages.status)
+        return pages
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

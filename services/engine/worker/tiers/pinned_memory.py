@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.pinned_pages import PinnedPages
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
 from services.engine.worker.tiers.disk_tier import DiskTier
@@ -37,7 +38,8 @@ class PinnedHostMemory:
         self.max_step_loads = max_step_loads
         self.disk: DiskTier | None = None
         self._blocks = blocks
-        self.slots = _pinned(num_slots, blocks)
+        self._pages = _pinned(num_slots * blocks.num_words * blocks.word.itemsize)
+        self.slots = self._pages.memory.view(blocks.word).view(num_slots, blocks.num_words)
         shape = (max_step_loads, blocks.num_words)
         self._outgoing = torch.empty(shape, dtype=blocks.word, device=blocks.device)
         self._incoming = torch.empty(shape, dtype=blocks.word, device=blocks.device)
@@ -133,16 +135,12 @@ def _runs(slots: Int32Array) -> list[tuple[int, int, int]]:
     ]
 
 
-def _pinned(num_slots: int, blocks: BlockMemory) -> Tensor:
-    """Returns pinned memory for slots, [slots, words].
-
-    PyTorch's own allocator of pinned memory rounds sizes up to powers of two.
-    """
-    memory = torch.empty((num_slots, blocks.num_words), dtype=blocks.word)
-    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)  # type: ignore[no-untyped-call]  # as above
-    if int(status):
+def _pinned(num_bytes: int) -> PinnedPages:
+    """Returns pages for all slots."""
+    pages = PinnedPages(num_bytes)
+    if pages.status:
         raise ValueError(
-            f"{memory.nbytes / 2**30:.1f} GiB of the host's memory cannot be pinned. Lower "
-            "--host-kv-gb, or raise the limit of locked memory (ulimit -l)"
+            f"{num_bytes / 2**30:.1f} GiB of the host's memory cannot be pinned (CUDA error "
+            f"{pages.status}). Lower --host-kv-gb, or raise the limit of locked memory (ulimit -l)"
         )
-    return memory
+    return pages

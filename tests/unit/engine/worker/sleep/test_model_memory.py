@@ -101,7 +101,7 @@ def test_a_small_models_weights_come_from_its_own_checkpoint(tmp_path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
     memory.sleep(2)
     assert memory._asleep is not None
-    assert memory._asleep.copy._memory.nbytes < 0.2 * memory.num_bytes
+    assert memory._asleep.copy.num_bytes < 0.2 * memory.num_bytes
 
 
 def test_weights_without_a_checkpoint_stay_on_the_host_at_both_levels(tmp_path):
