@@ -47,7 +47,7 @@ class BlockReplica:
     def check_contents(self, block_size: int) -> None:
         """Checks that tokens and parents have the keys, as an unsalted prompt has them."""
         for block in self.blocks.values():
-            parent, data = block.content
+            parent, data, _ = block.content
             if data is not None:
                 tokens = list(memoryview(data).cast("i"))
                 assert len(tokens) == block_size

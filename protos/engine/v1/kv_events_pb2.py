@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/engine/v1/kv_events.proto\x12\x10octavo.engine.v1\"L\n\x18SubscribeKvEventsRequest\x12\x30\n\x07\x63ursors\x18\x01 \x03(\x0b\x32\x1f.octavo.engine.v1.KvEventCursor\"D\n\rKvEventCursor\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x01 \x01(\r\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\"\xaf\x01\n\x19SubscribeKvEventsResponse\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x01 \x01(\r\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32 .octavo.engine.v1.KvSnapshotPart\x12)\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x19.octavo.engine.v1.KvEvent\".\n\x0eKvSnapshotPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xb1\x01\n\x07KvEvent\x12\x32\n\x06stored\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.KvBlocksStoredH\x00\x12\x34\n\x07removed\x18\x02 \x01(\x0b\x32!.octavo.engine.v1.KvBlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .octavo.engine.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"m\n\x0eKvBlocksStored\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.octavo.engine.v1.KvTier\x12\x12\n\nparent_key\x18\x02 \x01(\x0c\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\"G\n\x0fKvBlocksRemoved\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.octavo.engine.v1.KvTier\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"\x10\n\x0eKvCacheCleared*V\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKV_TIER_GPU\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02\x12\x10\n\x0cKV_TIER_DISK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/engine/v1/kv_events.proto\x12\x10octavo.engine.v1\"L\n\x18SubscribeKvEventsRequest\x12\x30\n\x07\x63ursors\x18\x01 \x03(\x0b\x32\x1f.octavo.engine.v1.KvEventCursor\"D\n\rKvEventCursor\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x01 \x01(\r\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\"\xaf\x01\n\x19SubscribeKvEventsResponse\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x01 \x01(\r\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32 .octavo.engine.v1.KvSnapshotPart\x12)\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x19.octavo.engine.v1.KvEvent\".\n\x0eKvSnapshotPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xb1\x01\n\x07KvEvent\x12\x32\n\x06stored\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.KvBlocksStoredH\x00\x12\x34\n\x07removed\x18\x02 \x01(\x0b\x32!.octavo.engine.v1.KvBlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .octavo.engine.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"~\n\x0eKvBlocksStored\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.octavo.engine.v1.KvTier\x12\x12\n\nparent_key\x18\x02 \x01(\x0c\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x05 \x01(\t\"G\n\x0fKvBlocksRemoved\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.octavo.engine.v1.KvTier\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"\x10\n\x0eKvCacheCleared*V\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKV_TIER_GPU\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02\x12\x10\n\x0cKV_TIER_DISK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.kv_events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTIER']._serialized_start=810
-  _globals['_KVTIER']._serialized_end=896
+  _globals['_KVTIER']._serialized_start=827
+  _globals['_KVTIER']._serialized_end=913
   _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=54
   _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=130
   _globals['_KVEVENTCURSOR']._serialized_start=132
@@ -44,9 +44,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVEVENT']._serialized_start=429
   _globals['_KVEVENT']._serialized_end=606
   _globals['_KVBLOCKSSTORED']._serialized_start=608
-  _globals['_KVBLOCKSSTORED']._serialized_end=717
-  _globals['_KVBLOCKSREMOVED']._serialized_start=719
-  _globals['_KVBLOCKSREMOVED']._serialized_end=790
-  _globals['_KVCACHECLEARED']._serialized_start=792
-  _globals['_KVCACHECLEARED']._serialized_end=808
+  _globals['_KVBLOCKSSTORED']._serialized_end=734
+  _globals['_KVBLOCKSREMOVED']._serialized_start=736
+  _globals['_KVBLOCKSREMOVED']._serialized_end=807
+  _globals['_KVCACHECLEARED']._serialized_start=809
+  _globals['_KVCACHECLEARED']._serialized_end=825
 # @@protoc_insertion_point(module_scope)

@@ -63,16 +63,18 @@ class KvEvent(_message.Message):
     def __init__(self, stored: _Optional[_Union[KvBlocksStored, _Mapping]] = ..., removed: _Optional[_Union[KvBlocksRemoved, _Mapping]] = ..., cleared: _Optional[_Union[KvCacheCleared, _Mapping]] = ...) -> None: ...
 
 class KvBlocksStored(_message.Message):
-    __slots__ = ("tier", "parent_key", "keys", "token_ids")
+    __slots__ = ("tier", "parent_key", "keys", "token_ids", "adapter")
     TIER_FIELD_NUMBER: _ClassVar[int]
     PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     tier: KvTier
     parent_key: bytes
     keys: bytes
     token_ids: bytes
-    def __init__(self, tier: _Optional[_Union[KvTier, str]] = ..., parent_key: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    adapter: str
+    def __init__(self, tier: _Optional[_Union[KvTier, str]] = ..., parent_key: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class KvBlocksRemoved(_message.Message):
     __slots__ = ("tier", "keys")

@@ -57,7 +57,8 @@ async def follow(
 def chains(events: Sequence[BlockEvent]) -> Iterator[list[BlockEvent]]:
     """Splits events where the kind or the tier changes, and where a chain of blocks ends.
 
-    Stored blocks of one part follow each other in a prompt, all with tokens or all without.
+    Stored blocks of one part follow each other in a prompt, all with tokens or all without, and
+    have one adapter or none.
     """
     part: list[BlockEvent] = []
     for event in events:
@@ -88,8 +89,7 @@ def _continues(last: BlockEvent, event: BlockEvent) -> bool:
     if last.tier is not event.tier:
         return False
     if isinstance(last, Stored) and isinstance(event, Stored):
-        has_tokens = last.content.token_ids is not None
-        return event.content.parent == last.key and has_tokens == (
-            event.content.token_ids is not None
-        )
+        own, before = event.content, last.content
+        is_alike = (own.token_ids is None) == (before.token_ids is None)
+        return own.parent == last.key and is_alike and own.adapter == before.adapter
     return True

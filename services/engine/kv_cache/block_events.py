@@ -29,11 +29,13 @@ class BlockContent(NamedTuple):
     """The prefix that a block's key stands for.
 
     parent: key of the block before it; None of a first block. token_ids: int32; None if tokens do
-    not say what the block holds, as after an image.
+    not say what the block holds, as after an image. adapter: name of the one that computed it;
+    empty without.
     """
 
     parent: bytes | None
     token_ids: bytes | None
+    adapter: str = ""
 
 
 class Stored(NamedTuple):
@@ -148,11 +150,13 @@ def contents_of(request: Request, first: int, last: int, block_size: int) -> lis
     data = array("i", request.token_ids[first * block_size : last * block_size]).tobytes()
     stride = 4 * block_size
     keys = request.block_keys
+    adapter = "" if request.adapter is None else request.adapter.name
     num_plain = min((each.offset // block_size for each in request.images), default=last)
     return [
         BlockContent(
             keys[number - 1] if number else None,
             data[start : start + stride] if number < num_plain else None,
+            adapter,
         )
         for number, start in zip(range(first, last), range(0, len(data), stride), strict=True)
     ]

@@ -115,11 +115,11 @@ class BlockJournal:
     ) -> Iterable[BlockContent | None]:
         """Returns what subscribers may know of a request's blocks from `first` up to `last`.
 
-        That is nothing if the request has a salt or an adapter, if other weights began it, or if
-        there are no subscribers.
+        That is nothing if the request has a salt, if other weights began it, or if there are no
+        subscribers.
         """
-        is_special = request.adapter is not None or request.first_weights_version is not None
-        if self._events is None or request.cache_salt or is_special:
+        is_special = request.cache_salt or request.first_weights_version is not None
+        if self._events is None or is_special:
             return repeat(None)
         return contents_of(request, first, last, block_size)
 

@@ -97,6 +97,7 @@ def _stored(chain: Sequence[BlockEvent], first: Stored, block_size: int) -> Bloc
         parent_block_hash=None if parent is None else _hash(parent),
         token_ids=array("i", b"".join(each.content.token_ids or b"" for each in blocks)),
         block_size=block_size,
+        lora_name=first.content.adapter,
         medium=_MEDIA[first.tier],
     )
 

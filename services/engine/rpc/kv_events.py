@@ -46,6 +46,7 @@ def _event(chain: Sequence[BlockEvent]) -> KvEvent:
                 parent_key=b"" if parent is None else parent[:KEY_BYTES],
                 keys=b"".join(each.key[:KEY_BYTES] for each in stored),
                 token_ids=b"".join(each.content.token_ids or b"" for each in stored),
+                adapter=first.content.adapter,
             )
         )
     if removed:

@@ -75,6 +75,7 @@ def _stored(chain: Sequence[BlockEvent], first: Stored, block_size: int) -> KvBl
         parent_block_hash=None if parent is None else hash_of(parent),
         tier=_TIERS[first.tier],
         locality=KV_CACHE_LOCALITY_LOCAL,
+        lora_name=first.content.adapter or None,
         blocks=[
             KvBlock(
                 block_hash=hash_of(each.key),

@@ -27,6 +27,14 @@ def store(record: BlockEvents, *blocks: Stored) -> None:
         record.stored(each.key, each.content, each.tier)
 
 
+def test_blocks_of_another_adapter_are_another_part():
+    def of(number, parent, adapter):
+        return Stored(key(number), Tier.GPU, BlockContent(parent and key(parent), TOKENS, adapter))
+
+    events = [of(1, None, "a"), of(2, 1, "a"), of(3, 2, "b"), of(4, 3, ""), of(5, 4, "")]
+    assert [len(part) for part in chains(events)] == [2, 1, 2]
+
+
 async def test_each_rank_begins_with_a_snapshot_unless_its_cursor_is_known():
     ranks = [BlockEvents(), BlockEvents()]
     number, _ = ranks[1].snapshot()

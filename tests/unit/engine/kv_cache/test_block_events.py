@@ -139,13 +139,17 @@ def test_a_request_with_a_salt_leaves_no_trace():
     assert len(record.snapshot()[1]) == 8
 
 
-def test_a_request_with_an_adapter_leaves_no_trace():
+def test_blocks_of_an_adapter_have_its_name_and_keys_of_their_own():
     record = BlockEvents()
-    number, _ = record.snapshot()
-    request = make_request(range(32))
-    request.adapter = Adapter(name="a", path="", digest=b"d" * 32, rank=1, num_bytes=1)
-    compute(cache_of(record), request)
-    assert record.since(number) == []
+    cache = cache_of(record)
+    plain, adapted = make_request(range(12)), make_request(range(12))
+    adapted.adapter = Adapter(name="a", path="", digest=b"d" * 32, rank=1, num_bytes=1)
+    compute(cache, plain)
+    compute(cache, adapted)
+    blocks = record.snapshot()[1]
+    assert [each.content.adapter for each in blocks] == ["", "", "", "a", "a", "a"]
+    assert len({each.key for each in blocks}) == 6
+    assert [each.content.parent for each in blocks[3:]] == [None, blocks[3].key, blocks[4].key]
 
 
 def test_blocks_that_leave_the_gpu_are_known_where_they_go():

@@ -291,6 +291,15 @@ class TestKvEvents:
                 assert str(int(each.value)).encode() == each.value
             stream.cancel()
 
+    async def test_an_adapters_blocks_have_its_name(self):
+        async with orchestrated({"kv_events": True}) as (service, _, control):
+            [record] = service.core.block_events
+            record.stored(b"k" * 32, BlockContent(None, bytes(64), "sql"), Tier.GPU)
+            stream = control.SubscribeKvEvents(SubscribeKvEventsRequest(include_snapshot=True))
+            _, event = (await stream.read()).batch.events
+            assert event.block_stored.lora_name == "sql"
+            stream.cancel()
+
     async def test_a_snapshot_begins_with_a_clearing_and_numbers_have_no_gaps(self):
         async with orchestrated({"kv_events": True}) as (service, _, control):
             [record] = service.core.block_events

@@ -153,3 +153,14 @@ async def test_tiers_are_told_apart():
         record.removed(b"k" * 32, Tier.GPU)
         [message] = await read(subscribe(service))
         assert [event.stored.tier for event in message.events] == [KvTier.KV_TIER_HOST]
+
+
+async def test_an_adapters_blocks_have_its_name():
+    async with service_with_events() as service:
+        [record] = service.core.block_events
+        for number, adapter in enumerate(("sql", "")):
+            record.stored(bytes([number]) * 32, BlockContent(None, bytes(64), adapter), Tier.GPU)
+        stream = subscribe(service)
+        events = [each for message in await read(stream, 2) for each in message.events]
+        assert [each.stored.adapter for each in events] == ["sql", ""]
+        stream.cancel()

@@ -87,3 +87,13 @@ def test_blocks_without_tokens_are_left_out():
     [event] = batch.events
     assert list(event.removed.block_hashes) == [-1]
     assert batch.dp_rank == 1
+
+
+def test_an_adapters_blocks_have_its_name():
+    own, plain = (
+        Stored(bytes([number]) * 32, Tier.GPU, BlockContent(None, b"\0" * 64, adapter))
+        for number, adapter in enumerate(("sql", ""))
+    )
+    batch = part_to_batch(EventPart(rank=0, number=9, events=[own, plain]), 16)
+    assert [event.stored.lora_name for event in batch.events] == ["sql", ""]
+    assert [event.stored.HasField("lora_name") for event in batch.events] == [True, False]
