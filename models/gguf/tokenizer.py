@@ -10,8 +10,14 @@ from typing import Any
 from models.gguf.errors import GgufError
 from models.gguf.metadata import ARCHITECTURE_KEY
 from models.gguf.model import GgufModel
-from models.gguf.pre_tokenizers import PRE_TOKENIZERS
-from models.gguf.sentencepiece import sentencepiece_parts, spelled
+from models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from models.tokenizers.sentencepiece import sentencepiece_parts, spelled
+from models.tokenizers.tokenizer_json import (
+    added_token,
+    byte_level_parts,
+    ends_added,
+    tokenizer_json,
+)
 
 PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -57,14 +63,10 @@ class GgufTokenizer:
             parts = self._sentencepiece()
         else:
             raise self._error("model", kind, "gpt2 (byte-level BPE) or llama (SentencePiece)")
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": self._added_tokens(),
-            "post_processor": self._post_processor() or parts.pop("post_processor", None),
-            **{name: part for name, part in parts.items() if name != "post_processor"},
-        }
+        return tokenizer_json(
+            parts | {"post_processor": self._ends_added() or parts.get("post_processor")},
+            self._added_tokens(),
+        )
 
     def config_json(self) -> dict[str, Any]:
         """Returns tokenizer_config.json, with the chat templates."""
@@ -108,25 +110,13 @@ class GgufTokenizer:
         pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
         if pre is None:
             raise self._error("pre", name, f"one of {', '.join(PRE_TOKENIZERS)}")
-        octets = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        return {
-            "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
-            "pre_tokenizer": pre.steps(),
-            "decoder": {**octets, "use_regex": False},
-            "post_processor": {**octets, "trim_offsets": False, "use_regex": False},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": pre.takes_whole,
-                "vocab": self._vocabulary(),
-                "merges": [_pair(merge) for merge in _table(self.model, "merges", str)],
-            },
-        }
+        return byte_level_parts(
+            pre.steps(),
+            self._vocabulary(),
+            [_pair(merge) for merge in _table(self.model, "merges", str)],
+            takes_whole=pre.takes_whole,
+            normalizer=pre.normalizer,
+        )
 
     def _sentencepiece(self) -> dict[str, Any]:
         """Returns the parts of SentencePiece."""
@@ -150,52 +140,22 @@ class GgufTokenizer:
     def _added_tokens(self) -> list[dict[str, Any]]:
         is_added = (_UNKNOWN, _CONTROL, _USER_DEFINED)
         return [
-            {
-                "id": token_id,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind != _USER_DEFINED,
-            }
+            added_token(token_id, text, is_special=kind != _USER_DEFINED)
             for token_id, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
             # Runs of spaces are merged like other tokens.
             if kind in is_added and text.strip(" ")
         ]
 
-    def _post_processor(self) -> dict[str, Any] | None:
+    def _ends_added(self) -> dict[str, Any] | None:
         """Returns the step that adds the tokens of begin and end; None if there are none."""
         pre = PRE_TOKENIZERS.get(str(self._get("pre")))
         is_sentencepiece = self._get("model") == "llama"
         adds_bos = is_sentencepiece or (pre is not None and pre.adds_bos)
         first = self._added("bos", by_default=adds_bos)
         last = self._added("eos", by_default=False)
-        if first is None and last is None:
-            return None
-        ids = [each for each in (first, last) if each is not None]
-
-        def around(part: str, type_id: int) -> list[dict[str, Any]]:
-            def special(token_id: int) -> dict[str, Any]:
-                return {"SpecialToken": {"id": self.tokens[token_id], "type_id": type_id}}
-
-            text = {"Sequence": {"id": part, "type_id": type_id}}
-            begin = [] if first is None else [special(first)]
-            return [*begin, text, *([] if last is None else [special(last)])]
-
-        return {
-            "type": "TemplateProcessing",
-            "single": around("A", 0),
-            "pair": [*around("A", 0), *around("B", 1)],
-            "special_tokens": {
-                self.tokens[each]: {
-                    "id": self.tokens[each],
-                    "ids": [each],
-                    "tokens": [self.tokens[each]],
-                }
-                for each in ids
-            },
-        }
+        return ends_added(
+            *(None if each is None else (each, self.tokens[each]) for each in (first, last))
+        )
 
     def _added(self, name: str, *, by_default: bool) -> int | None:
         return self._id(name) if self._flag(f"add_{name}_token", default=by_default) else None

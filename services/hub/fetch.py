@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
@@ -27,6 +27,7 @@ from services.hub.progress import Report, bar_class
 from services.hub.weights import fetch_files
 
 CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SMALL_FILES = (
@@ -47,10 +48,12 @@ SMALL_FILES = (
     "processor_config.json",
     "sentence_bert_config.json",
     "special_tokens_map.json",
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
 )
 """Patterns of everything but the model's own weights that an engine reads of a checkpoint."""
+OTHER_TOKENIZER_FILES = ("tekken.json", "tiktoken.model", "tokenizer.model")
+"""Files that it reads where there is no tokenizer.json."""
 
 _WEIGHTS_NAME = re.compile(r"[\w.-]+\.safetensors")
 _MAX_INDEX_BYTES = 2**26
@@ -81,16 +84,11 @@ def fetch(name: HubName, *, has_weights: bool = True, gguf_file: str = "", repor
 
 def _fetch(name: HubName, *, has_weights: bool, gguf_file: str, report: Report) -> Path:
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                name.repository,
-                revision=name.revision,
-                allow_patterns=list(SMALL_FILES),
-                tqdm_class=bar_class(_ignore, 0),
-            )
-        )
+        folder = _fetch_small(name, SMALL_FILES)
         if gguf_file or not (folder / CONFIG_FILE).is_file():
             return _fetch_gguf(name, folder, gguf_file, report)
+        if not (folder / TOKENIZER_FILE).is_file():
+            folder = _fetch_small(name, OTHER_TOKENIZER_FILES)
         if has_weights:
             files = _weight_files(folder, name)
             # By its commit: the branch may have moved since the index was read.
@@ -106,6 +104,17 @@ def _fetch(name: HubName, *, has_weights: bool, gguf_file: str, report: Report) 
     ) as error:
         raise HubError(_describe(name, error)) from error
     return folder
+
+
+def _fetch_small(name: HubName, patterns: Sequence[str]) -> Path:
+    """Returns the folder of a model, after bringing its files that match a pattern."""
+    folder = huggingface_hub.snapshot_download(
+        name.repository,
+        revision=name.revision,
+        allow_patterns=list(patterns),
+        tqdm_class=bar_class(_ignore, 0),
+    )
+    return Path(folder)
 
 
 def _fetch_gguf(name: HubName, folder: Path, gguf_file: str, report: Report) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE
 from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from services.hub.fetch import SMALL_FILES
+from services.hub.fetch import OTHER_TOKENIZER_FILES, SMALL_FILES
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
 from tests.support.hub import COMMIT, Hub, Repository
 from tests.support.processes import ROOT
@@ -76,6 +76,18 @@ def test_pull_brings_only_what_an_engine_reads(hub, octavo):
     hub.downloads.clear()
     assert pulled(octavo("pull", f"{NAME}@main")) == folder
     assert not hub.downloads
+
+
+def test_pull_brings_other_tokenizers_only_where_there_is_no_tokenizer_json(hub, octavo, tmp_path):
+    hub.repositories[NAME].files |= dict.fromkeys(OTHER_TOKENIZER_FILES, b"x")
+    pulled(octavo("pull", NAME))
+    assert not set(hub.downloads) & set(OTHER_TOKENIZER_FILES)
+    source = copy_checkpoint(TINY_CHECKPOINT, _folder(tmp_path / "source"))
+    (source / "tokenizer.json").unlink()
+    (source / "tiktoken.model").write_bytes(b"YQ== 0")
+    hub.add("octavo/ranks", source)
+    folder = pulled(octavo("pull", "octavo/ranks"))
+    assert (folder / "tiktoken.model").read_bytes() == b"YQ== 0"
 
 
 def test_pull_brings_the_files_that_the_index_names(hub, octavo, tmp_path):

@@ -110,7 +110,9 @@ class ModelFolder:
         except OSError as error:
             raise ModelFolderError(f"{error.filename} cannot be read: {error.strerror}") from error
         if "tokenizer.json" not in {file.name for file in tokenizer.files}:
-            raise ModelFolderError(f"{folder} has no tokenizer.json")
+            raise ModelFolderError(
+                f"{folder} has no tokenizer.json, tekken.json, tiktoken.model or tokenizer.model"
+            )
         check_token_ids(tokenizer, folder, config.vocab_size)
         try:
             default_sampling = _default_sampling(fields)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config_sections.fields import shown
+from services.engine.checkpoint.made_tokenizer import make_tokenizer
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded, require_inside
 
 TOKENIZER_FILE_BYTES = {
@@ -46,10 +47,11 @@ class TokenizerFiles:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TokenizerFiles":
-        """Reads the files that exist in `folder`.
+        """Reads the files that exist in `folder`; makes tokenizer.json out of another format.
 
         Raises:
-            ModelFolderError: one is too large, no regular file, or a link out of the folder.
+            ModelFolderError: one is too large, no regular file, a link out of the folder, or of
+                another format and damaged.
         """
         files = []
         for name, max_bytes in sorted(TOKENIZER_FILE_BYTES.items()):
@@ -57,6 +59,11 @@ class TokenizerFiles:
             if path.exists() or path.is_symlink():
                 require_inside(path, folder)
                 files.append(TokenizerFile(name, read_bounded(path, max_bytes)))
+        contents = {file.name: file.content for file in files}
+        if "tokenizer.json" not in contents:
+            made = make_tokenizer(folder, contents.get("tokenizer_config.json"))
+            files += [TokenizerFile(*each) for each in made.items()]
+            files.sort(key=lambda file: file.name)
         return cls(tuple(files), _sha256(tuple(files)))
 
     def content(self, name: str) -> bytes | None:

@@ -8,8 +8,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from models.gguf.errors import GgufError
 from models.gguf.model import GgufModel
-from models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from models.gguf.tokenizer import GgufTokenizer, generation_config
+from models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from services.frontend.text.template_source import find_template
 from services.frontend.text.tokenizer import Tokenizer
 

@@ -61,6 +61,21 @@ _TEKKEN = PreTokenizer(
 _O200K = PreTokenizer(
     ("|".join((*(f"{words}{_CONTRACTION}?" for words in _CASED), r"\p{N}{1,3}", _REST_WITH_SLASH)),)
 )
+_KIMI_UPPER, _KIMI_LOWER = (f"{each[:-1]}&&[^\\p{{Han}}]]" for each in (_UPPER, _LOWER))
+_KIMI_2 = PreTokenizer(
+    (
+        "|".join(
+            (
+                r"[\p{Han}]+",
+                rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}?",
+                rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?",
+                r"\p{N}{1,3}",
+                _REST,
+            )
+        ),
+    ),
+    takes_whole=True,
+)
 _DEEPSEEK_3 = PreTokenizer(
     (
         r"\p{N}{1,3}",
@@ -78,6 +93,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("gpt-2", "olmo", "phi-2"), PreTokenizer((_GPT_2,))),
     **dict.fromkeys(("gpt-4o", "llama4"), _O200K),
     "tekken": _TEKKEN,
+    "kimi-k2": _KIMI_2,
     "deepseek-v3": _DEEPSEEK_3,
 }
 """tokenizer.ggml.pre -> what it stands for."""

@@ -3,7 +3,8 @@
 Source: github.com/huggingface/transformers, src/transformers/convert_slow_tokenizer.py.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SPACE = "\u2581"
@@ -17,15 +18,24 @@ def spelled(token: str) -> str:
 
 
 def sentencepiece_parts(
-    tokens: Sequence[str], ranks: Sequence[float], unknown: str | None, *, has_prefix: bool
+    tokens: Sequence[str],
+    ranks: Sequence[float],
+    unknown: str | None,
+    *,
+    has_prefix: bool,
+    has_bytes: bool = True,
+    normalizers: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns normalizer, pre_tokenizer, decoder and model of tokenizer.json.
 
     Args:
         tokens: in the vocabulary's spelling.
-        ranks: of each token; of two possible merges, that into the higher one comes first.
+        ranks: of each token; of two possible merges, that into the higher one comes first. Minus
+            infinity: nothing is merged into it.
         unknown: the token for what no other one spells.
         has_prefix: whether texts get a space in front.
+        has_bytes: whether what no token spells becomes tokens of its bytes.
+        normalizers: before spaces are spelled.
     """
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if token}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -38,7 +48,7 @@ def sentencepiece_parts(
         *(without_prefix if has_prefix else []),
     ]
     return {
-        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "normalizer": {"type": "Sequence", "normalizers": [*normalizers, *prefix, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
@@ -48,7 +58,7 @@ def sentencepiece_parts(
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
-            "byte_fallback": True,
+            "byte_fallback": has_bytes,
             "ignore_merges": False,
             "vocab": vocabulary,
             "merges": _merges(vocabulary, ranks),
@@ -60,7 +70,7 @@ def _merges(vocabulary: dict[str, int], ranks: Sequence[float]) -> list[list[str
     """Returns all pairs of tokens that together are a token, that with the highest rank first."""
     found = []
     for token, token_id in vocabulary.items():
-        if len(token) > MAX_TOKEN_CHARACTERS:
+        if len(token) > MAX_TOKEN_CHARACTERS or ranks[token_id] == -math.inf:
             continue
         pairs = [
             (token[:place], token[place:])

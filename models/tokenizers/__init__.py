@@ -1,0 +1,1 @@
+"""Tokenizers of several formats as tokenizer.json."""

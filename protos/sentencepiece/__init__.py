@@ -1,0 +1,1 @@
+"""Contracts of package sentencepiece, which is not ours."""
