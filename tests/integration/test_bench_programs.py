@@ -129,6 +129,17 @@ def test_the_churn_of_tiers_compares_every_text():
     assert counts["kills"] >= 1
 
 
+def test_returns_from_lower_tiers_are_measured(tmp_path):
+    out = tmp_path / "tiers.json"
+    short = ("--length", "400", "--host-gb", "0.03", "--disk-gb", "0.03", "--decodes", "1")
+    small = ("--shape", "tiny", "--device", "cpu", "--enforce-eager", "--max-model-len", "1100")
+    run("tests.bench.tier_returns", *short, *small, "--out", out)
+    content = json.loads(out.read_text())
+    assert content["problems"] == []
+    assert content["facts"]["share of tokens from host"] > 0.5
+    assert content["facts"]["share of tokens from disk"] > 0.5
+
+
 def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
     out = tmp_path / "ranks.json"
     short = ("--seconds", "4", "--kill-every-s", "3", "--clients", "3", "--tokens", "40")
