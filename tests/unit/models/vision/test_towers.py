@@ -85,10 +85,3 @@ def test_images_among_several_have_an_overview_alone(vision_pair):
     vectors = encoded(model, pictures)
     assert len(vectors) == 2 * model.visual.num_vectors(pictures[0].grid) == 2 * (side**2 + 1)
     assert_close(vectors, reference_features(reference, inputs))
-
-
-@pytest.mark.families
-def test_tiles_of_another_size_are_refused(vision_pair):
-    model, _ = vision_pair("internvl")
-    with pytest.raises(ValueError, match="tiles have 2 x 4 patches; they must have 4 x 4"):
-        encoded(model, [random_picture(model, (1, 2, 4))])
