@@ -71,6 +71,11 @@ class VisionConfig:
         """Bytes of a patch as it comes: red, green and blue of each pixel."""
         return 3 * self.patch_size**2
 
+    @property
+    def patch_unit(self) -> int:
+        """Patches that are only encoded together: those of a vector, or of a tile."""
+        return self.merge**2
+
     def check_grid(self, grid: tuple[int, ...]) -> None:
         """Raises ValueError unless a grid is one of an image: its height and width in patches."""
         check_sides(grid, 2)
@@ -116,6 +121,11 @@ class TileVisionConfig(VisionConfig):
     side: int
     norm_eps: float
     has_bias: bool
+
+    @property
+    def patch_unit(self) -> int:
+        """Patches of a tile."""
+        return self.side**2
 
     def check_grid(self, grid: tuple[int, ...]) -> None:
         """Raises ValueError unless a grid is the number of tiles, and their height and width."""

@@ -1,116 +1,74 @@
 """Attention of patches to all patches of their segment: an image, or a window of one."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
-from torch.nn import functional
 
 from models.layers.norm import RMSNorm
+from models.ops.attention.segment_attention import segment_attention
 
 
-class Segments:
-    """Runs of patches that attend to each other, grouped by their lengths.
-
-    Each group is computed in one call.
-    """
-
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """Takes the length of each segment, in the order of the patches."""
-        self._one_length = lengths[0] if len(set(lengths)) == 1 else None
-        self._groups: list[torch.Tensor] = []
-        if self._one_length is not None:
-            return
-        starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
-        for length in sorted(set(lengths)):
-            is_own = torch.tensor([each == length for each in lengths])
-            index = starts[is_own].unsqueeze(1) + torch.arange(length)
-            self._groups.append(index.to(device))
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None
-    ) -> torch.Tensor:
-        """Maps q, k and v, [N, heads, D], to [N, heads * D].
-
-        scale: factor of the scores; None means 1 / sqrt(D).
-        """
-        if self._one_length is not None:
-            split = [each.view(-1, self._one_length, *each.shape[1:]) for each in (q, k, v)]
-            return _attended(*split, scale=scale).flatten(0, 1).flatten(1)
-        output = torch.empty_like(q)
-        for index in self._groups:
-            output[index] = _attended(q[index], k[index], v[index], scale=scale)
-        return output.flatten(1)
+def uniform_bounds(num_rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """Returns the bounds of segments of one length, [num_rows, 2] int32."""
+    starts = torch.arange(num_rows, dtype=torch.int32, device=device) // length * length
+    return torch.stack((starts, starts + length), dim=1)
 
 
-def _attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None
+def patch_rotation(
+    coordinates: torch.Tensor, *, head_dim: int, theta: float, alternates: bool = False
 ) -> torch.Tensor:
-    """Maps [segments, length, heads, D] to the same."""
-    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
-
-
-class PatchRotation:
-    """Rotation of heads by the row and column of each patch.
+    """Returns the rotation of heads by the row and column of each patch.
 
     Half of a head's pairs turn by the row, the others by the column.
+
+    Args:
+        coordinates: [2, N], each patch's row and column.
+        head_dim: elements of a head.
+        theta: of the frequencies.
+        alternates: whether rows take the even of a head's frequencies and columns the odd ones,
+            not both the even ones.
+
+    Returns:
+        [N, 2, head_dim] float32, cosines and sines.
+
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (2D-RoPE).
     """
-
-    def __init__(
-        self,
-        coordinates: torch.Tensor,
-        *,
-        head_dim: int,
-        theta: float,
-        alternates: bool = False,
-    ) -> None:
-        """Computes the angles.
-
-        Args:
-            coordinates: [2, N], each patch's row and column.
-            head_dim: elements of a head.
-            theta: of the frequencies.
-            alternates: whether rows take the even of a head's frequencies and columns the odd ones,
-                not both the even ones.
-        """
-        exponents = torch.arange(0, head_dim, 2, device=coordinates.device).float() / head_dim
-        frequencies = 1.0 / theta**exponents
-        of_columns = frequencies[1::2] if alternates else frequencies[::2]
-        each = zip(coordinates, (frequencies[::2], of_columns), strict=True)
-        angles = torch.cat([at.unsqueeze(1) * own for at, own in each], dim=-1)
-        self._cos = angles.cos().repeat(1, 2).unsqueeze(1)
-        self._sin = angles.sin().repeat(1, 2).unsqueeze(1)
-
-    def turn(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotates heads, [N, H, D], in float32."""
-        values = heads.float()
-        first, second = values.chunk(2, dim=-1)
-        swapped = torch.cat((-second, first), dim=-1)
-        return (values * self._cos + swapped * self._sin).to(heads.dtype)
+    exponents = torch.arange(0, head_dim, 2, device=coordinates.device).float() / head_dim
+    frequencies = 1.0 / theta**exponents
+    of_columns = frequencies[1::2] if alternates else frequencies[::2]
+    each = zip(coordinates, (frequencies[::2], of_columns), strict=True)
+    angles = torch.cat([at.unsqueeze(1) * own for at, own in each], dim=-1).repeat(1, 2)
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
-class HalvesRotation:
-    """Rotation of the two halves of a head, each by a coordinate of its own.
+def halves_rotation(coordinates: torch.Tensor, *, head_dim: int, theta: float) -> torch.Tensor:
+    """Returns the rotation of the two halves of a head, each by a coordinate of its own.
+
+    Args:
+        coordinates: [2, N], by which the first and the second half turn.
+        head_dim: elements of a head.
+        theta: of the frequencies.
+
+    Returns:
+        [N, 2, head_dim] float32, cosines and sines.
 
     Source: transformers 5.24, models/gemma4, apply_multidimensional_rope.
     """
+    exponents = torch.arange(0, head_dim // 2, 2, device=coordinates.device).float()
+    frequencies = 1.0 / theta ** (exponents / (head_dim // 2))
+    angles = coordinates.t().unsqueeze(2) * frequencies  # [N, 2, D / 4]
+    angles = angles.repeat(1, 1, 2).flatten(1)
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
 
-    def __init__(self, coordinates: torch.Tensor, *, head_dim: int, theta: float) -> None:
-        """Takes the coordinates, [2, N], by which the first and the second half turn."""
-        exponents = torch.arange(0, head_dim // 2, 2, device=coordinates.device).float()
-        frequencies = 1.0 / theta ** (exponents / (head_dim // 2))
-        angles = coordinates.t().unsqueeze(2) * frequencies  # [N, 2, D / 4]
-        self._cos = angles.cos().repeat(1, 1, 2).unsqueeze(1)
-        self._sin = angles.sin().repeat(1, 1, 2).unsqueeze(1)
 
-    def turn(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotates heads, [N, H, D], in float32."""
-        values = heads.float().view(*heads.shape[:2], 2, -1)
-        first, second = values.chunk(2, dim=-1)
-        swapped = torch.cat((-second, first), dim=-1)
-        return (values * self._cos + swapped * self._sin).flatten(2).to(heads.dtype)
+def turn(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int = 1) -> torch.Tensor:
+    """Rotates heads, [N, H, D], in float32, in parts that turn by themselves."""
+    values = heads.float()
+    num_rows, num_heads, size = values.shape
+    parts = values.view(num_rows, num_heads, num_parts, size // num_parts)
+    first, second = parts.chunk(2, dim=-1)
+    swapped = torch.cat((-second, first), dim=-1).flatten(2)
+    cos, sin = rotation.unsqueeze(1).unbind(2)
+    return (values * cos + swapped * sin).to(heads.dtype)
 
 
 class FusedAttention(nn.Module):
@@ -121,16 +79,18 @@ class FusedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
+        self._scale = (hidden_size // num_heads) ** -0.5
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=bias)
         self.proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments
+        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        heads = self.qkv(hidden).view(len(hidden), 3, self._num_heads, -1)
-        q, k, v = heads.unbind(1)
-        attended = segments.attend(rotation.turn(q), rotation.turn(k), v)
+        count = self._num_heads
+        heads = self.qkv(hidden).unflatten(1, (3 * count, -1))
+        q, k = turn(heads[:, : 2 * count], rotation).chunk(2, dim=1)
+        attended = segment_attention(q, k, heads[:, 2 * count :], bounds, self._scale)
         output: torch.Tensor = self.proj(attended)
         return output
 
@@ -152,6 +112,7 @@ class SplitAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
+        self._scale = (hidden_size // num_heads) ** -0.5
         self.q_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.k_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.v_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
@@ -162,14 +123,15 @@ class SplitAttention(nn.Module):
         self._has_norms = norm_eps is not None
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, rotation: PatchRotation | None = None
+        self, hidden: torch.Tensor, bounds: torch.Tensor, rotation: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
         q, k, v = self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)
         if self._has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (each.view(len(hidden), self._num_heads, -1) for each in (q, k, v))
+        q, k, v = (each.unflatten(1, (self._num_heads, -1)) for each in (q, k, v))
         if rotation is not None:
-            q, k = rotation.turn(q), rotation.turn(k)
-        output: torch.Tensor = self.o_proj(segments.attend(q, k, v))
+            q, k = turn(q, rotation), turn(k, rotation)
+        attended = segment_attention(q, k, v, bounds, self._scale)
+        output: torch.Tensor = self.o_proj(attended)
         return output

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from models.config_sections.llava_towers import LlavaNextVisionConfig, LlavaVisionConfig
+from models.layers.vision_tower import TowerLayers
 from models.layers.weight import empty_parameter
-from models.vision.attention import Segments
+from models.vision.attention import uniform_bounds
 from models.vision.patch_grid import PatchEmbedding
 from models.vision.siglip import SiglipBlock
 
@@ -23,7 +24,9 @@ class ClipEncoder(nn.Module):
         self.patches = PatchEmbedding(size, config.patch_size, bias=False)
         self.position_embedding = nn.Embedding(1 + self._num_patches, size)
         self.pre_layrnorm = nn.LayerNorm(size, config.norm_eps)  # the checkpoint's spelling
-        self.layers = nn.ModuleList(SiglipBlock(config) for _ in range(config.num_layers))
+        self.layers = TowerLayers(
+            [SiglipBlock(config) for _ in range(config.num_layers)], hidden_size=size
+        )
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Maps [N, 3 * P * P] to [tiles, patches of a tile, hidden]."""
@@ -31,9 +34,9 @@ class ClipEncoder(nn.Module):
         first = self.class_embedding.expand(len(tiles), 1, -1)
         embedded = torch.cat((first, tiles), dim=1) + self.position_embedding.weight
         hidden: torch.Tensor = self.pre_layrnorm(embedded).flatten(0, 1)
-        segments = Segments([1 + self._num_patches] * len(tiles), patches.device)
-        for layer in self.layers:
-            hidden = layer(hidden, segments)
+        bounds = uniform_bounds(len(hidden), 1 + self._num_patches, patches.device)
+        for number in range(len(self.layers)):
+            hidden = self.layers.run(number, hidden, bounds)
         return hidden.view(len(tiles), 1 + self._num_patches, -1)[:, 1:]
 
 

@@ -3,7 +3,6 @@
 Source: Gemma Team 2025, "Gemma 3 Technical Report", section 2.1; transformers 5.24, models/gemma3.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -43,8 +42,8 @@ class Gemma3Tower(VisionTower):
         self.vision_tower = SiglipEncoder(config, has_last_norm=True)
         self.multi_modal_projector = Gemma3Projector(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
         hidden = self.vision_tower(self.scaled(patches))
         squares = merged_squares(hidden.flatten(0, 1), self._side, self._side, self.config.merge)
         output: torch.Tensor = self.multi_modal_projector(squares.mean(1))

@@ -4,19 +4,23 @@ Source: transformers 5.24, models/gemma4 and models/gemma4_unified.
 """
 
 from collections.abc import Sequence
-from math import prod, sqrt
+from math import sqrt
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config_sections.gemma_towers import Gemma4UnifiedVisionConfig, Gemma4VisionConfig
 from models.layers.norm import RMSNorm
-from models.layers.vision_tower import NUM_COLOURS, VisionTower
+from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
 from models.layers.weight import empty_parameter
-from models.vision.attention import HalvesRotation, Segments
+from models.ops.attention.segment_attention import segment_attention
+from models.vision.attention import halves_rotation, turn
 from models.vision.feed_forward import ACTIVATIONS
-from models.vision.patch_grid import merged_squares, window_order
+from models.vision.patch_layout import IMAGE_ROWS, image_layout
 
 
 class ClippedLinear(nn.Module):
@@ -59,14 +63,15 @@ class Gemma4Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: HalvesRotation, segments: Segments
+        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (each(hidden).view(len(hidden), -1, self._head_size) for each in projections)
-        q, k = rotation.turn(self.q_norm(q)), rotation.turn(self.k_norm(k))
+        q, k, v = (each(hidden).unflatten(1, (-1, self._head_size)) for each in projections)
+        q = turn(self.q_norm(q), rotation, num_parts=2)
+        k = turn(self.k_norm(k), rotation, num_parts=2)
         v = _normalised(v, self._norm_eps)
-        output: torch.Tensor = self.o_proj(segments.attend(q, k, v, scale=1.0))
+        output: torch.Tensor = self.o_proj(segment_attention(q, k, v, bounds, 1.0))
         return output
 
 
@@ -88,6 +93,7 @@ class Gemma4FeedForward(nn.Module):
         return output
 
 
+@support_torch_compile({"hidden": 0, "rotation": 0, "bounds": 0})
 class Gemma4Block(nn.Module):
     """Attention and feed-forward, each between two norms."""
 
@@ -102,10 +108,10 @@ class Gemma4Block(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(size, eps)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: HalvesRotation, segments: Segments
+        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        attended = self.self_attn(self.input_layernorm(hidden), rotation, segments)
+        attended = self.self_attn(self.input_layernorm(hidden), rotation, bounds)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))
         output: torch.Tensor = hidden + self.post_feedforward_layernorm(fed)
@@ -121,30 +127,32 @@ class Gemma4Encoder(nn.Module):
         size = config.hidden_size
         self.input_proj = nn.Linear(config.patch_bytes, size, bias=False)
         self.position_embedding_table = empty_parameter(2, config.num_positions, size)
-        self.layers = nn.ModuleList(Gemma4Block(config) for _ in range(config.num_layers))
+        self.layers = TowerLayers(
+            [Gemma4Block(config) for _ in range(config.num_layers)],
+            hidden_size=size,
+            rotation_size=config.head_dim,
+        )
         if config.has_scales:
             self.std_bias, self.std_scale = empty_parameter(size), empty_parameter(size)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Maps [N, 3 * P * P] to [N / merge^2, hidden]."""
+    def forward(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Maps [N, 3 * P * P] to [N / merge^2, hidden]; layout: those of `Gemma4Tower`."""
         config = self.config
-        at = _columns_and_rows(grids, patches.device)
+        at = layout[:2].flip(0)
         of_column, of_row = self.position_embedding_table
         hidden = self.input_proj(_colours_last(patches)) + of_column[at[0]] + of_row[at[1]]
-        rotation = HalvesRotation(at, head_dim=config.head_dim, theta=config.rope_theta)
-        segments = Segments([prod(grid) for grid in grids], patches.device)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, segments)
-        images = hidden.split([prod(grid) for grid in grids])
-        means = [
-            merged_squares(image, *grid, config.merge).float().mean(1).to(hidden.dtype)
-            for image, grid in zip(images, grids, strict=True)
-        ]
+        rotation = halves_rotation(at, head_dim=config.head_dim, theta=config.rope_theta)
+        bounds = layout[4:6].t().contiguous()
+        for number in range(len(self.layers)):
+            hidden = self.layers.run(number, hidden, rotation, bounds)
+        squares = hidden[layout[6]].unflatten(0, (-1, config.merge**2))
+        means = squares.float().mean(1).to(hidden.dtype)
         # In float32: the factor exceeds the range of float16.
-        output = torch.cat(means).float() * sqrt(config.hidden_size)
+        output = means.float() * sqrt(config.hidden_size)
         if config.has_scales:
             output = (output - self.std_bias.float()) * self.std_scale.float()
-        return output.to(hidden.dtype)
+        vectors: torch.Tensor = output.to(hidden.dtype)
+        return vectors
 
 
 class Gemma4Projector(nn.Module):
@@ -169,15 +177,21 @@ class Gemma4Tower(VisionTower):
         "vision_tower.encoder.": "vision_tower.",
     }
 
+    layout_rows: ClassVar[tuple[str, ...]] = (*IMAGE_ROWS, "source")
+
     def __init__(self, config: Gemma4VisionConfig) -> None:
         super().__init__(config)
         self.vision_tower = Gemma4Encoder(config)
         self.embed_vision = Gemma4Projector(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
+    def lay_out(self, grids: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Returns the layout of patches; see `VisionTower`."""
         sizes = [(height, width) for height, width in grids]
-        output: torch.Tensor = self.embed_vision(self.vision_tower(self.scaled(patches), sizes))
+        return image_layout(sizes, 1, sides=(self.config.merge,))
+
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
+        output: torch.Tensor = self.embed_vision(self.vision_tower(self.scaled(patches), layout))
         return output
 
 
@@ -193,9 +207,9 @@ class PatchEmbedder(nn.Module):
         self.pos_embedding = empty_parameter(config.num_positions, 2, size)
         self.pos_norm = nn.LayerNorm(size)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Maps [N, 3 * P * P] to [N, hidden]."""
-        columns, rows = _columns_and_rows(grids, patches.device)
+    def forward(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Maps [N, 3 * P * P] to [N, hidden]; layout: IMAGE_ROWS of the patches."""
+        rows, columns = layout[:2]
         hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(_colours_last(patches))))
         positions = self.pos_embedding[columns, 0] + self.pos_embedding[rows, 1]
         output: torch.Tensor = self.pos_norm(hidden + positions)
@@ -205,25 +219,25 @@ class PatchEmbedder(nn.Module):
 class Gemma4UnifiedTower(VisionTower):
     """A grid is the height and width of an image in patches, which come row by row."""
 
+    layout_rows: ClassVar[tuple[str, ...]] = IMAGE_ROWS
+
     def __init__(self, config: Gemma4UnifiedVisionConfig) -> None:
         super().__init__(config)
         self.vision_embedder = PatchEmbedder(config)
         self.embed_vision = Gemma4Projector(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        sizes = [(height, width) for height, width in grids]
-        output: torch.Tensor = self.embed_vision(self.vision_embedder(self.scaled(patches), sizes))
+    def lay_out(self, grids: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Returns the layout of patches; see `VisionTower`."""
+        return image_layout([(height, width) for height, width in grids], 1)
+
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
+        output: torch.Tensor = self.embed_vision(self.vision_embedder(self.scaled(patches), layout))
         return output
 
 
 def _number() -> nn.Parameter:
     return nn.Parameter(torch.empty(()), requires_grad=False)
-
-
-def _columns_and_rows(grids: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """Returns the column and row of each patch of images, [2, N] int64."""
-    return torch.cat([window_order(*grid, 1, device) for grid in grids], dim=1).flip(0)
 
 
 def _colours_last(patches: torch.Tensor) -> torch.Tensor:

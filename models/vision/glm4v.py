@@ -3,7 +3,6 @@
 Source: GLM-V Team 2025, "GLM-4.1V-Thinking"; transformers 5.24, models/glm4v.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -12,8 +11,8 @@ from torch.nn import functional
 
 from models.config_sections.towers import Glm4vVisionConfig
 from models.layers.norm import RMSNorm
+from models.layers.vision_tower import TowerLayers
 from models.vision.feed_forward import GatedFeedForward
-from models.vision.patch_grid import window_order
 from models.vision.qwen_vl import FramesEmbedding, QwenBlock, QwenTower
 
 
@@ -24,16 +23,15 @@ class Positions(nn.Module):
         super().__init__()
         self.position_embedding = nn.Embedding(config.num_positions, config.hidden_size)
 
-    def forward(self, coordinates: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Maps rows and columns of an image, [2, N], to [N, hidden]."""
+    def forward(self, coordinates: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        """Maps rows and columns, and heights and widths of images, [2, N], to [N, hidden]."""
         weight = self.position_embedding.weight
         side = int(len(weight) ** 0.5)
         table = weight.float().t().view(1, -1, side, side)
-        sizes = coordinates.new_tensor([[height], [width]])
-        places = ((coordinates.float() + 0.5) / sizes * 2 - 1).flip(0)
+        layout = ((coordinates.float() + 0.5) / sizes * 2 - 1).flip(0)
         found = functional.grid_sample(
             table,
-            places.t().view(1, -1, 1, 2),
+            layout.t().view(1, -1, 1, 2),
             mode="bicubic",
             padding_mode="border",
             align_corners=False,
@@ -74,30 +72,30 @@ class Glm4vTower(QwenTower):
         self.patch_embed = FramesEmbedding(config, bias=True)
         self.post_conv_layernorm = RMSNorm(size, eps)
         self.embeddings = Positions(config)
-        self.blocks = nn.ModuleList(
-            QwenBlock(
-                config,
-                [RMSNorm(size, eps) for _ in range(2)],
-                GatedFeedForward(size, inner_size, act, bias=False),
-                bias=config.has_bias,
-                out_bias=False,
-            )
-            for _ in range(config.num_layers)
+        self.blocks = TowerLayers(
+            [
+                QwenBlock(
+                    config,
+                    [RMSNorm(size, eps) for _ in range(2)],
+                    GatedFeedForward(size, inner_size, act, bias=False),
+                    bias=config.has_bias,
+                    out_bias=False,
+                )
+                for _ in range(config.num_layers)
+            ],
+            hidden_size=size,
+            rotation_size=config.head_dim,
         )
         self.post_layernorm = RMSNorm(size, eps)
         self.downsample = nn.Conv2d(size, config.out_size, merge, merge)
         self.merger = Glm4vMerger(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        merge = self.config.merge
-        positions = [
-            self.embeddings(window_order(*size, merge, patches.device), *size)
-            for size in ((height, width) for height, width in grids)
-        ]
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
         hidden = self.post_conv_layernorm(self.patch_embed(self.scaled(patches)))
-        hidden = self.encoded(self.blocks, hidden + torch.cat(positions), grids)
-        squares = self.post_layernorm(hidden).view(-1, merge**2, hidden.shape[-1])
+        hidden = hidden + self.embeddings(layout[:2], layout[2:4])
+        hidden = self.encoded(self.blocks, hidden, layout)
+        squares = self.post_layernorm(hidden).unflatten(0, (-1, self.config.merge**2))
         # A convolution whose windows do not overlap.
         weight, bias = self.downsample.weight.flatten(1), self.downsample.bias
         merged = functional.linear(squares.transpose(1, 2).flatten(1), weight, bias)

@@ -3,17 +3,17 @@
 Source: Chen et al. 2024, "InternVL"; transformers 5.24, models/internvl.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config_sections.towers import InternVLVisionConfig
 from models.layers.norm import RMSNorm
-from models.layers.vision_tower import VisionTower
+from models.layers.vision_tower import TowerLayers, VisionTower
 from models.layers.weight import empty_parameter
-from models.vision.attention import Segments, SplitAttention
+from models.vision.attention import SplitAttention, uniform_bounds
 from models.vision.feed_forward import FeedForward
 from models.vision.patch_grid import PatchEmbedding, merged_squares
 
@@ -21,6 +21,7 @@ QK_NORM_EPS = 1e-6
 PROJECTOR_EPS = 1e-5
 
 
+@support_torch_compile({"hidden": 0, "bounds": 0})
 class InternVLBlock(nn.Module):
     """Attention and feed-forward, each after a norm and scaled element by element."""
 
@@ -40,9 +41,9 @@ class InternVLBlock(nn.Module):
         self.lambda_1 = empty_parameter(size)
         self.lambda_2 = empty_parameter(size)
 
-    def forward(self, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.lambda_1 * self.attention(self.layernorm_before(hidden), segments)
+        hidden = hidden + self.lambda_1 * self.attention(self.layernorm_before(hidden), bounds)
         output: torch.Tensor = hidden + self.lambda_2 * self.mlp(self.layernorm_after(hidden))
         return output
 
@@ -57,7 +58,9 @@ class InternVLEncoder(nn.Module):
         self.patches = PatchEmbedding(size, config.patch_size, bias=True)
         self.cls_token = empty_parameter(1, 1, size)
         self.position_embeddings = empty_parameter(1, 1 + self._num_patches, size)
-        self.layer = nn.ModuleList(InternVLBlock(config) for _ in range(config.num_layers))
+        self.layer = TowerLayers(
+            [InternVLBlock(config) for _ in range(config.num_layers)], hidden_size=size
+        )
         has_norm = config.has_last_norm
         self.layernorm = nn.LayerNorm(size, config.norm_eps) if has_norm else nn.Identity()
 
@@ -66,9 +69,9 @@ class InternVLEncoder(nn.Module):
         tiles = self.patches(patches).view(-1, self._num_patches, self.cls_token.shape[-1])
         first = self.cls_token.expand(len(tiles), -1, -1)
         hidden = (torch.cat((first, tiles), dim=1) + self.position_embeddings).flatten(0, 1)
-        segments = Segments([1 + self._num_patches] * len(tiles), patches.device)
-        for layer in self.layer:
-            hidden = layer(hidden, segments)
+        bounds = uniform_bounds(len(hidden), 1 + self._num_patches, patches.device)
+        for number in range(len(self.layer)):
+            hidden = self.layer.run(number, hidden, bounds)
         output: torch.Tensor = self.layernorm(hidden).view(len(tiles), 1 + self._num_patches, -1)
         return output[:, 1:].flatten(0, 1)
 
@@ -109,8 +112,8 @@ class InternVLTower(VisionTower):
         self.vision_tower = InternVLEncoder(config)
         self.multi_modal_projector = InternVLProjector(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
         hidden = self.vision_tower(self.scaled(patches))
         squares = merged_squares(hidden, self._side, self._side, self.config.merge)
         output: torch.Tensor = self.multi_modal_projector(squares.flatten(1))

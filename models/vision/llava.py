@@ -4,7 +4,6 @@ Source: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning"; tr
 models/llava.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -31,8 +30,8 @@ class LlavaTower(VisionTower):
         sizes = (config.hidden_size, config.out_size, config.out_size)
         self.multi_modal_projector = FeedForward(sizes, "gelu", bias=config.has_bias)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
         hidden = self.vision_tower(self.scaled(patches)).flatten(0, 1)
         output: torch.Tensor = self.multi_modal_projector(hidden)
         return output

@@ -46,10 +46,19 @@ class LlavaOnevisionTower(VisionTower):
         """Returns the encoder of tiles, of [N, 3 * P * P] to [tiles, patches of a tile, hidden]."""
         return SiglipEncoder(self.config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        vectors = self.multi_modal_projector(self.vision_tower(self.scaled(patches)))
-        images = vectors.split([grid[0] for grid in grids])
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes the patches of tiles; see `VisionTower`."""
+        hidden = self.vision_tower(self.scaled(patches)).flatten(0, 1)
+        output: torch.Tensor = self.multi_modal_projector(hidden)
+        return output
+
+    def arrange(self, vectors: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Lays out the vectors of tiles as the images; see `VisionTower`."""
+        of_tile = self.config.side**2
+        tiles = vectors[: of_tile * sum(grid[0] for grid in grids)].view(
+            -1, of_tile, vectors.shape[-1]
+        )
+        images = torch.split(tiles, [grid[0] for grid in grids])
         return torch.cat(
             [self._packed(image, grid) for image, grid in zip(images, grids, strict=True)]
         )

@@ -4,22 +4,26 @@ Source: Mistral AI 2024, "Pixtral 12B"; transformers 5.24, models/pixtral and mo
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config_sections.towers import PixtralVisionConfig
 from models.layers.norm import RMSNorm
-from models.layers.vision_tower import VisionTower
-from models.vision.attention import PatchRotation, Segments, SplitAttention
+from models.layers.vision_tower import TowerLayers, VisionTower
+from models.vision.attention import SplitAttention, patch_rotation
 from models.vision.feed_forward import FeedForward, GatedFeedForward
-from models.vision.patch_grid import PatchEmbedding, merged_squares, window_order
+from models.vision.patch_grid import PatchEmbedding
+from models.vision.patch_layout import IMAGE_ROWS, image_layout
 
 NORM_EPS = 1e-5
 
 
+@support_torch_compile({"hidden": 0, "rotation": 0, "bounds": 0})
 class PixtralBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
@@ -34,10 +38,10 @@ class PixtralBlock(nn.Module):
         )
 
     def forward(
-        self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments
+        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), segments, rotation)
+        hidden = hidden + self.attention(self.attention_norm(hidden), bounds, rotation)
         output: torch.Tensor = hidden + self.feed_forward(self.ffn_norm(hidden))
         return output
 
@@ -50,19 +54,21 @@ class PixtralEncoder(nn.Module):
         self._head_dim, self._theta = config.head_dim, config.rope_theta
         self.patches = PatchEmbedding(config.hidden_size, config.patch_size, bias=False)
         self.ln_pre = RMSNorm(config.hidden_size, NORM_EPS)
-        self.layers = nn.ModuleList(PixtralBlock(config) for _ in range(config.num_layers))
-
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Maps [N, 3 * P * P] to [N, hidden]."""
-        device = patches.device
-        coordinates = torch.cat([window_order(*_size(grid), 1, device) for grid in grids], dim=1)
-        rotation = PatchRotation(
-            coordinates, head_dim=self._head_dim, theta=self._theta, alternates=True
+        self.layers = TowerLayers(
+            [PixtralBlock(config) for _ in range(config.num_layers)],
+            hidden_size=config.hidden_size,
+            rotation_size=config.head_dim,
         )
-        segments = Segments([prod(grid) for grid in grids], device)
+
+    def forward(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Maps [N, 3 * P * P] to [N, hidden]; layout: IMAGE_ROWS of the patches."""
+        rotation = patch_rotation(
+            layout[:2], head_dim=self._head_dim, theta=self._theta, alternates=True
+        )
+        bounds = layout[4:6].t().contiguous()
         hidden: torch.Tensor = self.ln_pre(self.patches(patches))
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, segments)
+        for number in range(len(self.layers)):
+            hidden = self.layers.run(number, hidden, rotation, bounds)
         return hidden
 
 
@@ -80,25 +86,17 @@ class PixtralProjector(nn.Module):
         sizes = (size, config.out_size, config.out_size)
         self.mlp = FeedForward(sizes, "gelu", bias=config.has_bias)
 
-    def forward(self, hidden: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Maps [N, hidden] to [N / merge^2, out]."""
-        images = self.norm(hidden).split([prod(grid) for grid in grids])
-        squares = [
-            merged_squares(image, *_size(grid), self._merge).transpose(1, 2).flatten(1)
-            for image, grid in zip(images, grids, strict=True)
-        ]
-        output: torch.Tensor = self.mlp(self.merging_layer(torch.cat(squares)))
+    def forward(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Maps [N, hidden] to [N / merge^2, out]; source: [N], the patches square by square."""
+        squares = self.norm(hidden)[source].unflatten(0, (-1, self._merge**2))
+        output: torch.Tensor = self.mlp(self.merging_layer(squares.transpose(1, 2).flatten(1)))
         return output
-
-
-def _size(grid: tuple[int, ...]) -> tuple[int, int]:
-    height, width = grid
-    return height, width
 
 
 class PixtralTower(VisionTower):
     """A grid is the height and width of an image in patches, which come row by row."""
 
+    layout_rows: ClassVar[tuple[str, ...]] = (*IMAGE_ROWS, "source")
     weights_mapping: ClassVar[dict[str, str]] = {
         "vision_tower.patch_conv.": "vision_tower.patches.proj.",
         "vision_tower.transformer.": "vision_tower.",
@@ -111,8 +109,13 @@ class PixtralTower(VisionTower):
         self.vision_tower = PixtralEncoder(config)
         self.multi_modal_projector = PixtralProjector(config)
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        hidden = self.vision_tower(self.scaled(patches), grids)
-        output: torch.Tensor = self.multi_modal_projector(hidden, grids)
+    def lay_out(self, grids: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Returns the layout of patches; see `VisionTower`."""
+        sizes = [(height, width) for height, width in grids]
+        return image_layout(sizes, 1, sides=(self.config.merge,))
+
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
+        hidden = self.vision_tower(self.scaled(patches), layout)
+        output: torch.Tensor = self.multi_modal_projector(hidden, layout[6])
         return output

@@ -6,14 +6,16 @@ Source: Qwen Team 2025, "Qwen3-VL Technical Report" and "Qwen2.5-VL Technical Re
 5.24, models/qwen3_vl, models/qwen2_5_vl and models/qwen2_vl.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from models.compile_support import support_torch_compile
 from models.config_sections.towers import (
     Qwen2VLVisionConfig,
     Qwen3VLVisionConfig,
@@ -21,10 +23,11 @@ from models.config_sections.towers import (
     QwenVisionConfig,
 )
 from models.layers.norm import RMSNorm
-from models.layers.vision_tower import NUM_COLOURS, VisionTower
-from models.vision.attention import FusedAttention, PatchRotation, Segments
+from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
+from models.vision.attention import FusedAttention, patch_rotation
 from models.vision.feed_forward import FeedForward, GatedFeedForward
-from models.vision.patch_grid import interpolated, unit_windows, window_order
+from models.vision.patch_grid import interpolated
+from models.vision.patch_layout import IMAGE_ROWS, image_layout, window_layout
 
 NORM_EPS = 1e-6
 
@@ -48,25 +51,37 @@ class FramesEmbedding(nn.Module):
 class QwenTower(VisionTower):
     """A grid is the height and width of an image in patches, which come in squares of merge^2."""
 
+    layout_rows: ClassVar[tuple[str, ...]] = IMAGE_ROWS
+
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__(config)
         self.config: QwenVisionConfig = config
 
-    def rotation(self, coordinates: torch.Tensor) -> PatchRotation:
-        """Returns the rotation of patches by row and column, [2, N]."""
+    def lay_out(self, grids: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Returns the layout of patches; see `VisionTower`."""
+        return image_layout([(height, width) for height, width in grids], self.config.merge)
+
+    def make_blocks(self, make: Callable[[], "QwenBlock"]) -> TowerLayers:
+        """Returns the configured number of blocks."""
         config = self.config
-        return PatchRotation(coordinates, head_dim=config.head_dim, theta=config.rope_theta)
+        return TowerLayers(
+            [make() for _ in range(config.num_layers)],
+            hidden_size=config.hidden_size,
+            rotation_size=config.head_dim,
+        )
+
+    def rotation(self, layout: torch.Tensor) -> torch.Tensor:
+        """Returns the rotation of patches by row and column."""
+        config = self.config
+        return patch_rotation(layout[:2], head_dim=config.head_dim, theta=config.rope_theta)
 
     def encoded(
-        self, blocks: nn.ModuleList, hidden: torch.Tensor, grids: Sequence[tuple[int, ...]]
+        self, blocks: TowerLayers, hidden: torch.Tensor, layout: torch.Tensor
     ) -> torch.Tensor:
         """Runs blocks in which all patches of an image attend to each other, on [N, hidden]."""
-        merge, device = self.config.merge, hidden.device
-        coordinates = [window_order(height, width, merge, device) for height, width in grids]
-        rotation = self.rotation(torch.cat(coordinates, dim=1))
-        segments = Segments([prod(grid) for grid in grids], device)
-        for block in blocks:
-            hidden = block(hidden, rotation, segments)
+        rotation, bounds = self.rotation(layout), layout[4:6].t().contiguous()
+        for number in range(len(blocks)):
+            hidden = blocks.run(number, hidden, rotation, bounds)
         return hidden
 
 
@@ -90,6 +105,7 @@ class Qwen3VLMerger(nn.Module):
         return output
 
 
+@support_torch_compile({"hidden": 0, "rotation": 0, "bounds": 0})
 class QwenBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
@@ -109,10 +125,10 @@ class QwenBlock(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, hidden: torch.Tensor, rotation: PatchRotation, segments: Segments
+        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.attn(self.norm1(hidden), rotation, segments)
+        hidden = hidden + self.attn(self.norm1(hidden), rotation, bounds)
         output: torch.Tensor = hidden + self.mlp(self.norm2(hidden))
         return output
 
@@ -132,34 +148,26 @@ class Qwen3VLTower(QwenTower):
         size = config.hidden_size
         self.patch_embed = FramesEmbedding(config, bias=True)
         self.pos_embed = nn.Embedding(config.num_positions, size)
-        self.blocks = nn.ModuleList(
-            QwenBlock(
+        self.blocks = self.make_blocks(
+            lambda: QwenBlock(
                 config,
                 [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
                 FeedForward((size, config.intermediate_size, size), config.hidden_act),
             )
-            for _ in range(config.num_layers)
         )
         self.merger = Qwen3VLMerger(config, norms_square=False)
         self.deepstack_mergers = nn.ModuleList(
             Qwen3VLMerger(config, norms_square=True) for _ in config.deepstack_layers
         )
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        merge, device = self.config.merge, patches.device
-        sizes = [(height, width) for height, width in grids]
-        coordinates = [window_order(*size, merge, device) for size in sizes]
-        learned = [
-            interpolated(self.pos_embed, each, *size)
-            for each, size in zip(coordinates, sizes, strict=True)
-        ]
-        hidden = self.patch_embed(self.scaled(patches)) + torch.cat(learned)
-        rotation = self.rotation(torch.cat(coordinates, dim=1))
-        segments = Segments([prod(size) for size in sizes], device)
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
+        learned = interpolated(self.pos_embed, layout[:2], layout[2:4])
+        hidden = self.patch_embed(self.scaled(patches)) + learned
+        rotation, bounds = self.rotation(layout), layout[4:6].t().contiguous()
         levels: list[torch.Tensor] = []
-        for number, block in enumerate(self.blocks):
-            hidden = block(hidden, rotation, segments)
+        for number in range(len(self.blocks)):
+            hidden = self.blocks.run(number, hidden, rotation, bounds)
             if number in self.config.deepstack_layers:
                 levels.append(self.deepstack_mergers[len(levels)](hidden))
         return torch.cat((self.merger(hidden), *levels), dim=-1)
@@ -188,39 +196,41 @@ class Qwen25VLTower(QwenTower):
     Squares are ordered by windows while they are encoded, so that each window is one segment.
     """
 
+    layout_rows: ClassVar[tuple[str, ...]] = (
+        *IMAGE_ROWS, "window_start", "window_end", "source", "square",
+    )  # fmt: skip
+
     def __init__(self, config: Qwen25VLVisionConfig) -> None:
         super().__init__(config)
         self.config: Qwen25VLVisionConfig = config
         size, inner_size = config.hidden_size, config.intermediate_size
         self.patch_embed = FramesEmbedding(config, bias=False)
-        self.blocks = nn.ModuleList(
-            QwenBlock(
+        self.blocks = self.make_blocks(
+            lambda: QwenBlock(
                 config,
                 [RMSNorm(size, NORM_EPS) for _ in range(2)],
                 GatedFeedForward(size, inner_size, config.hidden_act, bias=True),
             )
-            for _ in range(config.num_layers)
         )
         self.merger = Qwen25VLMerger(config, RMSNorm(size, NORM_EPS))
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
-        config, device = self.config, patches.device
-        square = config.merge**2
-        coordinates = torch.cat(
-            [window_order(height, width, config.merge, device) for height, width in grids], dim=1
-        )
-        units = [(height // config.merge, width // config.merge) for height, width in grids]
-        order, windows = unit_windows(units, config.window, device)
-        by_window = (order.unsqueeze(1) * square + torch.arange(square, device=device)).flatten()
-        hidden = self.patch_embed(self.scaled(patches[by_window]))
-        rotation = self.rotation(coordinates[:, by_window])
-        of_window = Segments([square * length for length in windows], device)
-        of_image = Segments([prod(grid) for grid in grids], device)
-        for number, block in enumerate(self.blocks):
-            is_whole = number in config.whole_layers
-            hidden = block(hidden, rotation, of_image if is_whole else of_window)
-        output: torch.Tensor = self.merger(hidden)[order.argsort()]
+    def lay_out(self, grids: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Returns the layout of patches ordered by windows; see `VisionTower`."""
+        merge, sizes = self.config.merge, [(height, width) for height, width in grids]
+        source, windows, squares = window_layout(sizes, merge, self.config.window)
+        images = image_layout(sizes, merge)[:, source]
+        return np.concatenate([images, windows, [source, squares]])
+
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
+        config = self.config
+        hidden = self.patch_embed(self.scaled(patches[layout[8]]))
+        rotation = self.rotation(layout)
+        of_image, of_window = (layout[at : at + 2].t().contiguous() for at in (4, 6))
+        for number in range(len(self.blocks)):
+            bounds = of_image if number in config.whole_layers else of_window
+            hidden = self.blocks.run(number, hidden, rotation, bounds)
+        output: torch.Tensor = self.merger(hidden)[layout[9, :: config.patch_unit]]
         return output
 
 
@@ -231,19 +241,18 @@ class Qwen2VLTower(QwenTower):
         super().__init__(config)
         size, inner_size = config.hidden_size, config.intermediate_size
         self.patch_embed = FramesEmbedding(config, bias=False)
-        self.blocks = nn.ModuleList(
-            QwenBlock(
+        self.blocks = self.make_blocks(
+            lambda: QwenBlock(
                 config,
                 [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
                 FeedForward((size, inner_size, size), config.hidden_act),
             )
-            for _ in range(config.num_layers)
         )
         self.merger = Qwen25VLMerger(config, nn.LayerNorm(size, NORM_EPS))
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Encodes images; see `VisionTower`."""
+    def encode(self, patches: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+        """Encodes patches; see `VisionTower`."""
         hidden = self.patch_embed(self.scaled(patches))
-        hidden = self.encoded(self.blocks, hidden, grids)
+        hidden = self.encoded(self.blocks, hidden, layout)
         output: torch.Tensor = self.merger(hidden)
         return output

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config_sections.vision import TileVisionConfig
-from models.vision.attention import Segments, SplitAttention
+from models.layers.vision_tower import TowerLayers
+from models.vision.attention import SplitAttention, uniform_bounds
 from models.vision.feed_forward import FeedForward
 from models.vision.patch_grid import PatchEmbedding
 
@@ -24,6 +26,7 @@ SIGLIP_NAMES: Mapping[str, str] = {
 """Replacements of parts of the checkpoint's tensor names, as in `VisionTower`."""
 
 
+@support_torch_compile({"hidden": 0, "bounds": 0})
 class SiglipBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
@@ -35,9 +38,9 @@ class SiglipBlock(nn.Module):
         self.self_attn = SplitAttention(size, config.num_heads, bias=True, out_bias=True)
         self.mlp = FeedForward((size, config.intermediate_size, size), config.hidden_act)
 
-    def forward(self, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.self_attn(self.layer_norm1(hidden), segments)
+        hidden = hidden + self.self_attn(self.layer_norm1(hidden), bounds)
         output: torch.Tensor = hidden + self.mlp(self.layer_norm2(hidden))
         return output
 
@@ -52,7 +55,9 @@ class SiglipEncoder(nn.Module):
         super().__init__()
         self.patches = PatchEmbedding(config.hidden_size, config.patch_size, bias=True)
         self.position_embedding = nn.Embedding(config.side**2, config.hidden_size)
-        self.layers = nn.ModuleList(SiglipBlock(config) for _ in range(config.num_layers))
+        self.layers = TowerLayers(
+            [SiglipBlock(config) for _ in range(config.num_layers)], hidden_size=config.hidden_size
+        )
         self.post_layernorm = (
             nn.LayerNorm(config.hidden_size, config.norm_eps) if has_last_norm else nn.Identity()
         )
@@ -62,8 +67,8 @@ class SiglipEncoder(nn.Module):
         positions = self.position_embedding.weight
         tiles = self.patches(patches).view(-1, *positions.shape) + positions
         hidden: torch.Tensor = tiles.flatten(0, 1)
-        segments = Segments([len(positions)] * len(tiles), patches.device)
-        for layer in self.layers:
-            hidden = layer(hidden, segments)
+        bounds = uniform_bounds(len(hidden), len(positions), patches.device)
+        for number in range(len(self.layers)):
+            hidden = self.layers.run(number, hidden, bounds)
         output: torch.Tensor = self.post_layernorm(hidden.view(-1, *positions.shape))
         return output
