@@ -74,6 +74,13 @@ class GraphKind(enum.IntEnum):
     """The pieces of a forward pass between attention layers."""
     DRAFT = 4
     """The verification of a decode step's drafts, and the next drafts. No step orders it."""
+    ENCODER = 5
+    """The encoder of images, over a number of patches. No step orders it."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether steps order such graphs; the worker chooses all others."""
+        return self not in (GraphKind.DRAFT, GraphKind.ENCODER)
 
     @property
     def runtime_mode(self) -> CUDAGraphMode:

@@ -14,6 +14,7 @@ class GraphKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAPH_KIND_MIXED: _ClassVar[GraphKind]
     GRAPH_KIND_PIECEWISE: _ClassVar[GraphKind]
     GRAPH_KIND_DRAFT: _ClassVar[GraphKind]
+    GRAPH_KIND_ENCODER: _ClassVar[GraphKind]
 
 class CUDAGraphMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +43,7 @@ GRAPH_KIND_DECODE: GraphKind
 GRAPH_KIND_MIXED: GraphKind
 GRAPH_KIND_PIECEWISE: GraphKind
 GRAPH_KIND_DRAFT: GraphKind
+GRAPH_KIND_ENCODER: GraphKind
 CUDA_GRAPH_MODE_UNSPECIFIED: CUDAGraphMode
 CUDA_GRAPH_MODE_NONE: CUDAGraphMode
 CUDA_GRAPH_MODE_PIECEWISE: CUDAGraphMode
@@ -315,8 +317,20 @@ class DPMetadata(_message.Message):
     num_sampling_across_dp: bytes
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ..., num_sampling_across_dp: _Optional[bytes] = ...) -> None: ...
 
+class EncoderRun(_message.Message):
+    __slots__ = ("graph_key", "is_compiled", "num_images", "num_patches")
+    GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPILED_FIELD_NUMBER: _ClassVar[int]
+    NUM_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PATCHES_FIELD_NUMBER: _ClassVar[int]
+    graph_key: GraphKey
+    is_compiled: bool
+    num_images: int
+    num_patches: int
+    def __init__(self, graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., is_compiled: _Optional[bool] = ..., num_images: _Optional[int] = ..., num_patches: _Optional[int] = ...) -> None: ...
+
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "block_copy_us", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs", "pooled")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "num_collectives", "drafted_by_graph", "prompt_logprobs", "block_copy_us", "across_dp", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs", "pooled", "encoder_run")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +351,7 @@ class StepResult(_message.Message):
     PROMPT_TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_RUN_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     logprobs: bytes
@@ -357,4 +372,5 @@ class StepResult(_message.Message):
     prompt_top_token_ids: bytes
     prompt_top_logprobs: bytes
     pooled: bytes
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., block_copy_us: _Optional[int] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    encoder_run: EncoderRun
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., num_collectives: _Optional[int] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., block_copy_us: _Optional[int] = ..., across_dp: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., pooled: _Optional[bytes] = ..., encoder_run: _Optional[_Union[EncoderRun, _Mapping]] = ...) -> None: ...

@@ -22,6 +22,7 @@ _KINDS = {
     GraphKind.GRAPH_KIND_MIXED: ("prompts", "tokens with prompts"),
     GraphKind.GRAPH_KIND_PIECEWISE: ("pieces", "tokens in pieces"),
     GraphKind.GRAPH_KIND_DRAFT: ("drafts", "tokens' drafts"),
+    GraphKind.GRAPH_KIND_ENCODER: ("encoder", "patches"),
 }
 
 
@@ -142,8 +143,9 @@ def _table(stats: Stats) -> Table:
 
 def _tokens(stats: Stats) -> tuple[int, int]:
     """Returns the query tokens that graphs computed for nothing, and all that they computed."""
-    padded = sum(graph.padded_tokens for graph in stats.graphs)
-    return padded, sum(graph.num_replays * graph.num_tokens for graph in stats.graphs)
+    graphs = [each for each in stats.graphs if each.kind != GraphKind.GRAPH_KIND_ENCODER]
+    padded = sum(graph.padded_tokens for graph in graphs)
+    return padded, sum(graph.num_replays * graph.num_tokens for graph in graphs)
 
 
 def _name(graph: engine_pb2.GraphStats) -> str:

@@ -110,7 +110,10 @@ def _states(stats: Stats) -> dict[str, str]:
 def _images(stats: Stats) -> dict[str, str]:
     """Returns a line on images, once there were some."""
     encoded, found = stats.num_encoded_images, stats.num_found_images
-    return {"images": f"{encoded} encoded, {found} found encoded"} if encoded else {}
+    if not encoded:
+        return {}
+    runs = ", ".join(f"{count} {run}" for run, count in sorted(stats.images_by_run.items()))
+    return {"images": f"{encoded} encoded ({runs}), {found} found encoded"}
 
 
 def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:

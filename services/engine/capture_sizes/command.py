@@ -17,6 +17,7 @@ from services.engine.capture_sizes.planner import Fit, GraphMemory, plan_sizes, 
 from services.engine.config.compilation import CompilationConfig
 
 _MIB = 2**20
+_NOT_OF_STEPS = (GraphKind.GRAPH_KIND_DRAFT, GraphKind.GRAPH_KIND_ENCODER)
 _FLAGS = {"decodes": "--cudagraph-capture-sizes", "pieces": "--cudagraph-piece-sizes"}
 
 
@@ -102,7 +103,7 @@ def make_plans(
 def _history_of(stats: GetStatsResponse) -> StepHistory:
     decode_graphs, piece_graphs = Counter[int](), Counter[int]()
     for graph in stats.graphs:
-        if graph.captured and graph.kind != GraphKind.GRAPH_KIND_DRAFT:
+        if graph.captured and graph.kind not in _NOT_OF_STEPS:
             is_decode = graph.kind == GraphKind.GRAPH_KIND_DECODE
             costs = decode_graphs if is_decode else piece_graphs
             costs[graph.num_tokens] += graph.num_bytes

@@ -78,7 +78,7 @@ def compile_traced(
     started_s = time.monotonic()
     dump = debug_dump(config, rank)
     max_num_tokens = traced.programs[-1][0].end
-    manager = _make_manager(config, factors)
+    manager = make_manager(config, factors)
     is_piecewise = config.level == CompilationLevel.PIECEWISE
     sizes = config.specialised_sizes(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens
@@ -107,7 +107,8 @@ def compile_traced(
     return CompiledModel(forward=forward, is_piecewise=is_piecewise, stats=stats)
 
 
-def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
+def make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
+    """Returns the compiler of a configuration's pieces; factors: as in `compile_traced`."""
     compiler: CompilerInterface = (
         InductorStandaloneAdaptor() if config.use_inductor else EagerAdaptor()
     )

@@ -33,6 +33,8 @@ PASS_NAMES: tuple[PassName, ...] = get_args(PassName)
 
 AUTO = "auto"
 MAX_NUM_STREAMS = 64
+MOST_ENCODER_PATCHES = 8192
+"""Patches of the largest graph of an encoder by default; the device takes 20 ms for as many."""
 DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
@@ -101,6 +103,9 @@ class CompilationConfig(ConfigSection):
     cudagraph_piece_sizes: list[Size] | None = None
     """Sizes of graphs of steps with prompts and of pieces, where they are not those of
     cudagraph_capture_sizes. Works where graphs are captured."""
+    cudagraph_encoder_sizes: list[Size] | None = None
+    """Numbers of patches of the graphs of an image encoder; absent: a pattern up to
+    max_encoder_tokens. Works where graphs are captured."""
     cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes.
     Works where graphs are captured."""
@@ -234,6 +239,22 @@ class CompilationConfig(ConfigSection):
         if largest < limit < 4 * largest:
             more.add(limit)
         return tuple(sorted({*sizes, *more}))
+
+    def encoder_sizes(self, limit: int, unit: int) -> tuple[int, ...]:
+        """Returns the numbers of patches to capture for the encoder of images, ascending.
+
+        By default quarters of powers of two, so that padding is at most a fifth.
+
+        Args:
+            limit: most patches of a step that encodes several images.
+            unit: patches that all sizes are multiples of.
+        """
+        sizes: Sequence[int] | None = self.cudagraph_encoder_sizes
+        if sizes is None:
+            most = min(limit, MOST_ENCODER_PATCHES)
+            pattern = {quarter << bits for bits in range(6, 20) for quarter in range(4, 8)}
+            sizes = [*(size for size in pattern if size < most), most]
+        return tuple(sorted({unit * -(-size // unit) for size in sizes}))
 
     def specialised_sizes(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
         """Returns the numbers of tokens with kernels of their own, ascending."""

@@ -55,6 +55,7 @@ FLAG_REACH = {
     "cudagraph_mode": _EVERYWHERE,
     "cudagraph_capture_sizes": GRAPHS,
     "cudagraph_piece_sizes": GRAPHS,
+    "cudagraph_encoder_sizes": Reach(needs_graphs=True),
     "cuda_graph_sizes": GRAPHS,
     "cudagraph_padding": Reach(needs_graphs=True),
     "cudagraph_copy_inputs": Reach(needs_graphs=True),

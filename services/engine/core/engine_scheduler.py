@@ -100,9 +100,12 @@ class DataParallelLoop(StepLoop):
         counters = self._counters
         largest = max(parts, key=lambda part: part.descriptor.context.num_tokens)
         counters.graph_dispatch[self._graphs.count(largest.descriptor, result)] += 1
+        for each in result.across_dp:
+            self._graphs.count_encoder(each)
         counters.drafts.count_step(parts[0].descriptor)
         for part, own in zip(parts, (result, *result.across_dp), strict=True):
             counters.drafts.count(part.descriptor, own)
+            counters.count_images(own)
         contexts = [part.descriptor.context for part in parts]
         counters.num_step_tokens += sum(each.num_tokens for each in contexts)
         self._history.count(

@@ -13,11 +13,14 @@ log = structlog.get_logger()
 
 _Name = tuple[GraphKind, int, int, int]
 _DRAFT = GraphKind.GRAPH_KIND_DRAFT
+_UNORDERED = (_DRAFT, GraphKind.GRAPH_KIND_ENCODER)
+"""Graphs that the worker chooses, not the scheduler."""
 _ORDER = (
     GraphKind.GRAPH_KIND_DECODE,
     GraphKind.GRAPH_KIND_DRAFT,
     GraphKind.GRAPH_KIND_MIXED,
     GraphKind.GRAPH_KIND_PIECEWISE,
+    GraphKind.GRAPH_KIND_ENCODER,
 )
 
 
@@ -25,7 +28,8 @@ _ORDER = (
 class GraphFigures:
     """One graph's cost of capture and the steps that replayed it.
 
-    num_bytes: device memory that it added. padded_tokens: padding in its replays, in query tokens.
+    num_bytes: device memory that it added. padded_tokens: padding in its replays, in query tokens
+    or, of the encoder, patches.
     fault: why the graph is not used; empty while it is. is_provisional: steps run it until the
     graph of the compiled model is there.
     """
@@ -37,6 +41,11 @@ class GraphFigures:
     padded_tokens: int = 0
     fault: str = ""
     is_provisional: bool = False
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it computes patches of images, not tokens."""
+        return self.key.kind == GraphKind.GRAPH_KIND_ENCODER
 
 
 class GraphLedger:
@@ -57,7 +66,7 @@ class GraphLedger:
         self.pass_matches = dict(ready.compiled.pass_matches)
         """Matches of each compiler pass in the worker's model, by name."""
         self.dispatcher = GraphDispatcher(
-            planned=[key for key in ready.planned_graphs if key.kind != _DRAFT],
+            planned=[key for key in ready.planned_graphs if key.kind not in _UNORDERED],
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
             allows_padding=allows_padding,
         )
@@ -77,7 +86,7 @@ class GraphLedger:
     @property
     def captured(self) -> list[GraphFigures]:
         """The graphs that steps may order for good."""
-        return [each for each in self.figures if not each.fault and each.key.kind != _DRAFT]
+        return [each for each in self.figures if not each.fault and each.key.kind not in _UNORDERED]
 
     def costs(self, *kinds: GraphKind) -> dict[int, int]:
         """Returns the bytes of each captured graph of these kinds, by tokens."""
@@ -108,16 +117,17 @@ class GraphLedger:
         if report.state != GraphState.GRAPH_STATE_QUARANTINED:
             figures.capture_s = report.capture_s
             figures.num_bytes = report.num_bytes
-            if report.key.kind != _DRAFT:
+            if report.key.kind not in _UNORDERED:
                 self.dispatcher.capture(report.key)
             return
         figures.fault = report.fault
-        if report.key.kind != _DRAFT:
+        if report.key.kind not in _UNORDERED:
             self.dispatcher.quarantine(report.key)
         log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> FallbackReason:
         """Counts a step that ran; returns why it ran without a graph, if it did."""
+        self.count_encoder(result)
         if descriptor.fallback_reason:
             return descriptor.fallback_reason
         if result.fallback_reason:
@@ -126,6 +136,14 @@ class GraphLedger:
         if result.drafted_by_graph:
             self._count_replay(_name(descriptor.graph_key, kind=_DRAFT), descriptor)
         return FallbackReason.FALLBACK_REASON_UNSPECIFIED
+
+    def count_encoder(self, result: StepResult) -> None:
+        """Counts the encoder's graph, if one ran in a step of one data-parallel rank."""
+        run = result.encoder_run
+        if run.HasField("graph_key"):
+            figures = self._figures[_name(run.graph_key)]
+            figures.num_replays += 1
+            figures.padded_tokens += figures.key.num_tokens - run.num_patches
 
     def _count_replay(self, name: _Name, descriptor: BatchDescriptor) -> None:
         figures = self._figures[name]

@@ -68,9 +68,25 @@ class Counters:
     graph_dispatch: Counter[int] = field(default_factory=Counter)
     """Steps by FallbackReason."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    images_by_run: Counter[str] = field(default_factory=Counter)
+    """Encoded images by how the encoder ran: graph, compiled or eager."""
     latencies: Latencies = field(default_factory=Latencies)
     recent_steps: RecentSteps = field(default_factory=RecentSteps)
     scheduler: SchedulerCounts = field(default_factory=SchedulerCounts)
+
+    def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+        """Counts the drafts and images of a step that ran."""
+        self.drafts.count_step(descriptor)
+        self.drafts.count(descriptor, result)
+        self.count_images(result)
+
+    def count_images(self, result: StepResult) -> None:
+        """Counts the images that one data-parallel rank encoded in a step."""
+        run = result.encoder_run
+        if run.num_images:
+            without_graph = "compiled" if run.is_compiled else "eager"
+            name = "graph" if run.HasField("graph_key") else without_graph
+            self.images_by_run[name] += run.num_images
 
     def steps_by_dispatch(self) -> dict[str, int]:
         """Returns the steps by fallback reason in lower case, or "graph" if they ran one."""

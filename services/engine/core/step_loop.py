@@ -170,13 +170,11 @@ class StepLoop:
         if not step.has_requests:
             return
         counters = self._counters
-        counters.drafts.count_step(step.descriptor)
-        counters.drafts.count(step.descriptor, result)
+        counters.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         context = step.descriptor.context
-        num_tokens = context.num_tokens
-        counters.num_step_tokens += num_tokens
-        self._history.count(num_tokens=num_tokens, batch_size=context.batch_size)
+        counters.num_step_tokens += context.num_tokens
+        self._history.count(num_tokens=context.num_tokens, batch_size=context.batch_size)
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes back a step that was not computed, and all later ones."""

@@ -134,6 +134,7 @@ def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
         GraphKind.MIXED: f"graph of {key.num_tokens} tokens of at most {key.graph_bs} requests",
         GraphKind.PIECEWISE: f"graphs of pieces of {key.num_tokens} tokens",
         GraphKind.DRAFT: f"graph of the drafting behind {key.graph_bs} decodes",
+        GraphKind.ENCODER: f"graph of the encoder of {key.num_tokens} patches",
     }[GraphKind(key.kind)]
 
 

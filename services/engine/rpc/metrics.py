@@ -115,6 +115,12 @@ class EngineFamilies:
         if done.num_encoded_images:
             yield counter("images_encoded", done.num_encoded_images, "Images encoded")
             yield counter("images_found", done.num_found_images, "Images encoded before")
+            yield counters(
+                "encoder_images",
+                "run",
+                dict.fromkeys(("graph", "compiled", "eager"), 0) | stats.counters.images_by_run,
+                "Images by how the encoder ran",
+            )
         drafts = stats.counters.drafts
         yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
         yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")
@@ -187,7 +193,7 @@ class EngineFamilies:
             "Steps that ran a graph, or by the reason why they ran none",
         )
         yield counter("step_tokens", counts.num_step_tokens, "Query tokens of all steps")
-        padded = sum(each.padded_tokens for each in stats.graphs.figures)
+        padded = sum(each.padded_tokens for each in stats.graphs.figures if not each.is_encoder)
         yield counter("graph_padded_tokens", padded, "Query tokens that only filled graphs")
         yield counter("worker_busy_seconds", counts.worker_busy_us / 1e6, "Time of the worker")
         yield counter("schedule_seconds", counts.schedule_ns / 1e9, "Time spent scheduling")

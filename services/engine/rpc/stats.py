@@ -58,6 +58,7 @@ def stats_to_proto(
         num_disk_drops=tiers.num_drops,
         num_encoded_images=counters.scheduler.num_encoded_images,
         num_found_images=counters.scheduler.num_found_images,
+        images_by_run=counters.images_by_run,
         num_steps=counters.num_steps,
         prompt_tokens=counters.scheduler.prompt_tokens,
         cached_tokens=counters.scheduler.cached_tokens,

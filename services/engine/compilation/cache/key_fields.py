@@ -91,6 +91,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_mode": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,
     "cudagraph_piece_sizes": _GRAPHS,
+    "cudagraph_encoder_sizes": _GRAPHS,
     "cuda_graph_sizes": _GRAPHS,
     "cudagraph_padding": _GRAPHS,
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",

@@ -146,6 +146,13 @@ def piecewise_key(num_tokens: int) -> GraphKey:
     )
 
 
+def encoder_key(num_patches: int) -> GraphKey:
+    """Returns the key of the encoder over some patches, of any number of images."""
+    return GraphKey(
+        kind=GraphKind.ENCODER, num_tokens=num_patches, graph_bs=num_patches, max_q_len=num_patches
+    )
+
+
 def planned_keys(
     mode: CUDAGraphMode,
     *,

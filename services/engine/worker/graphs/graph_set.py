@@ -26,8 +26,8 @@ class GraphFamily(Protocol):
     def capture(self, key: GraphKey) -> GraphCapture:
         """Returns the capture of one graph and its test, in slices between steps."""
 
-    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
-        """Runs a captured graph over a batch whose header was written.
+    def replay(self, key: GraphKey, batch: Batch | None) -> tuple[Tensor, ...]:
+        """Runs a captured graph over a batch whose header was written, or without one the encoder.
 
         Returns:
             Outputs at the graph's size, valid until the next replay.
@@ -77,7 +77,7 @@ class GraphSet:
         self._is_early = False
         self._provisional: dict[GraphKey, int] | None = None
         self._ascending = sorted(
-            (key for key in planned if key.kind is not GraphKind.DRAFT),
+            (key for key in planned if key.kind.is_ordered),
             key=lambda key: (key.kind, key.num_tokens, key.graph_bs),
         )
         self._num_wanted: Counter[GraphKey] = Counter()
@@ -224,8 +224,8 @@ class GraphSet:
         for key in keys:
             self._families[key.kind].warm_up(key)
 
-    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...] | None:
-        """Runs a graph over a batch whose header was written.
+    def replay(self, key: GraphKey, batch: Batch | None) -> tuple[Tensor, ...] | None:
+        """Runs a graph over a batch whose header was written, or without one the encoder.
 
         Returns:
             Outputs at the graph's size, valid until the next replay; None if the graph is not

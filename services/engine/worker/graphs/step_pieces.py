@@ -38,7 +38,7 @@ class StepPieces:
         """Returns the capture of all pieces for one number of tokens and their test."""
         return GraphCapture(key, self._capture(key), drop=self.drop)
 
-    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor]:
+    def replay(self, key: GraphKey, batch: Batch | None) -> tuple[Tensor]:
         """Runs a step whose header was written.
 
         Returns:
@@ -48,6 +48,7 @@ class StepPieces:
         Raises:
             GraphFaultError: a graph would read the wrong memory; the step may run again.
         """
+        assert batch is not None, "steps run pieces"
         return (self._forward(self._buffers.gather_batch(batch, num_tokens=key.num_tokens), key),)
 
     def warm_up(self, key: GraphKey) -> None:

@@ -48,8 +48,8 @@ class WholeGraphs:
             implied=self._program.implied,
         )
 
-    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
-        """Runs the graph over the inputs written for the batch.
+    def replay(self, key: GraphKey, batch: Batch | None) -> tuple[Tensor, ...]:
+        """Runs the graph over the inputs that were written.
 
         Returns:
             The program's outputs at the graph's size, valid until the next replay.

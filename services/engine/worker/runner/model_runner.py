@@ -15,7 +15,7 @@ from models.eagle3 import Eagle3, Eagle3Head
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.parallel.intermediate_tensors import IntermediateTensors
-from services.engine.batch import BatchDescriptor, FallbackReason
+from services.engine.batch import BatchDescriptor, EncoderRun, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.limits import StepLimits
 from services.engine.worker.graphs.drafter import DraftModel
@@ -224,7 +224,7 @@ class ModelRunner:
             self.adapters.load(descriptor.adapter_loads)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
-        self._take_images(batch)
+        encoder_run = self._take_images(batch)
         for copies in (batch.saved_states, batch.restored_states):
             if copies is not None:
                 self.forward.copy_states(to_device(copies, self.device))
@@ -245,17 +245,18 @@ class ModelRunner:
             started_ns=started_ns,
             fallback_reason=output.fallback_reason,
             block_copy_us=copy_us,
+            encoder_run=encoder_run,
         )
 
-    def _take_images(self, batch: Batch) -> None:
+    def _take_images(self, batch: Batch) -> EncoderRun | None:
         """Encodes the images of a step and writes what its tokens take from them."""
         images = self.forward.images
         if images is None:
-            return
+            return None
         images.assign(batch.assignments)
-        if self.encoder is not None:
-            self.encoder.encode(batch.encoded_images)
+        run = None if self.encoder is None else self.encoder.encode(batch.encoded_images)
         images.write(batch)
+        return run
 
     def _read(self, descriptor: BatchDescriptor) -> Batch:
         limits = self._limits

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.batch import FallbackReason, StepResult, set_prompt_logprobs, step_result
+from services.engine.batch import (
+    EncoderRun,
+    FallbackReason,
+    StepResult,
+    set_prompt_logprobs,
+    step_result,
+)
 from services.engine.sampling.logprobs import Logprobs
 from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.inputs.transfer import to_host
@@ -42,6 +48,7 @@ class PendingResult:
     started_ns: `time.perf_counter_ns()` when the step began.
     fallback_reason: why the ordered graph did not run; unspecified if the order was followed.
     block_copy_us: microseconds of copies between tiers that ended since the result before.
+    encoder_run: how the step's images were encoded; None without any.
     """
 
     step_id: int
@@ -51,6 +58,7 @@ class PendingResult:
     started_ns: int
     fallback_reason: FallbackReason
     block_copy_us: int
+    encoder_run: EncoderRun | None
 
     @classmethod
     def begin(
@@ -62,6 +70,7 @@ class PendingResult:
         started_ns: int,
         fallback_reason: FallbackReason,
         block_copy_us: int = 0,
+        encoder_run: EncoderRun | None = None,
     ) -> "PendingResult":
         """Starts to copy a step's results to the host, after the work queued so far."""
         token_ids = sampled.token_ids if drafted is None else drafted.sampled
@@ -91,6 +100,7 @@ class PendingResult:
             started_ns=started_ns,
             fallback_reason=fallback_reason,
             block_copy_us=block_copy_us,
+            encoder_run=encoder_run,
         )
 
     @property
@@ -116,6 +126,8 @@ class PendingResult:
             pooled=None if pooled is None else pooled.numpy(),
         )
         result.block_copy_us = self.block_copy_us
+        if self.encoder_run is not None:
+            result.encoder_run.CopyFrom(self.encoder_run)
         if prompt is not None:
             set_prompt_logprobs(
                 result, prompt.chosen.numpy(), prompt.top_token_ids.numpy(), prompt.top.numpy()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.layers.attention import Attention
@@ -22,6 +23,7 @@ from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
     GraphSupport,
     ModeChoice,
+    encoder_key,
     full_decode_key,
     graph_support,
     planned_keys,
@@ -36,7 +38,9 @@ from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.limits import StepLimits
+from services.engine.worker.graphs.encoder_program import EncoderProgram, most_shared_patches
 from services.engine.worker.graphs.graph_set import GraphSet
+from services.engine.worker.graphs.whole_graphs import WholeGraphs
 from services.engine.worker.inputs.copied_inputs import CopiedInputs
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import prompts_of, run_small_steps
@@ -125,13 +129,21 @@ def prepare_graphs(
     mode = choice.mode
     if mode.requires_piecewise_compilation():
         _require_splits_at_attention(runner, config.splitting_ops)
+    sizes = _encoder_sizes(runner, mode, config, limits) if keys is None else ()
     if keys is None:
         keys = configured_keys(mode, config, limits)
     families = runner.graph_families(pieces)
     if GraphKind.DRAFT in families:
         keys = with_draft_keys(keys)
-    graphs = GraphSet(keys, families, on_fault=on_fault, agree=agree)
+    encoder_keys = [encoder_key(size) for size in sizes]
+    program = None
+    if encoder_keys and runner.encoder is not None:
+        program = EncoderProgram(runner.encoder.tower, sizes[-1], runner.device)
+        families[GraphKind.ENCODER] = WholeGraphs(program, pieces.recorder)
+    graphs = GraphSet([*keys, *reversed(encoder_keys)], families, on_fault=on_fault, agree=agree)
     runner.use_graphs(graphs)
+    if program is not None and runner.encoder is not None:
+        runner.encoder.use_graphs(graphs, program, encoder_keys)
     return PreparedGraphs(choice=choice, graphs=graphs)
 
 
@@ -146,6 +158,23 @@ def configured_keys(
         max_num_seqs=limits.max_num_seqs,
         decode_q_lens=[1 + length for length in limits.draft_lengths],
     )
+
+
+def _encoder_sizes(
+    runner: ModelRunner, mode: CUDAGraphMode, config: CompilationConfig, limits: StepLimits
+) -> tuple[int, ...]:
+    """Returns the patches of each graph of the encoder, ascending; none where it runs without.
+
+    Its graphs come with those of steps with prompts, which need it. All stages of a pipeline plan
+    the same graphs, and only the first has an encoder. In batch-invariant mode padding would change
+    how products are rounded.
+    """
+    encoder = runner.encoder
+    has_graphs = mode.mixed_mode() is not CUDAGraphMode.NONE
+    if encoder is None or not has_graphs or runner.model.stage.size > 1 or is_batch_invariant():
+        return ()
+    vision = encoder.tower.config
+    return config.encoder_sizes(most_shared_patches(vision, limits), vision.patch_unit)
 
 
 def install_model(

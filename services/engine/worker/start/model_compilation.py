@@ -14,6 +14,7 @@ from services.engine.worker.start.graph_setup import install_model, warm_up_firs
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_trace import TraceProcess
+from services.engine.worker.start.tower_compilation import TowerCode, compile_tower
 from services.engine.worker.start.warm_up import (
     all_steps,
     later_steps,
@@ -50,6 +51,7 @@ class ModelCompilation:
         # Steps run without them while the compiled pieces are wrapped.
         self._compiled_pieces = PieceGraphs(pieces.recorder)
         self._compiled: CompiledModel | None = None
+        self._tower_code: TowerCode = []
         self._tracer = tracer
         if tracer is not None:
             if loaded.lacks_trace:
@@ -75,6 +77,7 @@ class ModelCompilation:
             traced = model.with_trace()
             _build_other_kernels(traced, self._kernels, is_new=traced is not model, turns=turns)
             self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)
+            self._tower_code = compile_tower(traced)
         self._model = traced
 
     def install(
@@ -83,6 +86,8 @@ class ModelCompilation:
         """Makes a runner's later steps run the model, and reports its passes."""
         self._pieces.adopt(self._compiled_pieces)
         self._model.run_in(runner)
+        for layers, code in self._tower_code:
+            layers.use(code)
         install_model(runner, self._compiled, self._model.config.compilation, self._pieces)
         if report is not None and self.report is not None:
             report(self.report)
