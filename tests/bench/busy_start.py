@@ -48,6 +48,7 @@ class Streams:
         self._engine = engine
         self._max_tokens = max_model_len - PROMPT_LENGTH
         self._num_submitted = 0
+        self._live: dict[_Stream, Request] = {}
         self.streams = [self._submit() for _ in range(count)]
 
     def replace_finished(self) -> None:
@@ -55,6 +56,15 @@ class Streams:
         for stream in [stream for stream in self.streams if stream.is_done]:
             self.streams.append(self._submit())
             stream.is_done = False
+            del self._live[stream]
+
+    async def end(self) -> None:
+        """Aborts all requests and waits until none runs."""
+        for stream, request in self._live.items():
+            if not stream.is_done:
+                self._engine.core.abort(request)
+        while self._engine.core.stats().load.num_running:  # noqa: ASYNC110  an engine reports no ends
+            await asyncio.sleep(POLL_S)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
         """Returns the gaps between tokens that ended in a period."""
@@ -88,6 +98,7 @@ class Streams:
             arrival_s=time.monotonic(),
         )
         self._engine.core.submit(request)
+        self._live[stream] = request
         return stream
 
 

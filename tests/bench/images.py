@@ -1,20 +1,33 @@
 """Prompts with images, against text of the same length.
 
 python -m tests.bench.images --shape qwen3-vl-8b --requests 64
+python -m tests.bench.images --shape qwen3-vl-8b --requests 1000 --outputs 16 --no-text
 
-An image is noise of --side patches squared; with patches of 16 pixels, 64 are a megapixel.
+An image is noise of --side patches squared; with patches of 16 pixels, 64 are a megapixel. First
+tokens are measured alone, beside the floor of the encoder and of the prompt's products; then the
+gaps between tokens of --streams requests while nothing else runs, and while images come one after
+the other; then requests that come at once.
 """
 
 import argparse
+import asyncio
 import hashlib
 import random
+import time
 
+import torch
+
+from models.config import ModelConfig
 from models.config_sections.vision import VisionConfig
+from models.registry import make_tower
 from services.engine.prompt_image import EncoderImage, PromptImage
+from tests.bench.busy_start import Streams
+from tests.bench.floor import MEASURED_ON, step_floor
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
 from tests.bench.settings import PEER_SETTINGS, Settings, make_parser
+from tests.bench.tower_floor import tower_floor_ms
 from tests.bench.workload import Job
 
 NUM_TEXT_TOKENS = 32
@@ -28,7 +41,7 @@ class Jobs:
 
     def __init__(self, vision: VisionConfig, side: int) -> None:
         self._vision = vision
-        self._grid = (side, side)
+        self.grid = self._grid = (side, side)
         self._draw = random.Random(1)
         self.num_tokens = NUM_TEXT_TOKENS + vision.num_vectors(self._grid)
 
@@ -60,6 +73,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64, help="at once, each with an image")
     parser.add_argument("--outputs", type=int, default=64, help="tokens of each of these")
     parser.add_argument("--repeats", type=int, default=5, help="of single requests")
+    parser.add_argument("--streams", type=int, default=8, help="requests that decode meanwhile")
+    parser.add_argument("--gaps-s", type=float, default=5, help="seconds of each look at gaps")
+    parser.add_argument("--no-text", action="store_true", help="only requests with images at once")
     run_program("images", parser, _measure, defaults=PEER_SETTINGS)
 
 
@@ -73,20 +89,56 @@ async def _measure(settings: Settings, report: Report) -> None:
             return
         jobs = Jobs(vision, arguments.side)
         report.content["facts"]["tokens"] = jobs.num_tokens
-        await _first_tokens(engine, jobs, report, arguments)
+        floors = {"text": None, "image": None}
+        if MEASURED_ON in (report.content["machine"]["gpu"] or ""):
+            floors = _floors_ms(settings.model, vision, jobs)
+        await _first_tokens(engine, jobs, report, arguments.repeats, floors)
+        await _gaps(engine, jobs, report, settings)
         await _together(engine, jobs, report, arguments)
+        report.state("graphs", engine.graph_facts())
+
+
+def _floors_ms(model: ModelConfig, vision: VisionConfig, jobs: Jobs) -> dict[str, float | None]:
+    """Returns the floor of a first token of text, and of one with an image before it."""
+    text_ms = step_floor(model, getattr(torch, model.dtype)).prefill_ms(jobs.num_tokens)
+    with torch.device("meta"):
+        tower = make_tower(vision)
+    return {"text": text_ms, "image": text_ms + tower_floor_ms(tower, [jobs.grid])}
 
 
 async def _first_tokens(
-    engine: OfflineEngine, jobs: Jobs, report: Report, arguments: argparse.Namespace
+    engine: OfflineEngine,
+    jobs: Jobs,
+    report: Report,
+    repeats: int,
+    floors: dict[str, float | None],
 ) -> None:
     """Measures the first token of a request alone, the first time not counted."""
     for name, make in (("text", jobs.text), ("image", jobs.with_image)):
-        times_ms = [
-            1000 * (await engine.generate([make(1)])).ttft_s[0]
-            for _ in range(arguments.repeats + 1)
-        ]
-        report.add(f"first token, {name}", times_ms[1:], "ms")
+        times_ms = [1000 * (await engine.generate([make(1)])).ttft_s[0] for _ in range(repeats + 1)]
+        report.add(f"first token, {name}", times_ms[1:], "ms", floor=floors[name])
+
+
+async def _gaps(engine: OfflineEngine, jobs: Jobs, report: Report, settings: Settings) -> None:
+    """Measures the gaps between tokens of text without images and beside them."""
+    arguments = settings.arguments
+    streams = Streams(engine, arguments.streams, settings.max_model_len)
+    for name, make in (("alone", None), ("beside text", jobs.text), ("beside", jobs.with_image)):
+        begin_s, num_requests = time.perf_counter(), 0
+        while (now_s := time.perf_counter()) < begin_s + arguments.gaps_s:
+            streams.replace_finished()
+            if make is None:
+                await asyncio.sleep(0.01)
+            else:
+                await engine.generate([make(1)])
+                num_requests += 1
+        gaps = sorted(streams.gaps_ms(begin_s + 0.5, now_s))
+        if gaps:
+            report.add(f"gaps {name}, median", [gaps[len(gaps) // 2]], "ms")
+            report.add(f"gaps {name}, 99 %", [gaps[int(0.99 * len(gaps))]], "ms")
+            report.add(f"gaps {name}, longest", [gaps[-1]], "ms")
+        report.state(f"requests {name}", num_requests)
+    await streams.end()
 
 
 async def _together(
@@ -94,12 +146,15 @@ async def _together(
 ) -> None:
     """Measures requests that come at once."""
     count = arguments.requests
-    for name, make in (("text", jobs.text), ("image", jobs.with_image)):
-        before = engine.graph_use()
+    kinds = [("text", jobs.text), ("image", jobs.with_image)][int(arguments.no_text) :]
+    for name, make in kinds:
+        before, runs_before = engine.graph_use(), engine.core.counters.images_by_run.copy()
         done = await engine.generate([make(arguments.outputs) for _ in range(count)])
         report.add(f"{count} requests, {name}", [done.elapsed_s], "s")
         report.add(f"{count} requests, {name}, rate", [count / done.elapsed_s], "/s", "higher")
-        report.content["facts"][f"steps, {name}"] = engine.graph_use().since(before)
+        report.state(f"steps, {name}", engine.graph_use().since(before))
+        runs = engine.core.counters.images_by_run - runs_before
+        report.state(f"images encoded, {name}", dict(runs))
 
 
 if __name__ == "__main__":

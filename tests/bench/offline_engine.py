@@ -204,7 +204,7 @@ class OfflineEngine:
     def graph_use(self) -> GraphUse:
         """Returns the counts of now."""
         stats = self.core.stats()
-        figures = self.graph_figures()
+        figures = [each for each in self.graph_figures() if not each.is_encoder]
         return GraphUse(
             dispatch=stats.counters.steps_by_dispatch(),
             num_steps=stats.counters.num_steps,

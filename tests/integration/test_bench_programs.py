@@ -50,10 +50,24 @@ def test_prompts_with_images_are_measured(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_CHECKPOINT / name, folder)
     few = ("--side", "4", "--requests", "3", "--outputs", "3", "--repeats", "2", "--out", out)
+    few += ("--streams", "2", "--gaps-s", "1")
     run("tests.bench.images", "--model", folder, *SMALL[2:], "--enforce-eager", *few)
     figures = json.loads(out.read_text())["figures"]
     assert figures["first token, image"]["median"] > 0
     assert figures["3 requests, image, rate"]["median"] > 0
+    assert figures["gaps beside, longest"]["median"] >= figures["gaps beside, median"]["median"] > 0
+    assert json.loads(out.read_text())["facts"]["images encoded, image"] == {"eager": 3}
+
+
+def test_an_encoder_is_measured_in_every_form(tmp_path):
+    out = tmp_path / "encoder.json"
+    few = ("--sides", "4", "--images", "1", "2", "--rounds", "1", "--num-layers", "1")
+    run("tests.bench.image_encoder", "--device", "cpu", *few, "--out", out)
+    figures = json.loads(out.read_text())["figures"]
+    for name in ("eager", "compiled", "graph", "padded graph", "one attention"):
+        for count in (1, 2):
+            figure = figures[f"qwen3-vl-8b {count} x 4 {name}"]
+            assert figure["median"] > figure["floor"] > 0
 
 
 def test_vectors_of_short_and_long_inputs_are_measured(tmp_path):

@@ -100,6 +100,20 @@ def test_graphs_of_drafting_differ_from_those_of_their_steps():
     assert "the graph of 24 tokens' drafts is not used: planted" in text
 
 
+def test_patches_of_the_encoder_are_no_tokens_of_steps():
+    encoder = {"kind": GraphKind.GRAPH_KIND_ENCODER, "num_replays": 4, "padded_tokens": 1024}
+    stats = engine_pb2.GetStatsResponse(
+        num_graphs_planned=2,
+        num_steps=10,
+        graphs=[graph(8, num_replays=5, padded_tokens=10), graph(1024, **encoder)],
+    )
+    text = shown(stats)
+    assert "padding 25.0%" in text.replace("\n", " ")
+    line = next(line for line in text.splitlines() if "encoder" in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[:2] + cells[4:] == ["encoder", "1024", "4", "40.0%", "25.0%"]
+
+
 def test_an_engine_without_graphs_says_so_in_a_line():
     stats = engine_pb2.GetStatsResponse(
         cudagraph_mode="NONE", num_steps=4, graph_dispatch={"unsupported": 4}

@@ -135,3 +135,24 @@ def test_a_worker_reads_the_flags_that_the_service_writes():
 def test_a_pattern_far_beyond_the_limit_is_not_made():
     config = CompilationConfig(cuda_graph_sizes=[MAX_INT32])
     assert config.capture_sizes(40) == (1, 2, 4, 8, 16, 32, 40)
+
+
+def test_graphs_of_the_encoder_are_quarters_of_powers_of_two():
+    config = CompilationConfig()
+    sizes = config.encoder_sizes(8192, 4)
+    assert sizes[:6] == (256, 320, 384, 448, 512, 640)
+    assert sizes[-2:] == (7168, 8192)
+    assert len(sizes) == 21
+    # Images of a megapixel and of 0.75 fit exactly.
+    assert {4096, 3072} <= set(sizes)
+    assert config.encoder_sizes(10**6, 4) == sizes
+    assert config.encoder_sizes(300, 4) == (256, 300)
+    assert config.encoder_sizes(10, 9) == (18,)
+    # Whole tiles.
+    assert config.encoder_sizes(2048, 576) == (576, 1152, 1728, 2304)
+
+
+def test_listed_sizes_of_the_encoder_are_rounded_up_to_whole_vectors():
+    config = CompilationConfig(cudagraph_encoder_sizes=[30, 64, 62])
+    assert config.encoder_sizes(16, 4) == (32, 64)
+    assert CompilationConfig(cudagraph_encoder_sizes=[]).encoder_sizes(16, 4) == ()

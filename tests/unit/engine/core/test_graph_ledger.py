@@ -6,6 +6,7 @@ from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
 from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
+    EncoderRun,
     FallbackReason,
     GraphKey,
     GraphKind,
@@ -137,6 +138,23 @@ def test_what_captures_cost_is_known_of_graphs_in_use():
         ledger.costs(GraphKind.GRAPH_KIND_DECODE),
         ledger.costs(GraphKind.GRAPH_KIND_PIECEWISE),
     ) == ({8: 1024}, {})
+
+
+def test_graphs_of_the_encoder_are_counted_by_patches_and_never_dispatched():
+    encoder = GraphKey(num_tokens=64, graph_bs=64, max_q_len=64, kind=GraphKind.GRAPH_KIND_ENCODER)
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), encoder]))
+    ledger.take(captured(encoder))
+    ledger.take(captured(full(4)))
+    result = step_result(1, [])
+    result.encoder_run.MergeFrom(EncoderRun(graph_key=encoder, num_images=2, num_patches=40))
+    ledger.count(step(ledger, 3), result)
+    decode, of_encoder = ledger.figures
+    assert (decode.key, decode.num_replays) == (full(4), 1)
+    assert (of_encoder.num_replays, of_encoder.padded_tokens) == (1, 24)
+    assert of_encoder.is_encoder
+    assert [each.key for each in ledger.captured] == [full(4)]
+    shape = BatchShape(num_tokens=64, batch_size=64, max_q_len=1)
+    assert ledger.dispatcher.dispatch(shape).graph_key is None
 
 
 def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():

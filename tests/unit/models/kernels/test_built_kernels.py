@@ -23,6 +23,7 @@ from models.batch_invariance import use_batch_invariance
 from models.kernels.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.kernels.ranks.exchange import launcher
 from models.kernels.attention.attention import attend
+from models.kernels.attention.segment_attention import segment_attention
 from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
@@ -111,6 +112,13 @@ def recurrent_states():
         rows = torch.zeros(5, 128, dtype=dtype)
         gated_rms_norm(rows, rows, rows[0, :64], 1e-6, has_silu=True, gates_first=False)
 
+def segments():
+    for head_dim in (64, 72, 128):
+        for dtype in (torch.bfloat16, torch.float32):
+            heads = torch.zeros(200, 4, head_dim, dtype=dtype)
+            bounds = torch.zeros(200, 2, dtype=torch.int32)
+            segment_attention(heads, heads, heads, bounds, 0.1)
+
 def adapted():
     for num_tokens in (1, 200):
         for parts in ((64,), (64, 32, 32)):
@@ -179,7 +187,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
-             latents, recurrent_states, adapted, on_other_gpus]
+             latents, recurrent_states, segments, adapted, on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)

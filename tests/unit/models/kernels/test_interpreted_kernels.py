@@ -397,6 +397,29 @@ for batch, dtype, options in CASES:
     assert all(torch.equal(part.float(), each.float()) for part, each in parts)
 """
 
+SEGMENTS_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.kernels.attention.segment_attention import segment_attention
+from tests.support.segments import bounds_of, reference
+
+# One image, some, with padding, windows, and tiles of rows that segments share.
+LENGTHS = [200], [5, 130, 1], [64, 64, 33, 64, 64], [31, 1, 32, 40]
+# Heads of one part and of two, and less than a part.
+HEADS = 64, 72, 80, 12
+for number, lengths in enumerate(LENGTHS):
+    for head_dim in HEADS:
+        dtype = (torch.float32, torch.float16)[(number + head_dim // 8) % 2]
+        torch.manual_seed(head_dim)
+        heads = torch.randn(sum(lengths), 6, head_dim).to(dtype)
+        q, k, v = heads[:, :2], heads[:, 2:4].contiguous(), heads[:, 4:]
+        bounds = bounds_of(lengths)
+        actual = segment_attention(q, k, v, bounds, 0.3)
+        expected = reference(q, k, v, bounds, 0.3)
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+        assert (actual - expected).abs().max() <= tolerance, (lengths, head_dim, dtype)
+"""
+
 
 PROGRAMS = {
     "plain": PLAIN_PROGRAM,
@@ -405,6 +428,7 @@ PROGRAMS = {
     "few": FEW_QUERIES_PROGRAM,
     "shared": SHARED_PROGRAM,
     "rounded": ROUNDED_PROGRAM,
+    "segments": SEGMENTS_PROGRAM,
 }
 
 
