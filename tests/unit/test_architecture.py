@@ -72,6 +72,7 @@ BROAD_EXCEPTS = {
     "services/engine/worker/runner/weight_store.py": "a bad file must not end the worker",
     "services/engine/worker/process.py": "a fault ends the worker, which reports it first",
     "services/engine/worker/start/loaded_model.py": "a model that cannot be traced is served",
+    "services/engine/worker/start/tower_compilation.py": "an encoder that cannot be compiled runs",
     "services/engine/compilation/trace/transformed_code.py": "a decompiler's fault costs one file",
     "services/engine/grammar/constraint.py": "the Rust library panics with a BaseException",
 }

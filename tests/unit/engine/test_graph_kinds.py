@@ -7,6 +7,7 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from services.engine import batch
 from services.engine.batch import BatchDescriptor, ordered_mode, runtime_mode
 from services.engine.compilation.graphs.capture_plan import (
+    encoder_key,
     full_decode_key,
     mixed_keys,
     piecewise_key,
@@ -25,7 +26,7 @@ PIECEWISE = batch.CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
 @pytest.mark.parametrize("kind", GraphKind)
 def test_the_wire_says_the_same_of_every_kind(kind):
     assert batch.GraphKind.Name(kind) == f"GRAPH_KIND_{kind.name}"
-    if kind is not GraphKind.DRAFT:
+    if kind.is_ordered:
         mode = ordered_mode(batch.GraphKey(kind=batch.GraphKind.Name(kind)))
         assert runtime_mode(mode) is kind.runtime_mode
 
@@ -40,7 +41,8 @@ def test_a_step_without_a_graph_runs_in_mode_none():
 
 
 def test_every_planned_key_travels():
-    planned = with_draft_keys([full_decode_key(4, 3), *mixed_keys(64, 8), piecewise_key(64)])
+    others = [*mixed_keys(64, 8), piecewise_key(64), encoder_key(256)]
+    planned = with_draft_keys([full_decode_key(4, 3), *others])
     assert {key.kind for key in planned} == set(GraphKind)
     for key in planned:
         wire = batch.GraphKey.FromString(wire_key(key).SerializeToString())

@@ -157,6 +157,48 @@ async def test_ranks_and_stages_give_the_same_tokens(seeing, layout):
             assert tokens == expected
 
 
+@pytest.mark.parametrize(
+    ("layout", "run"),
+    [
+        ({}, "graph"),
+        ({"tensor_parallel_size": 2}, "graph"),
+        # Other stages have no encoder, and all capture the same graphs.
+        ({"pipeline_parallel_size": 2}, "compiled"),
+    ],
+    ids=["alone", "ranks", "stages"],
+)
+async def test_workers_compile_and_capture_the_encoder(seeing, tmp_path, layout, run):
+    folder, model, prompts, expected = seeing("qwen3_vl")
+    sampling = SamplingParams(
+        temperature=0.0,
+        seed=0,
+        max_tokens=NUM_OUTPUT,
+        banned_token_ids=frozenset(range(NUM_TEXT_TOKENS, model.config.vocab_size)),
+    )
+    config = ranks_config(
+        folder,
+        max_model_len=256,
+        encoder_cache_tokens=256,
+        compilation_level=3,
+        use_inductor=False,
+        cudagraph_mode="full_and_piecewise",
+        cudagraph_capture_sizes=[2, 8],
+        cudagraph_encoder_sizes=[32, 256],
+        capture_while_serving=False,
+        compile_cache_dir=tmp_path,
+        **layout,
+    )
+    async with ranks_core(config) as ranks:
+        tokens = await ranks.generate(
+            [prompt.token_ids for prompt in prompts],
+            sampling,
+            [prompt_images(model, prompt) for prompt in prompts],
+        )
+        counters = ranks.core.counters
+        assert tokens == expected
+        assert counters.images_by_run == {run: counters.scheduler.num_encoded_images}
+
+
 async def test_a_lost_worker_encodes_again(seeing):
     folder, model, prompts, expected = seeing("qwen3_vl")
     sampling = SamplingParams(
@@ -198,10 +240,12 @@ def test_an_image_that_is_cached_with_its_prefix_is_not_encoded_again(seeing):
     folder, model, prompts, expected = seeing("qwen3_vl")
     engine = engine_for(folder)
     encoded = []
-    engine.runner.encoder.encode = lambda images, encode=engine.runner.encoder.encode: (
-        encoded.extend(images),
-        encode(images),
-    )
+
+    def noted(images, encode=engine.runner.encoder.encode):
+        encoded.extend(images)
+        return encode(images)
+
+    engine.runner.encoder.encode = noted
     long = prompts[1]
     run(engine, model, [long])
     assert len(encoded) == len(long.pictures)
