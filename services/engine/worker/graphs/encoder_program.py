@@ -71,6 +71,6 @@ class EncoderProgram:
         grid = vision.largest_grid(max(1, key.num_tokens // vision.merge**2 // count))
         num_images = min(count, key.num_tokens // vision.num_patches(grid))
         # In padding too: a test fills the inputs twice with the same.
-        shape = key.num_tokens, vision.patch_bytes
-        noise = np.random.default_rng(variant).integers(0, 256, shape, dtype=np.uint8)
-        self.write(key, noise, self._tower.lay_out([grid] * num_images))
+        noise = np.random.default_rng(variant).bytes(key.num_tokens * vision.patch_bytes)
+        patches = np.frombuffer(noise, np.uint8).reshape(-1, vision.patch_bytes)
+        self.write(key, patches, self._tower.lay_out([grid] * num_images))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.batch_invariance import use_batch_invariance
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.loading.loader import load_model
 from services.engine.compilation.graphs.recorder import GraphFaultError
@@ -144,6 +145,24 @@ def test_the_mode_and_the_flag_decide_on_the_graphs(seeing, mode, sizes, expecte
     folder, _, _ = seeing("qwen3_vl")
     keys = encoder_keys(engine_for(folder, mode, sizes))
     assert [key.num_tokens for key in keys] == expected
+
+
+def test_in_batch_invariant_mode_images_are_encoded_one_at_a_time(seeing, monkeypatch):
+    folder, model, prompts = seeing("qwen3_vl")
+    use_batch_invariance(is_on=True)
+    try:
+        engine = engine_for(folder)
+        assert not encoder_keys(engine)
+        encoded, tower = [], engine.model.visual
+        encode = tower.encode
+        monkeypatch.setattr(
+            tower, "encode", lambda *args: (encoded.append(len(args[0])), encode(*args))[1]
+        )
+        engine.run([prompts[1].token_ids], 1, images=[prompt_images(model, prompts[1])])
+    finally:
+        use_batch_invariance(is_on=False)
+    assert encoded == [len(each.patches) for each in prompts[1].pictures]
+    assert counts(engine) == {"eager": len(encoded)}
 
 
 def test_a_model_loaded_for_text_has_none(seeing):
