@@ -43,8 +43,11 @@ PADDING = 8
 class TowerBench:
     """One encoder under measurement."""
 
-    def __init__(self, shape: str, report: Report, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, shape: str, pieces: PieceCompiler, report: Report, arguments: argparse.Namespace
+    ) -> None:
         self._shape = shape
+        self._pieces = pieces
         self._report = report
         self._rounds = arguments.rounds
         self._device = torch.device(arguments.device)
@@ -85,16 +88,8 @@ class TowerBench:
 
     def _compile(self) -> None:
         started_s = time.perf_counter()
-        compiler: CompilerInterface = EagerAdaptor()
-        if self._device.type == "cuda":
-            from services.engine.compilation.pieces.inductor_adaptor import (
-                InductorStandaloneAdaptor,
-            )
-
-            compiler = InductorStandaloneAdaptor()
-        pieces = PieceCompiler(CompilerManager(compiler, {}))
         for layers in self._layers:
-            layers.use(compile_layers(layers, pieces, name="tower"))
+            layers.use(compile_layers(layers, self._pieces, name="tower"))
         self._report.state(f"{self._shape}: compile_s", round(time.perf_counter() - started_s, 1))
 
     def _inputs(self, grids: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -170,10 +165,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result to this file as JSON")
     arguments = parser.parse_args()
     report = Report("image_encoder", path=arguments.out, shape=" ".join(arguments.shape))
+    # Layers of one form share a piece, those of several shapes too.
+    pieces = PieceCompiler(CompilerManager(_compiler(arguments.device), {}))
     for shape in arguments.shape:
         with torch.inference_mode():
-            TowerBench(shape, report, arguments).measure(arguments.sides, arguments.images)
+            bench = TowerBench(shape, pieces, report, arguments)
+            bench.measure(arguments.sides, arguments.images)
     print_report(report)
+
+
+def _compiler(device: str) -> CompilerInterface:
+    if device == "cpu":
+        return EagerAdaptor()
+    from services.engine.compilation.pieces.inductor_adaptor import InductorStandaloneAdaptor
+
+    return InductorStandaloneAdaptor()
 
 
 if __name__ == "__main__":

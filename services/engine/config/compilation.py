@@ -34,7 +34,7 @@ PASS_NAMES: tuple[PassName, ...] = get_args(PassName)
 AUTO = "auto"
 MAX_NUM_STREAMS = 64
 MOST_ENCODER_PATCHES = 8192
-"""Patches of the largest graph of an encoder by default; the device takes 20 ms for as many."""
+"""Patches of the largest graph of an encoder by default, those of two images of a megapixel."""
 DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
