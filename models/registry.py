@@ -11,6 +11,7 @@ from models.config_sections.gemma_towers import (
     Gemma4UnifiedVisionConfig,
     Gemma4VisionConfig,
 )
+from models.config_sections.kimi_tower import KimiVisionConfig
 from models.config_sections.llava_towers import (
     LlavaNextVisionConfig,
     LlavaOnevisionVisionConfig,
@@ -60,6 +61,7 @@ from models.vision.gemma3 import Gemma3Tower
 from models.vision.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from models.vision.glm4v import Glm4vTower
 from models.vision.internvl import InternVLTower
+from models.vision.kimi import KimiTower
 from models.vision.llava import LlavaTower
 from models.vision.llava_onevision import LlavaNextTower, LlavaOnevisionTower
 from models.vision.pixtral import PixtralTower
@@ -127,6 +129,7 @@ _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
     Gemma4VisionConfig: Gemma4Tower,
     Glm4vVisionConfig: Glm4vTower,
     InternVLVisionConfig: InternVLTower,
+    KimiVisionConfig: KimiTower,
     LlavaNextVisionConfig: LlavaNextTower,
     LlavaVisionConfig: LlavaTower,
     LlavaOnevisionVisionConfig: LlavaOnevisionTower,

@@ -9,6 +9,7 @@ from models.config_sections.gemma_towers import (
     read_gemma4_unified,
     read_gemma4_vision,
 )
+from models.config_sections.kimi_tower import read_kimi
 from models.config_sections.llava_towers import (
     read_llava,
     read_llava_next,
@@ -309,6 +310,8 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
     "Glm4vForConditionalGeneration": _read_glm4v,
     "Glm4vMoeForConditionalGeneration": _read_glm4v,
     "InternVLForConditionalGeneration": _read_internvl,
+    "KimiK25ForConditionalGeneration": read_kimi,
+    "Kimi_K25ForConditionalGeneration": read_kimi,
     "LlavaForConditionalGeneration": read_llava,
     "LlavaNextForConditionalGeneration": read_llava_next,
     "LlavaOnevisionForConditionalGeneration": read_llava_onevision,

@@ -190,9 +190,10 @@ def read_heads(fields: Fields, hidden_size: int, name: str, default: int, multip
 
 
 def read_image_token(whole: Fields, default: int) -> int:
-    """Reads the token of images, by either of its names."""
-    name = "image_token_id" if whole.has("image_token_id") else "image_token_index"
-    return whole.count(name, default, minimum=0)
+    """Reads the token of images, by any of its names."""
+    names = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+    found = next(filter(whole.has, names), names[0])
+    return whole.count(found, default, minimum=0)
 
 
 def check_feature_layer(whole: Fields) -> None:

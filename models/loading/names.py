@@ -15,11 +15,14 @@ COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
 """DeepSeek calls the factor of weights an inverse scale."""
 
 TEXT_PREFIXES = {
+    "language_model.model.blocks.": "model.layers.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-"""Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it."""
+"""Start of a name in a model of several parts -> in its text part. transformers 4.52 changed it,
+and 5.24 writes the layers of Kimi K2.5 as blocks.
+"""
 _TEXT = (
     "model.embed_tokens.",
     "model.embed_tokens_per_layer.",
@@ -33,6 +36,7 @@ VISION_PARTS = (
     "vision_tower.",
     "vision_embedder.",
     "embed_vision.",
+    "mm_projector.",
     "multi_modal_projector.",
     "image_newline",
 )

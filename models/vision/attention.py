@@ -71,14 +71,32 @@ def turn(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int = 1) -> 
     return (values * cos + swapped * sin).to(heads.dtype)
 
 
+def turn_pairs(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Rotates heads, [N, H, D], in float32, each element with its neighbour."""
+    values = heads.float()
+    swapped = torch.stack((-values[..., 1::2], values[..., ::2]), dim=-1).flatten(2)
+    cos, sin = rotation.unsqueeze(1).unbind(2)
+    return (values * cos + swapped * sin).to(heads.dtype)
+
+
 class FusedAttention(nn.Module):
-    """Attention whose projections to queries, keys and values are one."""
+    """Attention whose projections to queries, keys and values are one.
+
+    turns_pairs: whether rotations turn neighbours, not the halves of heads.
+    """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, *, bias: bool = True, out_bias: bool = True
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
+        turns_pairs: bool = False,
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
+        self._turn = turn_pairs if turns_pairs else turn
         self._scale = (hidden_size // num_heads) ** -0.5
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=bias)
         self.proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
@@ -89,7 +107,7 @@ class FusedAttention(nn.Module):
         """Maps [N, hidden] to [N, hidden]."""
         count = self._num_heads
         heads = self.qkv(hidden).unflatten(1, (3 * count, -1))
-        q, k = turn(heads[:, : 2 * count], rotation).chunk(2, dim=1)
+        q, k = self._turn(heads[:, : 2 * count], rotation).chunk(2, dim=1)
         attended = segment_attention(q, k, heads[:, 2 * count :], bounds, self._scale)
         output: torch.Tensor = self.proj(attended)
         return output

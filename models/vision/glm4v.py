@@ -13,6 +13,7 @@ from models.config_sections.towers import Glm4vVisionConfig
 from models.layers.norm import RMSNorm
 from models.layers.vision_tower import TowerLayers
 from models.vision.feed_forward import GatedFeedForward
+from models.vision.patch_grid import bicubic
 from models.vision.qwen_vl import FramesEmbedding, QwenBlock, QwenTower
 
 
@@ -27,16 +28,7 @@ class Positions(nn.Module):
         """Maps rows and columns, and heights and widths of images, [2, N], to [N, hidden]."""
         weight = self.position_embedding.weight
         side = int(len(weight) ** 0.5)
-        table = weight.float().t().view(1, -1, side, side)
-        layout = ((coordinates.float() + 0.5) / sizes * 2 - 1).flip(0)
-        found = functional.grid_sample(
-            table,
-            layout.t().view(1, -1, 1, 2),
-            mode="bicubic",
-            padding_mode="border",
-            align_corners=False,
-        )
-        return found[0, :, :, 0].t().to(weight.dtype)
+        return bicubic(weight.view(side, side, -1), coordinates, sizes)
 
 
 class Glm4vMerger(nn.Module):

@@ -50,3 +50,24 @@ def interpolated(
     weight = (weights[0].unsqueeze(2) * weights[1].unsqueeze(1)).flatten(1)
     resized: torch.Tensor = (table(index) * weight.unsqueeze(2)).sum(1)
     return resized.to(table.weight.dtype)
+
+
+def bicubic(table: torch.Tensor, coordinates: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Returns learned positions at the patches of other grids, [N, hidden], in float32.
+
+    Centres of patches fall between the centres of the table's.
+
+    Args:
+        table: [rows, columns, hidden].
+        coordinates: [2, N], each patch's row and column.
+        sizes: [2, N], height and width of each patch's image, in patches.
+    """
+    layout = ((coordinates.float() + 0.5) / sizes * 2 - 1).flip(0)
+    found = functional.grid_sample(
+        table.float().permute(2, 0, 1).unsqueeze(0),
+        layout.t().view(1, -1, 1, 2),
+        mode="bicubic",
+        padding_mode="border",
+        align_corners=False,
+    )
+    return found[0, :, :, 0].t().to(table.dtype)

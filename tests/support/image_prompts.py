@@ -12,6 +12,7 @@ from models.config_sections.gemma_towers import (
     Gemma4ImageConfig,
     Gemma4UnifiedVisionConfig,
 )
+from models.config_sections.kimi_tower import KimiVisionConfig
 from models.config_sections.llava_towers import LlavaVisionConfig
 from models.config_sections.towers import (
     InternVLVisionConfig,
@@ -21,6 +22,7 @@ from models.config_sections.towers import (
 from models.config_sections.vision import MutualLayers
 from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
+from models.vision.patch_layout import squares_first
 from models.vision.rope_positions import image_rope_positions
 from services.engine.prompt_image import EncoderImage, PromptImage
 from tests.support.paged_runner import PagedRunner, Sequence
@@ -59,6 +61,14 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
         frames = torch.cat(scaled).unsqueeze(2).expand(-1, -1, config.num_frames, -1)
         grids = torch.tensor([(1, *each.grid) for each in pictures])
         return {"pixel_values": frames.flatten(1), "image_grid_thw": grids}
+    if isinstance(config, KimiVisionConfig):
+        side, grids = config.patch_size, torch.tensor([(1, *each.grid) for each in pictures])
+        rows = [
+            each[_row_by_row(picture.grid, config.merge)]
+            for each, picture in zip(scaled, pictures, strict=True)
+        ]
+        pixels = torch.cat(rows).unflatten(2, (side, side))
+        return {"pixel_values": pixels, "image_grid_thw": grids}
     if isinstance(config, Gemma4ImageConfig):
         return _gemma4_inputs(config, pictures)
     images = [_pixels(each, picture.grid) for each, picture in zip(scaled, pictures, strict=True)]
@@ -69,6 +79,12 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
         return {"pixel_values": torch.cat(images)}
     sizes = torch.tensor([each.grid[3:] for each in pictures])
     return {"pixel_values": _stacked(images), "image_sizes": sizes}
+
+
+def _row_by_row(grid: tuple[int, ...], side: int) -> torch.Tensor:
+    """Returns the numbers, in squares of side x side, of patches that come row by row."""
+    rows, columns = torch.from_numpy(squares_first(*grid, side))
+    return (rows * grid[1] + columns).argsort()
 
 
 def _gemma4_inputs(config, pictures: list[Picture]) -> dict[str, torch.Tensor]:

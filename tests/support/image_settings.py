@@ -56,6 +56,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "start_token_id": 8,
         "end_token_id": 9,
     },
+    "kimi": {
+        **_COMMON,
+        "patch_size": 14,
+        "merge_size": 2,
+        "max_own_patches": 16384,
+        "max_side_patches": 512,
+    },
     "llava": {**_COMMON, "patch_size": 14, "side": 336},
     "llava_next": {
         **_COMMON,

@@ -87,6 +87,31 @@ GLM_TOWER = {
     "image_size": 24,
     "out_hidden_size": 32,
 }
+KIMI_TOWER = {
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "pos_emb_height": 5,
+    "pos_emb_width": 5,
+}
+KIMI_TEXT = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+}
 GLM_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -276,6 +301,24 @@ VARIANTS = {
         GLM_TOWER,
         UNTIED,
         QWEN_GRIDS,
+    ),
+    "kimi": Variant(
+        "Kimi_K25",
+        TEXT | KIMI_TEXT,
+        KIMI_TOWER,
+        TOKENS | {"projection_hidden_size": 24, "tie_word_embeddings": False},
+        QWEN_GRIDS,
+    ),
+    "kimi_odd": Variant(
+        "Kimi_K25",
+        ODD_TEXT | KIMI_TEXT | {"num_attention_heads": 3, "num_key_value_heads": 3},
+        KIMI_TOWER
+        | {"patch_size": 3, "hidden_size": 36, "num_attention_heads": 3, "pos_emb_height": 7}
+        | {"pos_emb_width": 7, "merge_kernel_size": [3, 3]},
+        TOKENS
+        | {"projection_hidden_size": 36, "projection_layer_norm_eps": 1e-3}
+        | {"tie_word_embeddings": False},
+        ((3, 6), (9, 3), (6, 6)),
     ),
     "mistral3": Variant(
         "Mistral3",

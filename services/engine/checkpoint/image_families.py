@@ -108,6 +108,36 @@ def internvl(files: ImageFiles) -> dict[str, Any]:
     return settings
 
 
+def published_kimi(image: Fields) -> Fields:
+    """Returns the fields of a published checkpoint of Kimi under the names of transformers."""
+    given = image.section("media_proc_cfg")
+    if given.has("fixed_output_tokens"):
+        raise given.error("fixed_output_tokens", "null")
+    names = {"in_patch_limit": "max_patches", "merge_kernel_size": "merge_size"}
+    values = {names.get(name, name): value for name, value in given.values.items()}
+    if (side := values.pop("patch_limit_on_one_side", None)) is not None:
+        values["size"] = {"max_height": side, "max_width": side}
+    return Fields(given.file, values, given.prefix)
+
+
+def kimi(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of Kimi's kind."""
+    image = files.image
+    height, width = (image.section("size").count(name, 512) for name in ("max_height", "max_width"))
+    if height != width:
+        raise image.error("size", "one number for both sides")
+    settings = {
+        "patch_size": image.count("patch_size", 14),
+        "merge_size": image.count("merge_size", 2),
+        "max_own_patches": image.count("max_patches", 16384),
+        "max_side_patches": height,
+    }
+    check_equal(files.vision, "patch_size", settings["patch_size"])
+    if files.vision.values.get("merge_kernel_size", [2, 2]) != [settings["merge_size"]] * 2:
+        raise files.vision.error("merge_kernel_size", f"{settings['merge_size']} twice")
+    return settings
+
+
 def gemma3(files: ImageFiles) -> dict[str, Any]:
     """Returns the settings of InternVL's kind for images of one tile each."""
     if files.image.flag("do_pan_and_scan"):

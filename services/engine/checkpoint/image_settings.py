@@ -14,10 +14,12 @@ from services.engine.checkpoint.image_families import (
     gemma4_unified,
     glm4v,
     internvl,
+    kimi,
     llava,
     llava_next,
     llava_onevision,
     pixtral,
+    published_kimi,
     qwen_vl,
 )
 from services.engine.checkpoint.image_files import (
@@ -96,7 +98,10 @@ def _read_files(folder: Path, config: Fields) -> ImageFiles | None:
     if processor.has("image_processor"):
         return ImageFiles(folder, config, processor, processor.section("image_processor"))
     if (folder / IMAGE_PROCESSOR_FILE).exists():
-        return ImageFiles(folder, config, processor, Fields.read(folder / IMAGE_PROCESSOR_FILE))
+        image = Fields.read(folder / IMAGE_PROCESSOR_FILE)
+        if image.has("media_proc_cfg"):
+            image = published_kimi(image)
+        return ImageFiles(folder, config, processor, image)
     return None
 
 
@@ -151,6 +156,7 @@ _FAMILIES = {
     "qwen3_5_moe": _Family(*_QWEN, 248056, qwen_vl),
     "mistral3": _Family("pixtral", "PixtralImageProcessor", 10, pixtral),
     "internvl": _Family("internvl", "GotOcr2ImageProcessor", 151667, internvl),
+    "kimi_k25": _Family("kimi", "Kimi_K25ImageProcessor", 163605, kimi, HALF, HALF),
     "llava": _Family("llava", "CLIPImageProcessor", 32000, llava, crops=True),
     "llava_next": _Family("llava_next", "LlavaNextImageProcessor", 32000, llava_next, crops=True),
     "llava_onevision": _Family(

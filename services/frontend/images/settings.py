@@ -5,6 +5,7 @@ from pydantic import ValidationError
 from services.frontend.images.families.family import Family
 from services.frontend.images.families.gemma4 import Gemma4
 from services.frontend.images.families.internvl import InternVL
+from services.frontend.images.families.kimi import Kimi
 from services.frontend.images.families.llava import Llava
 from services.frontend.images.families.llava_onevision import LlavaNext, LlavaOnevision
 from services.frontend.images.families.pixtral import Pixtral
@@ -15,6 +16,7 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4v": Glm4v,
     "pixtral": Pixtral,
     "internvl": InternVL,
+    "kimi": Kimi,
     "llava": Llava,
     "llava_next": LlavaNext,
     "llava_onevision": LlavaOnevision,

@@ -265,6 +265,34 @@ def test_normalized_patches_are_the_ones_of_transformers(tmp_path, changes):
     np.testing.assert_allclose(normalized, expected[:, :, 0], atol=1.01 / 255 / std.min())
 
 
+PUBLISHED_KIMI = {
+    "auto_map": {"AutoImageProcessor": "kimi.Processor"},
+    "media_proc_cfg": {
+        "in_patch_limit": 9000,
+        "patch_size": 14,
+        "image_mean": HALF,
+        "image_std": HALF,
+        "merge_kernel_size": 2,
+        "fixed_output_tokens": None,
+        "patch_limit_on_one_side": 300,
+    },
+}
+
+
+def test_kimis_published_fields_are_those_of_transformers(tmp_path):
+    published = read(tmp_path, "kimi_k25", PUBLISHED_KIMI, media_placeholder_token_id=77)
+    assert published.image_token_id == 77
+    assert without_common(published) == {
+        "patch_size": 14,
+        "merge_size": 2,
+        "max_own_patches": 9000,
+        "max_side_patches": 300,
+    }
+    size = {"max_height": 300, "max_width": 300}
+    image = {"max_patches": 9000, "size": size, "image_processor_type": "Kimi_K25ImageProcessor"}
+    assert read(tmp_path, "kimi_k25", image).settings == published.settings
+
+
 def test_steps_that_are_left_out_change_nothing(tmp_path):
     image = {**QWEN3_VL, "do_rescale": False, "do_normalize": False, "image_mean": 0.5}
     found = read(tmp_path, "qwen3_vl", image).settings
@@ -303,6 +331,9 @@ WRONG = [
     ("llava_onevision", LLAVA, {"vision_aspect_ratio": "pad"}, {}, "anyres_max_ and a number"),
     ("llava_onevision", LLAVA, {"vision_feature_select_strategy": "default"}, {}, '"full"'),
     ("llava_onevision", {"image_grid_pinpoints": [[384, 400]]}, {}, {}, "in tiles"),
+    ("kimi_k25", {"media_proc_cfg": {"fixed_output_tokens": 9}}, {}, {}, "it must be null"),
+    ("kimi_k25", {"size": {"max_height": 9, "max_width": 8}}, {}, {}, "one number for both"),
+    ("kimi_k25", {"merge_size": 3}, {}, {}, "merge_kernel_size is None; it must be 3 twice"),
 ]
 
 

@@ -135,6 +135,36 @@ def test_pixtral_equals_transformers(size, longest_edge, merge_size, pixtral_pro
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("max_patches", "longest"), [(16384, 512), (300, 512), (16384, 20)])
+def test_kimi_shrinks_and_fills_up_as_its_formula_says(size, max_patches, longest):
+    """transformers has no processor on Pillow; its formula is written down again."""
+    image = picture(size)
+    ours = processor("kimi", max_own_patches=max_patches, max_side_patches=longest)
+    width, height = size
+    num_own = max(1.0, height // 14) * max(1.0, width // 14)
+    most = longest * 14
+    scale = min(1.0, (max_patches / num_own) ** 0.5, most / height, most / width)
+    height, width = (min(max(1, int(side * scale)), most) for side in (height, width))
+    whole = np.zeros((-(-height // 28) * 28, -(-width // 28) * 28, 3), np.uint8)
+    whole[:height, :width] = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    processed = ours.process(image)
+    rows, columns = (side // 14 for side in whole.shape[:2])
+    assert processed.grid == (rows, columns)
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * (rows * columns // 4)
+    patches = cut(whole.transpose(2, 0, 1), 14).reshape(rows // 2, 2, columns // 2, 2, 3, 14, 14)
+    by_window = patches.swapaxes(1, 2).reshape(-1, 3, 14, 14)
+    assert np.array_equal(patches_of(processed, 14), by_window)
+
+
+@pytest.mark.parametrize("limit", [4, 40, 1000])
+def test_kimi_stays_below_the_engines_limit(limit):
+    for size in SIZES:
+        patches = processor("kimi", 2**17).patches(picture(size), max_patches=limit)
+        rows, columns = patches.grid
+        assert len(patches.values) == rows * columns <= max(limit, 4)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("min_tiles", "max_tiles"), [(1, 12), (2, 6), (1, 1)])
 def test_internvl_equals_transformers(size, min_tiles, max_tiles):
     image = picture(size)

@@ -142,3 +142,37 @@ def test_unsupported_towers_are_refused_by_field(folder, section, fields, messag
     with pytest.raises(ConfigError, match=message):
         ModelConfig.from_folder(folder, sees_images=True)
     assert ModelConfig.from_folder(folder).vision is None
+
+
+def test_kimis_published_names_are_those_of_transformers(tmp_path):
+    write_vision_checkpoint(tmp_path, "kimi_odd")
+    expected = vectors_of_kimi(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    tower = config["vision_config"]
+    names = {
+        "hidden_size": "vt_hidden_size",
+        "intermediate_size": "vt_intermediate_size",
+        "num_attention_heads": "vt_num_attention_heads",
+        "num_hidden_layers": "vt_num_hidden_layers",
+        "pos_emb_height": "init_pos_emb_height",
+        "pos_emb_width": "init_pos_emb_width",
+    }
+    config["vision_config"] = {names.get(name, name): each for name, each in tower.items()}
+    config["vision_config"]["projector_ln_eps"] = config.pop("projection_layer_norm_eps")
+    config["media_placeholder_token_id"] = config.pop("image_token_id")
+    config["architectures"] = ["KimiK25ForConditionalGeneration"]
+    file.write_text(json.dumps(config))
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.removeprefix("model.").replace("model.blocks.", "model.layers."): each
+        for name, each in weights.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
+    assert torch.equal(vectors_of_kimi(tmp_path), expected)
+
+
+def vectors_of_kimi(folder):
+    model = load(folder)
+    with torch.inference_mode():
+        return model.visual(random_picture(model, (3, 6)).patches, [(3, 6)])
