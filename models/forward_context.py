@@ -50,12 +50,14 @@ class GraphKey:
     """Names one captured graph; the wire's GraphKey.
 
     graph_bs: requests that it has room for.
+    shares_prefixes: whether it reads the keys of a PrefixPlan once for all of their requests.
     """
 
     kind: GraphKind
     num_tokens: int
     graph_bs: int
     max_q_len: int
+    shares_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

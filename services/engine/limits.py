@@ -57,8 +57,9 @@ class StepLimits:
     """Whether a step computes all of a prompt or none, as its tokens attend to later ones."""
     pooling: str | None = None
     """The method of pooling (last, mean or cls) where requests get vectors; None: tokens."""
-    shared_prefix_tokens: int = 0
-    """Shortest prefix that attention reads once for all requests that share it; 0: no prefix."""
+    shared_prefix_tokens: int | None = 0
+    """Tokens that a prefix must save if attention reads it once for all requests that share it; 0:
+    no prefix is. None until a worker says so, by the tables of its GPU."""
     num_adapter_slots: int = 0
     """Adapters that requests of one step may use; 0 without any."""
     num_adapter_ranks: int = 1
@@ -114,7 +115,7 @@ class StepLimits:
             block_size=config.cache.block_size,
             vocab_size=vocab_size,
             layer_groups=layer_groups,
-            shared_prefix_tokens=config.cache.shared_prefix_tokens if can_share_prefixes else 0,
+            shared_prefix_tokens=(config.cache.least_prefix_tokens if can_share_prefixes else 0),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,

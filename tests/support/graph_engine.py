@@ -180,6 +180,12 @@ class GraphEngine:
                 self.ledger.take(graph_report(outcome))
         return outcomes
 
+    def capture_sharing(self) -> list:
+        """Captures the graphs of steps that share prefixes, too, as if such steps had run."""
+        for key in self.prepared.graphs.on_demand:
+            self.prepared.graphs.want(key)
+        return self.capture()
+
     def run(
         self,
         prompts: Sequence[Sequence[int]],

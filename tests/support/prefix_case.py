@@ -31,6 +31,8 @@ def with_shared(case, prefixes):
             prefix_partials=torch.full((num_rows * case.q.shape[2],), torch.nan, device=device),
             prefix_lse=torch.full((num_rows,), torch.nan, device=device),
         )
+    with buffers.building_kernels():
+        plan = buffers.plan(metadata.seq_lens)
     num_tokens = int(metadata.query_start_loc[-1])
     metadata = build_attention_metadata(
         query_start_loc=metadata.query_start_loc,
@@ -44,7 +46,7 @@ def with_shared(case, prefixes):
         max_seqlen_k=metadata.max_seqlen_k,
         chunks=metadata.chunks,
         workspace=workspace,
-        prefix_plan=buffers.plan(metadata.seq_lens),
+        prefix_plan=plan,
     )
     return replace(case, metadata=metadata)
 

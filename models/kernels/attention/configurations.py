@@ -260,6 +260,11 @@ def prefix_tiles(dtype: torch.dtype, head_dim: int, device: torch.device) -> Att
     return replace(tiles, keys=keys, num_stages=stages)
 
 
+def least_shared_bytes(cache_dtype: torch.dtype, device: torch.device) -> int:
+    """Returns the keys and values of a layer that a common prefix must save, to be read once."""
+    return tables_on(device).least_shared_bytes[cache_dtype.itemsize]
+
+
 def most_prefix_parts(num_programs: int) -> int:
     """Returns the most parts of all tiles of a plan, for a kv head that has `num_programs`."""
     return max(num_programs, 2 * MAX_PREFIX_TILES)

@@ -49,6 +49,8 @@ class Tables:
             than 4 do not take the first: with head norms its registers spill.
         flat_few, most_flat_pairs: in groups of 9 to 16, of as many requests times kv heads.
         prefixes: by head, of keys that several requests share; num_programs share them all.
+        least_shared_bytes: keys and values of a layer that steps must not read again, by bytes of a
+            cached element, for a common prefix to be read once.
 
     Chunks:
         narrow_queries, wide_queries: of few queries after an FP8 cache.
@@ -94,6 +96,7 @@ class Tables:
     flat_few: AttentionTiles
     most_flat_pairs: int
     prefixes: ByHead
+    least_shared_bytes: Mapping[int, int]
     narrow_queries: AttentionTiles
     wide_queries: AttentionTiles
     first_chunk: ByHead

@@ -685,7 +685,7 @@ class GraphCoverage(_message.Message):
     def __init__(self, sizes: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., max_padding: _Optional[int] = ...) -> None: ...
 
 class GraphStats(_message.Message):
-    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "kind")
+    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "kind", "shares_prefixes")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -696,6 +696,7 @@ class GraphStats(_message.Message):
     PADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     graph_bs: int
     max_q_len: int
@@ -706,7 +707,8 @@ class GraphStats(_message.Message):
     padded_tokens: int
     fault: str
     kind: _batch_pb2.GraphKind
-    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., kind: _Optional[_Union[_batch_pb2.GraphKind, str]] = ...) -> None: ...
+    shares_prefixes: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., kind: _Optional[_Union[_batch_pb2.GraphKind, str]] = ..., shares_prefixes: _Optional[bool] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("include_token_ids", "include_snapshot")

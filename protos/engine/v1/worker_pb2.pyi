@@ -275,10 +275,11 @@ class KeptWeights(_message.Message):
     def __init__(self, stored: _Optional[str] = ..., kept: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., rounds_activations: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "state_pages", "num_host_slots", "max_step_loads", "block_load_s", "has_disk", "disk_entries", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights", "experts")
+    __slots__ = ("num_blocks", "block_bytes", "state_pages", "shared_prefix_tokens", "num_host_slots", "max_step_loads", "block_load_s", "has_disk", "disk_entries", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights", "experts")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_LOADS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_LOAD_S_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +301,7 @@ class WorkerReady(_message.Message):
     num_blocks: int
     block_bytes: int
     state_pages: int
+    shared_prefix_tokens: int
     num_host_slots: int
     max_step_loads: int
     block_load_s: float
@@ -318,7 +320,7 @@ class WorkerReady(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
     weights: _containers.RepeatedCompositeFieldContainer[KeptWeights]
     experts: ExpertLayout
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_pages: _Optional[int] = ..., num_host_slots: _Optional[int] = ..., max_step_loads: _Optional[int] = ..., block_load_s: _Optional[float] = ..., has_disk: _Optional[bool] = ..., disk_entries: _Optional[bytes] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_pages: _Optional[int] = ..., shared_prefix_tokens: _Optional[int] = ..., num_host_slots: _Optional[int] = ..., max_step_loads: _Optional[int] = ..., block_load_s: _Optional[float] = ..., has_disk: _Optional[bool] = ..., disk_entries: _Optional[bytes] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks", "pipeline_parallel_rank", "data_parallel_rank")

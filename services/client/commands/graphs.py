@@ -150,12 +150,14 @@ def _tokens(stats: Stats) -> tuple[int, int]:
 
 def _name(graph: engine_pb2.GraphStats) -> str:
     name, _ = _words(graph)
-    is_mixed = graph.kind == GraphKind.GRAPH_KIND_MIXED
-    return f"{name} of {graph.graph_bs}" if is_mixed else name
+    if graph.kind == GraphKind.GRAPH_KIND_MIXED:
+        name = f"{name} of {graph.graph_bs}"
+    return f"{name}, shared" if graph.shares_prefixes else name
 
 
 def _label(graph: engine_pb2.GraphStats) -> str:
-    return f"the graph of {graph.num_tokens} {_words(graph)[1]}"
+    shared = " that share prefixes" if graph.shares_prefixes else ""
+    return f"the graph of {graph.num_tokens} {_words(graph)[1]}{shared}"
 
 
 def _words(graph: engine_pb2.GraphStats) -> tuple[str, str]:

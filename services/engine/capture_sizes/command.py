@@ -103,7 +103,8 @@ def make_plans(
 def _history_of(stats: GetStatsResponse) -> StepHistory:
     decode_graphs, piece_graphs = Counter[int](), Counter[int]()
     for graph in stats.graphs:
-        if graph.captured and graph.kind not in _NOT_OF_STEPS:
+        is_of_steps = graph.kind not in _NOT_OF_STEPS and not graph.shares_prefixes
+        if graph.captured and is_of_steps:
             is_decode = graph.kind == GraphKind.GRAPH_KIND_DECODE
             costs = decode_graphs if is_decode else piece_graphs
             costs[graph.num_tokens] += graph.num_bytes

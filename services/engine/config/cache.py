@@ -1,12 +1,18 @@
 """The KV cache."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from services.engine.config.section import ConfigSection
 from services.settings.flags import MAX_INT32
+
+PrefixTokens = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_INT32)] | Literal["auto"],
+    # The command line and the environment give text.
+    BeforeValidator(lambda value: int(value) if str(value).isdigit() else value),
+]
 
 
 class CacheConfig(ConfigSection):
@@ -30,8 +36,14 @@ class CacheConfig(ConfigSection):
     """GiB of files that --disk-kv-dir may hold for this model."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
-    shared_prefix_tokens: int = Field(default=0, ge=0, le=MAX_INT32)
+    shared_prefix_tokens: PrefixTokens = "auto"
     """Running requests that begin alike read their common prefix once a step where that saves
-    reading this many tokens again, its length for each request but one; 0: never."""
+    reading this many tokens again, its length for each request but one; 0: never; auto: as many as
+    the tables of the GPU say, on a CPU never."""
     kv_events: bool = False
     """Let callers follow which blocks are cached, with the tokens of requests without a salt."""
+
+    @property
+    def least_prefix_tokens(self) -> int | None:
+        """Tokens that a shared prefix must save; None where the worker chooses."""
+        return None if self.shared_prefix_tokens == "auto" else self.shared_prefix_tokens

@@ -249,7 +249,8 @@ class EngineCore:
         """Serves requests with one worker until it is lost."""
         config = self._config
         self.worker = ready
-        self._limits = replace(self._limits, state_pages=ready.state_pages)
+        chosen = {name: getattr(ready, name) for name in ("state_pages", "shared_prefix_tokens")}
+        self._limits = replace(self._limits, **chosen)
         allows_padding = config.compilation.cudagraph_padding
         self._graphs = GraphLedger(ready, allows_padding=allows_padding)
         self._coverage = GraphCoverage.of(

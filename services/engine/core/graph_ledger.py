@@ -11,7 +11,7 @@ from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
 
-_Name = tuple[GraphKind, int, int, int]
+_Name = tuple[GraphKind, int, int, int, bool]
 _DRAFT = GraphKind.GRAPH_KIND_DRAFT
 _UNORDERED = (_DRAFT, GraphKind.GRAPH_KIND_ENCODER)
 """Graphs that the worker chooses, not the scheduler."""
@@ -63,6 +63,8 @@ class GraphLedger:
         self.mode_reason = ready.cudagraph_mode_reason
         """Why it is not the configured one; empty if it is."""
         self.num_planned = len(ready.planned_graphs)
+        """Graphs that are or will be captured, those of steps that share prefixes once some miss
+        them."""
         self.pass_matches = dict(ready.compiled.pass_matches)
         """Matches of each compiler pass in the worker's model, by name."""
         self.dispatcher = GraphDispatcher(
@@ -92,7 +94,7 @@ class GraphLedger:
         """Returns the bytes of each captured graph of these kinds, by tokens."""
         costs = Counter[int]()
         for each in self.captured:
-            if each.key.kind in kinds:
+            if each.key.kind in kinds and not each.key.shares_prefixes:
                 costs[each.key.num_tokens] += each.num_bytes
         return costs
 
@@ -112,7 +114,10 @@ class GraphLedger:
             )
 
     def _book(self, report: GraphReport) -> None:
-        figures = self._figures.setdefault(_name(report.key), GraphFigures(report.key))
+        name = _name(report.key)
+        if report.key.shares_prefixes and name not in self._figures:
+            self.num_planned += 1
+        figures = self._figures.setdefault(name, GraphFigures(report.key))
         figures.is_provisional = report.state == GraphState.GRAPH_STATE_PROVISIONAL
         if report.state != GraphState.GRAPH_STATE_QUARANTINED:
             figures.capture_s = report.capture_s
@@ -153,4 +158,4 @@ class GraphLedger:
 
 def _name(key: GraphKey, *, kind: GraphKind | None = None) -> _Name:
     """Returns a hashable key of a graph, or of its sibling of another kind."""
-    return kind or key.kind, key.num_tokens, key.graph_bs, key.max_q_len
+    return kind or key.kind, key.num_tokens, key.graph_bs, key.max_q_len, key.shares_prefixes

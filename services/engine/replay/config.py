@@ -62,6 +62,8 @@ class ReplayConfig(EngineConfig):
             "task": recorded.task or "generate",
             "batch_invariant": recorded.batch_invariant or self.worker.batch_invariant,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
+            # Steps share what they shared when they were recorded.
+            "shared_prefix_tokens": int(self.cache.shared_prefix_tokens != 0),
             # One process replays, with the whole model.
             **ParallelConfig().model_dump(),
             "devices": None if self.parallel.devices is None else self.parallel.devices[:1],

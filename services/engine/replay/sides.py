@@ -1,7 +1,7 @@
 """The two runners of a replay over one model, and their graphs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +178,10 @@ class ReplaySettings:
     def allows(self, key: GraphKey) -> bool:
         """Whether a recorded graph has the right kind and fits the limits."""
         limits, own = self.loaded.limits, read_key(key)
+        if own.shares_prefixes:
+            if not limits.shared_prefix_tokens or own.kind is GraphKind.PIECEWISE:
+                return False
+            own = replace(own, shares_prefixes=False)
         is_decode = own.kind is GraphKind.DECODE
         wanted = self.mode.decode_mode() if is_decode else self.mode.mixed_mode()
         if own.kind.runtime_mode is not wanted:

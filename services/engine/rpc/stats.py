@@ -139,4 +139,5 @@ def _graph_to_proto(figures: GraphFigures) -> GraphStats:
         num_replays=figures.num_replays,
         padded_tokens=figures.padded_tokens,
         fault=figures.fault,
+        shares_prefixes=figures.key.shares_prefixes,
     )

@@ -260,3 +260,4 @@ class DataParallelScheduler:
             descriptor.fallback_reason = dispatch.fallback_reason
             if dispatch.graph_key is not None:
                 descriptor.graph_key.CopyFrom(dispatch.graph_key)
+                self._dispatcher.order_sharing(descriptor)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.engine.batch import FallbackReason, GraphKey, GraphKind
+from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, GraphKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +137,8 @@ class GraphDispatcher:
         self._allows_padding = allows_padding
         self._full: dict[int, _Sizes] = {}
         self._others = _Sizes(allows_padding)
+        self._sharing: dict[tuple[int, ...], GraphKey] = {}
+        """Graphs of steps that share prefixes, by the sizes of those that do not."""
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
@@ -147,11 +149,30 @@ class GraphDispatcher:
 
     def capture(self, key: GraphKey) -> None:
         """Lets steps run a graph from now on."""
-        self._sizes(key).capture(key)
+        if key.shares_prefixes:
+            self._sharing[_sizes_of(key)] = key
+        else:
+            self._sizes(key).capture(key)
 
     def quarantine(self, key: GraphKey) -> None:
-        """Removes a graph for good: its steps use the next larger one, or none."""
-        self._sizes(key).quarantine(key)
+        """Removes a graph for good: its steps use the next larger one, or none.
+
+        Steps that share prefixes then run the graph of those that do not.
+        """
+        if key.shares_prefixes:
+            self._sharing.pop(_sizes_of(key), None)
+        else:
+            self._sizes(key).quarantine(key)
+
+    def order_sharing(self, descriptor: BatchDescriptor) -> None:
+        """Replaces the graph of a step with shared prefixes by one that reads them, if captured.
+
+        Until then the step's own graph computes the same, and the worker sees what is missing.
+        """
+        if self._sharing and descriptor.attn_metadata.HasField("shared_prefixes"):
+            key = self._sharing.get(_sizes_of(descriptor.graph_key))
+            if key is not None:
+                descriptor.graph_key.CopyFrom(key)
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
         """Returns the smallest graph that fits; decode graphs come first."""
@@ -175,6 +196,10 @@ class GraphDispatcher:
         if key.kind == GraphKind.GRAPH_KIND_DECODE:
             return self._full.setdefault(key.max_q_len, _Sizes(self._allows_padding))
         return self._others
+
+
+def _sizes_of(key: GraphKey) -> tuple[int, ...]:
+    return key.kind, key.num_tokens, key.graph_bs, key.max_q_len
 
 
 def _size(key: GraphKey) -> int:

@@ -106,7 +106,7 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_num_tokens=limits.min_step_tokens,
         )
-        self._prefixes = SharedPrefixFinder(limits)
+        self._prefixes = SharedPrefixFinder(limits, self._dispatcher)
         self._drafts = plan_drafts(limits, self._holdings.num_cache_tokens)
         self._admission = Admission(
             limits,

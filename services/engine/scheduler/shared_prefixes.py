@@ -19,6 +19,7 @@ from services.engine.batch import (
 )
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.request import Request
+from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 
 _MOST_LEVELS = 8
@@ -53,8 +54,10 @@ class SharedPrefixFinder:
     Tables grow at their ends, so a prefix lasts as long as its requests run.
     """
 
-    def __init__(self, limits: StepLimits) -> None:
-        self._least_saved = limits.shared_prefix_tokens
+    def __init__(self, limits: StepLimits, dispatcher: GraphDispatcher | None = None) -> None:
+        """Starts without prefixes; dispatcher: knows the graphs of steps that share some."""
+        self._dispatcher = dispatcher or GraphDispatcher()
+        self._least_saved = limits.shared_prefix_tokens or 0
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
         self._index_of_row = np.empty(limits.max_num_seqs, np.int32)
@@ -68,7 +71,10 @@ class SharedPrefixFinder:
         """Rows and queries of the last step with prefixes, which the next one mostly repeats."""
 
     def order(self, descriptor: BatchDescriptor, holdings: Holdings) -> None:
-        """Adds the prefixes that requests of a step share, the greatest saving first."""
+        """Adds the prefixes that requests of a step share, the greatest saving first.
+
+        The step then runs a graph that reads them, if there is one.
+        """
         if not self._least_saved:
             return
         self._follow(holdings, descriptor.step_id)
@@ -80,6 +86,7 @@ class SharedPrefixFinder:
             self._last = attention.row_ids, attention.query_start_loc, prefixes
         if self._last[2].counts:
             attention.shared_prefixes.CopyFrom(self._last[2])
+            self._dispatcher.order_sharing(descriptor)
 
     def _follow(self, holdings: Holdings, step_id: int) -> None:
         """Takes note of requests that stopped, and searches if some have started or stopped."""

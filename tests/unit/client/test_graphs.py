@@ -122,3 +122,20 @@ def test_an_engine_without_graphs_says_so_in_a_line():
     assert "NONE" in text
     assert "0/0 graphs; hit rate 0.0% of 4 steps" in text
     assert "steps without a graph: 4 unsupported" in text
+
+
+def test_graphs_of_steps_that_share_prefixes_say_so():
+    shared = {"shares_prefixes": True, "num_replays": 7}
+    stats = engine_pb2.GetStatsResponse(
+        num_graphs_planned=3,
+        graphs=[
+            graph(8),
+            graph(8, **shared),
+            graph(64, graph_bs=32, kind=GraphKind.GRAPH_KIND_MIXED, **shared),
+            graph(16, captured=False, fault="logits differ", **shared),
+        ],
+    )
+    text = shown(stats)
+    assert "decode, shared" in text
+    assert "prompts of 32, shared" in text
+    assert "16 decodes that share prefixes is not used: logits differ" in text

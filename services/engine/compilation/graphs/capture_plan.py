@@ -185,6 +185,18 @@ def planned_keys(
     return keys
 
 
+def sharing_keys(keys: Sequence[GraphKey], *, least_requests: int) -> list[GraphKey]:
+    """Returns the keys of planned whole steps whose requests share prefixes.
+
+    least_requests: fewest requests of a step that shares some.
+    """
+    return [
+        replace(key, shares_prefixes=True)
+        for key in keys
+        if key.kind in (GraphKind.DECODE, GraphKind.MIXED) and key.graph_bs >= least_requests
+    ]
+
+
 def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
     """Adds the draft graphs of planned decode graphs, after these."""
     decodes = [key for key in keys if key.kind is GraphKind.DECODE]
@@ -199,6 +211,7 @@ def wire_key(key: GraphKey) -> batch.GraphKey:
         num_tokens=key.num_tokens,
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
+        shares_prefixes=key.shares_prefixes,
     )
 
 
@@ -213,4 +226,5 @@ def read_key(key: batch.GraphKey) -> GraphKey:
         num_tokens=key.num_tokens,
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
+        shares_prefixes=key.shares_prefixes,
     )

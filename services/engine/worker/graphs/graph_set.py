@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 import torch
@@ -13,34 +12,15 @@ from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphCapture, GraphOutcome
 from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.worker.graphs.graph_family import GraphFamily
 from services.engine.worker.inputs.batch import Batch
 
 log = structlog.get_logger()
 
+MOST_ON_DEMAND = 24
+"""Most graphs of steps that share prefixes: memory is set aside for as many."""
+
 _OF_DECODES = (GraphKind.DECODE, GraphKind.DRAFT)
-
-
-class GraphFamily(Protocol):
-    """The graphs of one kind."""
-
-    def capture(self, key: GraphKey) -> GraphCapture:
-        """Returns the capture of one graph and its test, in slices between steps."""
-
-    def replay(self, key: GraphKey, batch: Batch | None) -> tuple[Tensor, ...]:
-        """Runs a captured graph over a batch whose header was written, or without one the encoder.
-
-        Returns:
-            Outputs at the graph's size, valid until the next replay.
-
-        Raises:
-            GraphFaultError: the graph would read the wrong memory; the step may run again.
-        """
-
-    def warm_up(self, key: GraphKey) -> None:
-        """Runs the program once over dummy requests, without a graph."""
-
-    def drop(self, key: GraphKey) -> None:
-        """Removes a graph."""
 
 
 class GraphSet:
@@ -54,6 +34,7 @@ class GraphSet:
         planned: Sequence[GraphKey] = (),
         families: Mapping[GraphKind, GraphFamily] | None = None,
         *,
+        on_demand: Sequence[GraphKey] = (),
         on_fault: Callable[[GraphOutcome], None] = lambda _: None,
         agree: Callable[[str], str] = str,
     ) -> None:
@@ -62,15 +43,20 @@ class GraphSet:
         Args:
             planned: graphs to capture, in this order until a step misses one.
             families: captures and replays the planned graphs, by kind.
+            on_demand: graphs of steps that share prefixes, captured once such a step misses them,
+                up to MOST_ON_DEMAND. Until then steps run planned graphs, which share nothing.
             on_fault: receives each captured graph that is given up while serving.
             agree: maps this rank's fault of a graph, or "", to the one that holds for all ranks.
         """
         self.planned = tuple(planned)
-        self._planned = frozenset(planned)
+        self.on_demand = tuple(on_demand)
+        self._known = frozenset((*planned, *on_demand))
         self._families = families or {}
         self._on_fault = on_fault
         self._agree = agree
         self._pending = list(planned)
+        self._not_wanted = dict.fromkeys(on_demand)
+        self._num_left = MOST_ON_DEMAND
         self._begun: GraphCapture | None = None
         self._under_test: deque[GraphCapture] = deque()
         self._captured: set[GraphKey] = set()
@@ -93,12 +79,12 @@ class GraphSet:
         key = batch.graph_key
         if key is None:
             return
-        if key not in self._planned:
+        if key not in self._known:
             raise ValueError(
                 "the step's descriptor is invalid: it has graph mode "
                 f"{key.kind.runtime_mode} with {key}, which was never captured"
             )
-        if not _has_room(key, batch):
+        if not batch.fits(key):
             raise ValueError(
                 f"the step's descriptor is invalid: it has {batch.num_tokens} tokens of "
                 f"{len(batch.row_ids)} requests for {key}"
@@ -113,7 +99,7 @@ class GraphSet:
         if not self.num_pending:
             return
         for key in self._ascending:
-            if _has_room(key, batch):
+            if batch.fits(key):
                 self._num_wanted[key] += 1
                 return
 
@@ -149,7 +135,7 @@ class GraphSet:
         again = {*self._pending, *self._provisional, *(each.key for each in unfinished)}
         self._begun = None
         self._under_test.clear()
-        self._pending = [key for key in self.planned if key in again]
+        self._pending = [key for key in (*self.planned, *self.on_demand) if key in again]
         if self._provisional:
             log.info(
                 "provisional_graphs_end",
@@ -181,7 +167,15 @@ class GraphSet:
 
     def capture_first(self, key: GraphKey) -> None:
         """Makes a graph `next_pending` until it is captured."""
+        self.want(key)
         self._told = key
+
+    def want(self, key: GraphKey) -> None:
+        """Plans a graph that is captured on demand, if there is room for one more."""
+        if key in self._not_wanted and self._num_left:
+            self._num_left -= 1
+            del self._not_wanted[key]
+            self._pending.append(key)
 
     def must_wait(self, *, max_under_test: int = 0) -> bool:
         """Whether `capture_slice` would wait for the device."""
@@ -236,6 +230,10 @@ class GraphSet:
             return None
         if self._provisional is not None:
             self._num_wanted[key] += 1  # the graph that replaces it comes first
+        if batch.prefixes is not None and not key.shares_prefixes:
+            sharing = replace(key, shares_prefixes=True)
+            self.want(sharing)
+            self._num_wanted[sharing] += 1
         try:
             return self._families[key.kind].replay(key, batch)
         except GraphFaultError as error:
@@ -281,19 +279,10 @@ class GraphSet:
             "graph_captured",
             kind=key.kind.name,
             num_tokens=key.num_tokens,
+            shares_prefixes=key.shares_prefixes,
             is_provisional=outcome.is_provisional,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,
             num_pending=self.num_pending,
         )
         return outcome
-
-
-def _has_room(key: GraphKey, batch: Batch) -> bool:
-    num_requests = len(batch.row_ids)
-    return (
-        batch.num_rows <= key.num_tokens
-        and num_requests <= key.graph_bs
-        and batch.max_seqlen_q <= key.max_q_len
-        and (key.kind is not GraphKind.DECODE or batch.num_tokens == num_requests * key.max_q_len)
-    )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from models import cudagraph_mode
 from models.forward_context import GraphKey, PromptChunk
 from services.engine.batch import (
     BatchDescriptor,
@@ -191,6 +192,17 @@ class Batch:
             vocab_size=limits.vocab_size,
         )
         return replace(self, drafts=drafts)
+
+    def fits(self, key: GraphKey) -> bool:
+        """Whether a graph of this key has room for the step."""
+        num_requests = len(self.row_ids)
+        is_uniform = self.num_tokens == num_requests * key.max_q_len
+        return (
+            self.num_rows <= key.num_tokens
+            and num_requests <= key.graph_bs
+            and self.max_seqlen_q <= key.max_q_len
+            and (is_uniform or key.kind is not cudagraph_mode.GraphKind.DECODE)
+        )
 
     def last_token_entries(self, row_length: int) -> Int32Array | None:
         """Returns `last_token_ids` as writes to the table of tokens: [2, S], indices and values."""

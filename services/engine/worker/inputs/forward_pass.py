@@ -135,7 +135,8 @@ class ForwardPass:
         """
         num_tokens = len(inputs.token_request)
         mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
-        prefix_plan = None if self._prefixes is None else self._prefixes.plan(inputs.seq_lens)
+        prefixes = self._prefixes
+        prefix_plan = None if prefixes is None else prefixes.plan(inputs.seq_lens, key)
         group_metadata = [
             build_attention_metadata(
                 query_start_loc=inputs.query_start_loc,

@@ -177,7 +177,7 @@ class InputBuffers:
         if self.adapter_slots is not None:
             self._write_adapter_slots(self.adapter_slots, batch, key)
         if self.prefixes is not None:
-            self.prefixes.write(batch.prefixes)
+            self.prefixes.write(batch.prefixes, key)
         drafts = batch.drafts
         across_dp = batch.num_tokens_across_dp, batch.num_sampling_across_dp
         self._write_header(*arrays, batch.sample_indices, drafts, across_dp)
@@ -204,7 +204,9 @@ class InputBuffers:
     def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
-        others = {} if self.prefixes is None else {"prefixes": self.prefixes.memory}
+        others = {}
+        if self.prefixes is not None and key.shares_prefixes:
+            others["prefixes"] = self.prefixes.memory
         if self.dp_metadata is not None:
             others["across_dp"] = self._header[self._across_dp[0].start :]
         return {

@@ -1,5 +1,7 @@
 """The plan of a step's shared prefixes, read from its descriptor and written to the device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -8,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, PrefixPlan
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, GraphKey, PrefixPlan
 from services.engine.batch import SharedPrefixes, read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS
 from services.engine.worker.inputs.checks import Int32Array, is_below, require
@@ -121,11 +124,21 @@ class PrefixBuffers:
         self._nothing = np.zeros(3 * (MAX_PREFIX_TILES + num_requests), np.int32)
         self._part(self._nothing, 1)[:] = -1
         self._written: PlannedPrefixes | None = None
+        self._builds_kernels = False
         self.memory = torch.from_numpy(self._nothing).to(device, copy=True)
 
-    def write(self, prefixes: PlannedPrefixes | None) -> None:
-        """Writes a step's plan, unless it is that of the step before."""
-        if prefixes is self._written:
+    @contextmanager
+    def building_kernels(self) -> Iterator[None]:
+        """Gives all steps a plan for the length of the block, whatever they share."""
+        self._builds_kernels = True
+        try:
+            yield
+        finally:
+            self._builds_kernels = False
+
+    def write(self, prefixes: PlannedPrefixes | None, key: GraphKey | None = None) -> None:
+        """Writes a step's plan, unless it is that of the step before or its graph reads none."""
+        if prefixes is self._written or not _may_share(key):
             return
         self._written = prefixes
         values = self._nothing.copy()
@@ -136,13 +149,18 @@ class PrefixBuffers:
                 self._part(values, number)[: len(part)] = part
         overwrite(self.memory, values)
 
-    def plan(self, seq_lens: Tensor) -> PrefixPlan | None:
+    def plan(self, seq_lens: Tensor, key: GraphKey | None = None) -> PrefixPlan | None:
         """Returns the plan of R requests with these sequence lengths, [R] int32.
 
-        Few requests have none, whatever they share.
+        Few requests have none, nor have steps that share nothing, and whole graphs of such steps.
+
+        key: the graph that is recorded or replayed.
         """
         num_requests = len(seq_lens)
-        if num_requests < LEAST_SHARING_REQUESTS:
+        if num_requests < LEAST_SHARING_REQUESTS or not _may_share(key):
+            return None
+        shares = key is not None and key.shares_prefixes
+        if not (shares or self._builds_kernels or self._written is not None):
             return None
         parts = [self._part(self.memory, number)[:num_requests] for number in range(3)]
         return PrefixPlan(
@@ -155,3 +173,8 @@ class PrefixBuffers:
     def _part(self, values: _Values, number: int) -> _Values:
         start = 3 * MAX_PREFIX_TILES + number * self._num_requests
         return values[start : start + self._num_requests]
+
+
+def _may_share(key: GraphKey | None) -> bool:
+    """Whether attention reads a plan: launched by the host, or in a graph that has one."""
+    return key is None or key.shares_prefixes or key.kind.runtime_mode is not CUDAGraphMode.FULL

@@ -19,7 +19,8 @@ from services.engine.batch import BatchDescriptor, EncoderRun, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.limits import StepLimits
 from services.engine.worker.graphs.drafter import DraftModel
-from services.engine.worker.graphs.graph_set import GraphFamily, GraphSet
+from services.engine.worker.graphs.graph_family import GraphFamily
+from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.step_pieces import StepPieces
 from services.engine.worker.graphs.step_programs import DecodeProgram, MixedProgram
 from services.engine.worker.graphs.whole_graphs import GraphProgram, WholeGraphs

@@ -27,6 +27,7 @@ from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     graph_support,
     planned_keys,
+    sharing_keys,
     supported_mode,
     wire_key,
     with_draft_keys,
@@ -37,9 +38,9 @@ from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
-from services.engine.limits import StepLimits
+from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.worker.graphs.encoder_program import EncoderProgram, most_shared_patches
-from services.engine.worker.graphs.graph_set import GraphSet
+from services.engine.worker.graphs.graph_set import MOST_ON_DEMAND, GraphSet
 from services.engine.worker.graphs.whole_graphs import WholeGraphs
 from services.engine.worker.inputs.copied_inputs import CopiedInputs
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -71,9 +72,15 @@ class PreparedGraphs:
         return self.choice.mode
 
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
-        """Captures all planned graphs; smaller ones reuse the memory of larger ones."""
+        """Captures all planned graphs; smaller ones reuse the memory of larger ones.
+
+        Decodes that share prefixes are among them, as far as there is room.
+        """
         outcomes: list[GraphOutcome] = []
-        num_planned = len(self.graphs.planned)
+        for key in self.graphs.on_demand:
+            if key.kind is GraphKind.DECODE:
+                self.graphs.want(key)
+        num_planned = self.graphs.num_pending
         while self.graphs.num_pending:
             outcome = self.graphs.capture_slice(max_under_test=MAX_UNDER_TEST)
             if outcome is None:
@@ -119,7 +126,7 @@ def prepare_graphs(
         on_fault: receives a graph that is given up while serving.
         agree: as for `GraphSet`.
         keys: graphs of the configured mode to capture, decode graphs first; by default those of the
-            configured sizes.
+            configured sizes, and those of steps that share prefixes on demand.
 
     Raises:
         ValueError: pieces would contain attention, which changes from step to step.
@@ -130,8 +137,11 @@ def prepare_graphs(
     if mode.requires_piecewise_compilation():
         _require_splits_at_attention(runner, config.splitting_ops)
     sizes = _encoder_sizes(runner, mode, config, limits) if keys is None else ()
+    on_demand: list[GraphKey] = []
     if keys is None:
         keys = configured_keys(mode, config, limits)
+        if limits.shared_prefix_tokens:
+            on_demand = sharing_keys(keys, least_requests=LEAST_SHARING_REQUESTS)
     families = runner.graph_families(pieces)
     if GraphKind.DRAFT in families:
         keys = with_draft_keys(keys)
@@ -140,7 +150,13 @@ def prepare_graphs(
     if encoder_keys and runner.encoder is not None:
         program = EncoderProgram(runner.encoder.tower, sizes[-1], runner.device)
         families[GraphKind.ENCODER] = WholeGraphs(program, pieces.recorder)
-    graphs = GraphSet([*keys, *reversed(encoder_keys)], families, on_fault=on_fault, agree=agree)
+    graphs = GraphSet(
+        [*keys, *reversed(encoder_keys)],
+        families,
+        on_demand=on_demand,
+        on_fault=on_fault,
+        agree=agree,
+    )
     runner.use_graphs(graphs)
     if program is not None and runner.encoder is not None:
         runner.encoder.use_graphs(graphs, program, encoder_keys)
@@ -247,13 +263,17 @@ def estimate_graph_bytes(
     prepared = prepare_graphs(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
-    total = 0
+    graphs = prepared.graphs
+    total, of_one_more = 0, MIN_GRAPH_BYTES
     for kind in GraphKind:
-        keys = [key for key in prepared.graphs.planned if key.kind is kind]
-        sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
+        keys = [key for key in graphs.planned if key.kind is kind]
+        sizes = [graphs.capture(key).num_bytes for key in keys[:2]]
         if sizes:
-            total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
-    return total
+            added = max(sizes[-1], MIN_GRAPH_BYTES)
+            total += sizes[0] + (len(keys) - 1) * added
+            if kind is GraphKind.DECODE:
+                of_one_more = added
+    return total + min(len(graphs.on_demand), MOST_ON_DEMAND) * of_one_more
 
 
 def graph_report(outcome: GraphOutcome) -> GraphReport:

@@ -8,7 +8,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from models.kv_cache import CacheData, CacheSpec, RowCacheSpec, TokenSpec
+from models.kernels.attention.configurations import least_shared_bytes
+from models.kernels.gpu import has_kernels
+from models.kv_cache import CacheData, CacheSpec, KVCacheSpec, RowCacheSpec, TokenSpec
 from models.layers.decoder import CausalLM
 from models.state_cache import StateCacheData, StateSpec
 from services.engine.config.cache import CacheConfig
@@ -74,6 +76,26 @@ def state_pages(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
         return 0
     units = _state_units(tokens, states, block_size, dtype)
     return max(spec.num_pages(*units) for spec in states)
+
+
+def shared_prefix_tokens(
+    wanted: int | None, specs: Sequence[CacheSpec], *, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Returns the tokens that a shared prefix must save, to be read once; 0 to share none.
+
+    Args:
+        wanted: the tokens where they are configured; None: as the tables of a GPU say, and 0 on a
+            CPU, where reading a prefix once saves nothing.
+        specs: of the model's layers. Latent attention shares no prefixes.
+        dtype: of the cache.
+        device: of the cache.
+    """
+    sizes = [each.bytes_per_token(dtype) for each in specs if isinstance(each, KVCacheSpec)]
+    if not sizes or wanted is not None:
+        return (wanted or 0) if sizes else 0
+    if not has_kernels(device):
+        return 0
+    return -(-least_shared_bytes(dtype, device) // min(sizes))
 
 
 def allocate_kv_cache(

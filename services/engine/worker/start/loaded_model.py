@@ -45,6 +45,7 @@ from services.engine.worker.start.kv_memory import (
     allocate_kv_cache,
     available_host_bytes,
     block_bytes,
+    shared_prefix_tokens,
     state_pages,
 )
 from services.engine.worker.start.load_log import implementation_of, log_weights
@@ -196,7 +197,12 @@ class LoadedModel:
             limits = limits.of_entries(entries_of(model_config, model.stage))
         pages = state_pages(model, block_size=limits.block_size, dtype=cache_dtype)
         # Stages may hold different layers, and their requests' tables have one form.
-        limits = replace(limits, state_pages=-ranks.least(-pages))
+        shared = shared_prefix_tokens(
+            limits.shared_prefix_tokens, model.cache_specs(), dtype=cache_dtype, device=device
+        )
+        limits = replace(
+            limits, state_pages=-ranks.least(-pages), shared_prefix_tokens=ranks.least(shared)
+        )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         log_weights(model)

@@ -328,6 +328,7 @@ def _announcement(
         disk_entries=b"".join(host.disk_entries or ()),
         num_blocks=num_blocks,
         state_pages=loaded.limits.state_pages,
+        shared_prefix_tokens=loaded.limits.shared_prefix_tokens or 0,
         block_bytes=loaded.block_bytes,
         num_parameters=_num_parameters(loaded),
         load_s=loaded.load_s,

@@ -77,7 +77,7 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     heads = {config.heads_of(layer).num_kv_heads for layer in range(config.num_hidden_layers)}
     firsts = [first_requests_of_each_form(each) for each in sorted(heads)]
     if limits.shared_prefix_tokens:
-        # From here on steps have a plan of shared prefixes, with other kernels of single tokens.
+        # From here on steps may share prefixes, with other kernels of single tokens.
         steps.append((_SHORT_PROMPTS[0],) * LEAST_SHARING_REQUESTS)
         firsts = [sorted({*each, LEAST_SHARING_REQUESTS}) for each in firsts]
     if config.moe is not None:
@@ -187,11 +187,22 @@ def queue_small_steps(
     for q_lens in kinds:
         if _fits(q_lens, limits):
             yield runner.execute(_step(q_lens, _GREEDY, limits))
+            prefixes = runner.buffers.prefixes if _may_share(q_lens, limits) else None
+            if prefixes is not None:
+                with prefixes.building_kernels():
+                    pending = runner.execute(_step(q_lens, _GREEDY, limits))
+                yield pending
             images = runner.forward.images if limits.max_whole_tokens else None
             if q_lens == _SHORT_PROMPTS and images is not None:
                 with images.building_kernels():
                     pending = runner.execute(_step(q_lens, _GREEDY, limits))
                 yield pending
+
+
+def _may_share(q_lens: Sequence[int], limits: StepLimits) -> bool:
+    """Whether a step also runs with a plan of shared prefixes, which takes other kernels."""
+    is_short = max(q_lens) <= _SHORT_PROMPTS[0] and len(q_lens) >= LEAST_SHARING_REQUESTS
+    return is_short and bool(limits.shared_prefix_tokens)
 
 
 def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:

@@ -184,3 +184,24 @@ def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
         list(ledger.costs(GraphKind.GRAPH_KIND_DECODE)),
         ledger.costs(GraphKind.GRAPH_KIND_PIECEWISE),
     ) == ([24], {})
+
+
+def test_graphs_of_steps_that_share_prefixes_are_counted_beside_those_planned():
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4)]))
+    ledger.take(captured(full(4)))
+    shared = GraphKey(shares_prefixes=True)
+    shared.MergeFrom(full(4))
+    assert ledger.num_planned == 1
+    for _ in range(2):
+        ledger.take(captured(shared))
+        assert (ledger.num_planned, len(ledger.captured)) == (2, 2)
+    assert ledger.costs(GraphKind.GRAPH_KIND_DECODE) == {4: 1024}
+    assert dispatch(ledger, 3).graph_key == full(4)
+    descriptor = step(ledger, 3)
+    descriptor.attn_metadata.shared_prefixes.counts = b"\3\0\0\0"
+    ledger.dispatcher.order_sharing(descriptor)
+    ledger.count(descriptor, step_result(1, []))
+    figures = {each.key.shares_prefixes: each.num_replays for each in ledger.figures}
+    assert figures == {True: 1, False: 0}
+    ledger.take(given_up(shared))
+    assert [each.key for each in ledger.captured] == [full(4)]

@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey, GraphKind, ordered_mode
+from services.engine.batch import (
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    GraphKey,
+    GraphKind,
+    ordered_mode,
+)
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
 
@@ -177,3 +184,34 @@ def test_without_padding_only_graphs_of_exactly_the_size_run():
     dispatcher.quarantine(full(4))
     assert found(4, 4, 1).fallback_reason == FallbackReason.FALLBACK_REASON_QUARANTINED
     assert found(3, 3, 1).fallback_reason == FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE
+
+
+def sharing(key: GraphKey) -> GraphKey:
+    other = GraphKey(shares_prefixes=True)
+    other.MergeFrom(key)
+    return other
+
+
+def test_a_step_with_shared_prefixes_runs_the_graph_of_its_size_that_reads_them():
+    dispatcher = GraphDispatcher([full(8), full(4), prompts(16, 8)])
+
+    def ordered(key, *, shares):
+        descriptor = BatchDescriptor(graph_key=key)
+        if shares:
+            descriptor.attn_metadata.shared_prefixes.counts = b"\x04\0\0\0"
+        dispatcher.order_sharing(descriptor)
+        return descriptor.graph_key if descriptor.HasField("graph_key") else None
+
+    assert ordered(full(4), shares=True) == full(4)
+    dispatcher.capture(sharing(full(4)))
+    dispatcher.capture(sharing(prompts(16, 8)))
+    shape = BatchShape(num_tokens=4, batch_size=4, max_q_len=1)
+    assert dispatcher.dispatch(shape).graph_key == full(4)
+    for key in (full(4), prompts(16, 8)):
+        assert ordered(key, shares=True) == sharing(key)
+        assert ordered(key, shares=False) == key
+    assert ordered(full(8), shares=True) == full(8)
+    assert ordered(None, shares=True) is None
+    dispatcher.quarantine(sharing(full(4)))
+    assert ordered(full(4), shares=True) == full(4)
+    assert dispatcher.dispatch(shape).graph_key == full(4)

@@ -1,17 +1,22 @@
 """Engines that read shared prefixes once make the tokens of engines that do not."""
 
 import random
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
-from services.engine.batch import BatchDescriptor, pack_int32, read_int32
+from services.engine.batch import BatchDescriptor, SharedPrefixes, pack_int32, read_int32
+from services.engine.compilation.graphs.capture_plan import full_decode_key, piecewise_key
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
+from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
@@ -35,6 +40,14 @@ PIECES = compilation_config(
 )
 SYSTEM = [5, 17, 3, 44, 2, 9, 31, 60, 7, 8, 1, 90]
 BRANCH = [*SYSTEM, 11, 12, 13, 14, 15, 16, 21, 22]
+PLANNED = PlannedPrefixes.read(
+    SharedPrefixes(
+        requests=pack_int32(range(4)), counts=pack_int32([4]), num_blocks=pack_int32([2])
+    ),
+    query_start_loc=np.arange(9),
+    seq_lens=np.full(8, 20),
+    block_size=4,
+)
 PROMPTS = [
     *([*SYSTEM, 30 + i] for i in range(4)),
     *([*BRANCH, 40 + i] for i in range(5)),
@@ -54,7 +67,7 @@ def run_engine(folder, config, shared_prefix_tokens, **options):
     engine = GraphEngine(
         folder, config, shared_prefix_tokens=shared_prefix_tokens, num_blocks=300, **options
     )
-    engine.capture()
+    engine.capture_sharing()
     tokens = engine.run([SYSTEM, BRANCH], 2) + engine.run(PROMPTS, 20)
     assert engine.faults == []
     return engine, tokens
@@ -89,7 +102,7 @@ def test_requests_that_come_go_and_are_preempted_make_the_same_tokens(tmp_path):
         engine = GraphEngine(
             tmp_path, DECODES, shared_prefix_tokens=shared_prefix_tokens, num_blocks=28
         )
-        engine.capture()
+        engine.capture_sharing()
         engine.run([SYSTEM, BRANCH], 1)
         rng = random.Random(7)
         waiting = []
@@ -139,6 +152,70 @@ def test_recordings_have_the_prefixes_and_repeat_bit_by_bit(tmp_path):
         )
         totals = replay(config, report.append)
         assert totals.is_clean, report
+
+
+def replays_of(engine):
+    """Returns the steps that graphs of decodes ran, by whether these share prefixes."""
+    counts = Counter()
+    for each in engine.ledger.figures:
+        counts[each.key.shares_prefixes] += each.num_replays
+    return counts[False], counts[True]
+
+
+def test_steps_share_by_graphs_of_their_own_once_these_are_captured(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    _, expected = run_engine(tmp_path, EAGER, 0)
+    engine = GraphEngine(tmp_path, DECODES, shared_prefix_tokens=4, num_blocks=300)
+    planned = {outcome.key for outcome in engine.capture()}
+    assert not any(key.shares_prefixes for key in planned)
+    engine.run([[70 + i] * 9 for i in range(6)], 9)
+    num_plain, num_sharing = replays_of(engine)
+    assert (num_plain > 5, num_sharing) == (True, 0)
+    assert engine.prepared.graphs.num_pending == 0  # nothing was shared
+
+    tokens = engine.run([SYSTEM, BRANCH], 2) + engine.run(PROMPTS, 20)
+    assert tokens == expected
+    assert replays_of(engine)[1] == 0
+    missed = {outcome.key for outcome in engine.capture()}
+    assert missed
+    assert {replace(key, shares_prefixes=False) for key in missed} <= planned
+    assert {key.graph_bs for key in missed} <= {4, 8}
+
+    num_steps = len(engine.steps)
+    tokens = engine.run([SYSTEM, BRANCH], 2) + engine.run(PROMPTS, 20)
+    assert tokens == expected
+    ordered = [order for order, _ in engine.steps[num_steps:] if order.HasField("graph_key")]
+    shares = [bool(order.attn_metadata.shared_prefixes.counts) for order in ordered]
+    assert shares == [order.graph_key.shares_prefixes for order in ordered]
+    assert 5 < sum(shares) < len(shares)  # the last requests run alone, by plain graphs
+    assert replays_of(engine)[1] == sum(shares)
+    assert engine.faults == []
+
+
+def test_graphs_of_other_steps_do_not_read_what_is_shared(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    engine = GraphEngine(tmp_path, WHOLE, shared_prefix_tokens=4)
+    buffers = engine.runner.buffers
+    key = full_decode_key(8)
+    assert "prefixes" not in buffers.fixed(key)
+    assert "prefixes" in buffers.fixed(replace(key, shares_prefixes=True))
+    lengths = torch.full((8,), 20, dtype=torch.int32)
+    plan = buffers.prefixes.plan
+    assert plan(lengths, key) is None
+    assert plan(lengths, replace(key, shares_prefixes=True)) is not None
+    assert plan(lengths[:3], replace(key, shares_prefixes=True)) is None
+    for without_graph in (None, piecewise_key(8)):
+        assert plan(lengths, without_graph) is None
+        buffers.prefixes.write(PLANNED, without_graph)
+        assert plan(lengths, without_graph).tile_slots.tolist() == [0, 1, 2, 3, *[-1] * 4]
+        assert plan(lengths, key) is None
+        buffers.prefixes.write(None, key)  # such a graph reads nothing, so nothing is written
+        assert plan(lengths, without_graph) is not None
+        buffers.prefixes.write(None, without_graph)
+        assert plan(lengths, without_graph) is None
+    with buffers.prefixes.building_kernels():
+        assert plan(lengths) is not None
+        assert plan(lengths, key) is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import Captured, GraphCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.compilation.graphs.verdict import Verdict
+from services.engine.worker.graphs import graph_set
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.inputs.dummy_steps import dummy_batch
+from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
 
 
 class FakeFamily:
@@ -116,3 +118,57 @@ def test_a_step_that_does_not_fit_its_graph_is_refused(families, key, q_lens):
     graphs = GraphSet(KEYS, families)
     with pytest.raises(ValueError, match=f"{len(q_lens)} requests for GraphKey"):
         graphs.require_planned(replace(batch(*q_lens), graph_key=key))
+
+
+def sharing_batch(*q_lens):
+    none = torch.zeros(0, dtype=torch.int32).numpy()
+    prefixes = PlannedPrefixes(tiles=none, requests=none, tile_slots=none, num_shared=none)
+    return replace(batch(*q_lens), prefixes=prefixes)
+
+
+def test_graphs_of_steps_that_share_prefixes_are_captured_once_one_missed_them(families):
+    plain = [graph_key(GraphKind.DECODE, size, size, 1) for size in (8, 4)]
+    sharing = [replace(key, shares_prefixes=True) for key in plain]
+    graphs = GraphSet(plain, families, on_demand=sharing)
+    for key in plain:
+        assert captured(graphs).key == key
+    assert graphs.num_pending == 0
+    assert not graphs.has_next
+    graphs.replay(plain[1], batch(1, 1, 1, 1))
+    assert graphs.num_pending == 0
+    assert graphs.replay(plain[1], sharing_batch(1, 1, 1, 1)) is not None  # as it is meanwhile
+    assert (graphs.num_pending, graphs.is_next_missed) == (1, True)
+    assert captured(graphs).key == sharing[1]
+    graphs.replay(plain[1], sharing_batch(1, 1, 1, 1))
+    assert graphs.num_pending == 0
+    graphs.replay(sharing[1], sharing_batch(1, 1, 1, 1))
+    assert families[GraphKind.DECODE].calls[-1] == ("replay", sharing[1])
+    # Another rank may have missed one.
+    graphs.capture_first(sharing[0])
+    assert captured(graphs).key == sharing[0]
+
+
+def test_memory_bounds_the_graphs_of_steps_that_share_prefixes(families, monkeypatch):
+    monkeypatch.setattr(graph_set, "MOST_ON_DEMAND", 2)
+    plain = [graph_key(GraphKind.DECODE, size, size, 1) for size in (8, 7, 6, 5)]
+    on_demand = [replace(key, shares_prefixes=True) for key in plain]
+    graphs = GraphSet(plain, families, on_demand=on_demand)
+    while graphs.num_pending:
+        captured(graphs)
+    for key in plain:
+        graphs.replay(key, sharing_batch(1, 1, 1, 1))
+    assert [captured(graphs).key for _ in range(graphs.num_pending)] == on_demand[:2]
+
+
+def test_a_sharing_graph_with_a_fault_is_not_captured_again(families):
+    [plain] = [graph_key(GraphKind.DECODE, 8, 8, 1)]
+    sharing = replace(plain, shares_prefixes=True)
+    graphs = GraphSet([plain], families, on_demand=[sharing])
+    graphs.want(sharing)
+    while graphs.num_pending:
+        captured(graphs)
+    families[GraphKind.DECODE].fault = "planted"
+    assert graphs.replay(sharing, sharing_batch(1, 1, 1, 1)) is None
+    families[GraphKind.DECODE].fault = None
+    assert graphs.replay(plain, sharing_batch(1, 1, 1, 1)) is not None
+    assert graphs.num_pending == 0

@@ -1,19 +1,21 @@
 import pytest
 import torch
 
-from models.kv_cache import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE, KVCacheSpec, LatentCacheSpec
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config.cache import CacheConfig
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.start import kv_memory
 from services.engine.worker.start.kv_memory import (
     MAX_BLOCKS_FROM_MEMORY,
     allocate_kv_cache,
     block_bytes,
     check_host_memory,
     choose_num_blocks,
+    shared_prefix_tokens,
 )
 from services.engine.worker.start.warm_up import largest_step
 from tests.support.forked_program import run_forked
@@ -175,3 +177,33 @@ def test_the_largest_step_uses_every_token_and_row_and_runs_without_blocks(model
     runner = ModelRunner(model, cache, limits=LIMITS, device=CPU)
     result = runner.execute(step).message()
     assert len(read_int32(result.token_ids)) == LIMITS.max_num_seqs
+
+
+LAYER = KVCacheSpec(num_heads=32, num_kv_heads=8, head_dim=128)
+HALF = KVCacheSpec(num_heads=16, num_kv_heads=4, head_dim=128)
+LATENT = LatentCacheSpec(num_heads=16, latent_dim=512, rope_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "specs", "dtype", "expected"),
+    [
+        (None, [LAYER], torch.bfloat16, 2**15),
+        (None, [LAYER, HALF], torch.bfloat16, 2**16),
+        (None, [LAYER], FP8_CACHE_DTYPE, -(-(2**28) // 2112)),
+        (None, [LATENT], torch.bfloat16, 0),
+        (None, [LATENT, LAYER], torch.bfloat16, 2**15),
+        (5, [LATENT], torch.bfloat16, 0),
+        (5, [LAYER], torch.bfloat16, 5),
+        (0, [LAYER], torch.bfloat16, 0),
+    ],
+)
+def test_the_tables_of_a_gpu_say_when_sharing_a_prefix_pays(
+    monkeypatch, wanted, specs, dtype, expected
+):
+    monkeypatch.setattr(kv_memory, "has_kernels", lambda device: True)
+    assert shared_prefix_tokens(wanted, specs, dtype=dtype, device=CPU) == expected
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, 0), (0, 0), (7, 7)])
+def test_on_a_cpu_a_prefix_is_shared_only_if_asked_for(wanted, expected):
+    assert shared_prefix_tokens(wanted, [LAYER], dtype=torch.float32, device=CPU) == expected

@@ -53,10 +53,15 @@ class CountingRunner:
     def __init__(self, runner):
         self.runner = runner
         self.device = runner.device
+        self.buffers = runner.buffers
         self.num_tokens = []
+        self.with_plan = []
 
     def execute(self, descriptor):
-        self.num_tokens.append(descriptor.context.num_tokens)
+        context, prefixes = descriptor.context, self.buffers.prefixes
+        self.num_tokens.append(context.num_tokens)
+        if prefixes and prefixes.plan(torch.ones(context.batch_size, dtype=torch.int32)):
+            self.with_plan.append(context.num_tokens)
         return self.runner.execute(descriptor)
 
 
@@ -76,6 +81,17 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
         runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
         run_small_steps(runner, limits, all_steps(model.config, limits))
         assert runner.num_tokens == expected
+
+
+def test_steps_that_may_share_prefixes_also_run_with_a_plan(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    limits = limits_of(max_num_seqs=40, shared_prefix_tokens=64)
+    runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
+    run_small_steps(runner, limits, all_steps(model.config, limits))
+    assert runner.with_plan == [8, 16, 32, 8, 4]
+    assert runner.num_tokens.count(8) == 4  # decodes, and prompts of two tokens
+    assert runner.num_tokens.count(2) == 1
 
 
 @pytest.mark.parametrize(
