@@ -89,7 +89,7 @@ def test_steps_that_may_share_prefixes_also_run_with_a_plan(tmp_path):
     limits = limits_of(max_num_seqs=40, shared_prefix_tokens=64)
     runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
     run_small_steps(runner, limits, all_steps(model.config, limits))
-    assert runner.with_plan == [8, 16, 32, 8, 4]
+    assert runner.with_plan == [8, 16, 32, 8, 4, 33]
     assert runner.num_tokens.count(8) == 4  # decodes, and prompts of two tokens
     assert runner.num_tokens.count(2) == 1
 
