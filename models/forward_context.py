@@ -43,6 +43,8 @@ TILE_REQUESTS = 16
 """Most requests of a tile of a PrefixPlan; each has a row for every query head of a kv head."""
 MAX_PREFIX_TILES = 32
 """Tiles of a PrefixPlan."""
+MAX_PREFIX_LEVELS = 3
+"""Most prefixes of one request, each of which continues the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +138,15 @@ class PrefixPlan:
     """Leading keys that single-token requests of a step share. R requests.
 
     Its sizes do not depend on what is shared, so the plans of all replays of a graph are data.
-    A tile is up to TILE_REQUESTS requests with the same leading keys.
+    A tile is up to TILE_REQUESTS requests with the same keys in a range of positions. A request has
+    one tile for each prefix that it is in, the first of which begins at position 0 and each other
+    one where that before ends.
 
-    tiles: [3, MAX_PREFIX_TILES] int32: each tile's first entry in `requests`, its requests, and the
-        leading keys that they share; zeros of absent tiles, which come last.
-    requests: [R] int32, the requests of all tiles, tile after tile.
-    tile_slots: [R] int32, of each request tile * TILE_REQUESTS + place in the tile; -1: in none.
+    tiles: [4, MAX_PREFIX_TILES] int32: each tile's first entry in `requests`, its requests, the
+        first key that they share and how many these are; zeros of absent tiles, which come last.
+    requests: int32, the requests of all tiles; those of a tile follow one another.
+    tile_slots: [R, MAX_PREFIX_LEVELS + 1] int32, for each tile of a request
+        tile * TILE_REQUESTS + place in the tile, then -1.
     own_lens: [R] int32, the keys of each request that it does not share.
     """
 

@@ -1,12 +1,12 @@
 """Times decode attention of requests with one beginning, with and without reading it once.
 
-    python -m tests.bench.shared_prefixes [--json out.json]
+    python -m tests.bench.shared_prefixes [--steps] [--json out.json]
 
 One layer of Qwen3-8B, norm, rotation and cache write included. The requests' tables name the same
 blocks, so without sharing the second-level cache serves many of their reads. floor: what must be
-read at least, the shared keys once. Lines of nothing shared say what an empty plan costs. From
-these come --shared-prefix-tokens and the constants beside scheduler.shared_prefixes.pays. It takes
-under a minute.
+read at least, the shared keys once. Lines of nothing shared say what an empty plan costs, which
+only graphs of steps that share have. From these comes least_shared_bytes of the GPU's tables. It
+takes under a minute; --steps measures whole decode steps instead (shared_steps), in about two.
 """
 
 import argparse
@@ -20,7 +20,9 @@ from models.kernels.attention.decode.decode_attention import decode_attention
 from models.kernels.attention.decode.prefix_attention import NewTokens
 from models.ops.attention.attention_metadata import build_attention_metadata
 from tests.bench.kernels import BYTES_PER_US, cache_bytes, copies, microseconds
+from tests.bench.model_folder import shape_names
 from tests.bench.report import Report
+from tests.bench.shared_steps import measure_steps
 from tests.support.attention_case import AttentionCase, Heads, make_cache, make_case
 from tests.support.prefix_case import with_shared
 
@@ -99,8 +101,15 @@ def main() -> None:
     """Measures all points and prints them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--shape", choices=shape_names(), default="qwen3-8b")
+    parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
-    report = Report("shared_prefixes", path=arguments.json)
+    report = Report("shared_prefixes", path=arguments.json, shape=arguments.shape)
+    if arguments.steps:
+        measure_steps(report, arguments.shape, arguments.device)
+        print(report.table())
+        return
     points = [(batch, shared) for shared in SHARED for batch in BATCHES]
     points += [(batch, shared) for shared in SHORT for batch in FEW]
     for has_fp8_cache in (False, True):

@@ -5,7 +5,7 @@ Two steps are in flight, as the engine keeps them, and every message is serializ
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from torch.profiler import record_function
@@ -33,7 +33,12 @@ class SteadyDecode:
         *,
         steps_in_flight: int = STEPS_IN_FLIGHT,
         prompt_len: int = PROMPT_LEN,
+        prompts: Sequence[list[int]] = (),
     ) -> None:
+        """Starts the requests, until all of them decode.
+
+        prompts: of the requests; by default random ones of prompt_len tokens.
+        """
         self._engine = engine
         self._steps_in_flight = steps_in_flight
         self._in_flight: deque = deque()
@@ -50,7 +55,7 @@ class SteadyDecode:
             Request(
                 request_id=f"{batch}-{index}",
                 handle=index,
-                prompt_token_ids=job.prompt,
+                prompt_token_ids=prompts[index] if prompts else job.prompt,
                 sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=job.num_output),
                 sink=RecordingSink(),
                 arrival_s=0.0,

@@ -31,6 +31,16 @@ BATCHES = {
         [1025 + 7 * i for i in range(70)],
         [(list(range(3, 60)), 64), ([61, 60, 65], 90)],
     ),
+    "nested": (
+        [1] * 60,
+        [2600 + 9 * i for i in range(60)],
+        [
+            (list(range(1, 56)), 40),
+            (list(range(2, 24)), 90),
+            (list(range(30, 50)), 101),
+            (list(range(3, 9)), 160),
+        ],
+    ),
     "beside-chunks": (
         [1, 40, 1, 1, 300, 1, 0],
         [2000, 90, 1601, 1700, 300, 9, 0],
@@ -71,7 +81,12 @@ def test_a_graph_replays_with_other_plans():
     whole = with_shared(case, [(list(range(20)), 50)])
     plans = [
         with_shared(whole, prefixes).metadata.prefix_plan
-        for prefixes in ([(list(range(20)), 50)], [], [([4, 7, 9], 20), ([1, 0, 2, 3, 5], 50)])
+        for prefixes in (
+            [(list(range(20)), 50)],
+            [],
+            [([4, 7, 9], 20), ([1, 0, 2, 3, 5], 50)],
+            [(list(range(18)), 10), (list(range(4, 12)), 50), ([5, 8], 51)],
+        )
     ]
     fixed = replace(plans[0], **{name: getattr(plans[0], name).clone() for name in FIELDS})
     case = replace(whole, metadata=replace(whole.metadata, prefix_plan=fixed))
@@ -100,20 +115,54 @@ def test_tokens_of_whole_graphs_are_those_without_sharing(tmp_path, family, cach
     write_checkpoint(tmp_path, family, max_position_embeddings=256)
     config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=(4, 16))
 
-    def run_engine(shared_prefix_tokens):
+    def start(shared_prefix_tokens):
         engine = GraphEngine(
             tmp_path, config, device="cuda", num_blocks=400, max_num_seqs=16, max_model_len=160,
             cache_dtype=cache_dtype, shared_prefix_tokens=shared_prefix_tokens,
         )  # fmt: skip
         engine.capture()
-        tokens = engine.run([SYSTEM], 1) + engine.run(PROMPTS, 30)
-        assert engine.faults == []
-        return tokens, sum(
-            bool(order.attn_metadata.shared_prefixes.counts) for order, _ in engine.steps
-        )
+        return engine
 
-    expected, num_sharing = run_engine(0)
-    assert num_sharing == 0
-    tokens, num_sharing = run_engine(16)
-    assert tokens == expected
-    assert num_sharing > 20
+    def run(engine):
+        return engine.run([SYSTEM], 1) + engine.run(PROMPTS, 30)
+
+    def num_sharing_replays(engine):
+        return sum(each.num_replays for each in engine.ledger.figures if each.key.shares_prefixes)
+
+    expected = run(start(0))
+    engine = start(16)
+    # Steps that share nothing run the graphs of an engine without the feature.
+    others = [[20 + 5 * i] * 20 for i in range(10)]
+    assert engine.run(others, 12) == start(0).run(others, 12)
+    assert engine.prepared.graphs.num_pending == 0
+    # Steps that share run them, too, until graphs of their own are captured.
+    assert run(engine) == expected
+    assert num_sharing_replays(engine) == 0
+    missed = engine.capture()
+    assert missed
+    assert all(outcome.key.shares_prefixes and not outcome.fault for outcome in missed)
+    for _ in range(2):
+        before = num_sharing_replays(engine)
+        assert run(engine) == expected
+        assert num_sharing_replays(engine) > before + 20
+        assert engine.run(others, 12) == start(0).run(others, 12)
+    assert engine.faults == []
+
+
+def test_graphs_and_eager_steps_share_alike(tmp_path):
+    write_checkpoint(tmp_path, "qwen3", max_position_embeddings=256)
+    branch = [*SYSTEM, *range(40, 80)]
+    prompts = [*PROMPTS, *([*branch, 1 + i] for i in range(6))]
+    tokens = []
+    for mode in (CUDAGraphMode.NONE, CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE):
+        config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(4, 16))
+        engine = GraphEngine(
+            tmp_path, config, device="cuda", num_blocks=400, max_num_seqs=16, max_model_len=200,
+            shared_prefix_tokens=16,
+        )  # fmt: skip
+        engine.capture_sharing()
+        tokens.append(engine.run([SYSTEM, branch], 1) + engine.run(prompts, 20))
+        assert engine.faults == []
+        shared = [order.attn_metadata.shared_prefixes.counts for order, _ in engine.steps]
+        assert max(map(len, shared)) >= 8  # one prefix inside the other
+    assert tokens[0] == tokens[1] == tokens[2]

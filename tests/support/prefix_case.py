@@ -14,7 +14,8 @@ from tests.support.attention_case import token_request
 def with_shared(case, prefixes):
     """Returns a case whose requests share blocks, with the plan of it.
 
-    prefixes: (requests, blocks) each; the requests read one token and have more than the blocks.
+    prefixes: (requests, blocks) each, outer ones before those inside; the requests read one token
+        and have more than the blocks.
     """
     metadata = case.metadata
     for requests, num_blocks in prefixes:

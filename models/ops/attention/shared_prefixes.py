@@ -1,4 +1,4 @@
-"""The reference of attention to keys that several requests share: two parts for each request."""
+"""The reference of attention to keys that several requests share, in parts for each request."""
 
 import torch
 
@@ -20,38 +20,41 @@ def attend_shared(
 ) -> None:
     """Attends the requests of a plan of shared prefixes as the plan says.
 
-    Each reads the prefix from the blocks of its tile's first request, and its other keys from its
-    own. Queries with a window read few keys and share none.
+    Each reads its prefixes from the blocks of the first request of their tiles, and its other keys
+    from its own. Queries with a window read few keys and share none.
 
     q, output: [T, Hq, D]; arguments are as in unified_attention_with_output.
     """
     plan = metadata.prefix_plan
     if plan is None or sliding_window is not None:
         return
-    is_sharing = plan.tile_slots >= 0
+    is_sharing = plan.tile_slots[:, 0] >= 0
     # A recorded pass repeats its operations, whatever its next plan is.
     is_recorded = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
     if not is_recorded and not is_sharing.any():
         return
     starts = metadata.query_start_loc[:-1].long()
-    tiles = plan.tile_slots.clamp(min=0).long() // TILE_REQUESTS
-    leaders = plan.requests.index_select(0, plan.tiles[0].index_select(0, tiles).long())
-    num_shared = plan.tiles[2].index_select(0, tiles)
     queries = q.index_select(0, starts.clamp(max=len(q) - 1))
-    # Each block is read from one table: those of the prefix from the leader's.
-    own = metadata.block_tables
-    block_starts = torch.arange(own.shape[1], device=own.device) * cache.k.shape[1]
-    tables = own.index_select(0, leaders.long()).where(block_starts < num_shared[:, None], own)
+    tables = own = metadata.block_tables
+    keys = torch.arange(own.shape[1] * cache.k.shape[1], device=own.device)
+    are_parts = []
+    for slots in plan.tile_slots[:, :-1].T:
+        tiles = slots.clamp(min=0).long() // TILE_REQUESTS
+        first, num_keys = (plan.tiles[row].index_select(0, tiles)[:, None] for row in (2, 3))
+        is_part = (keys >= first) & (keys < first + num_keys) & (slots >= 0)[:, None]
+        are_parts.append(is_part)
+        # Each block is read from one table: those of the prefix from the leader's.
+        leaders = plan.requests.index_select(0, plan.tiles[0].index_select(0, tiles).long())
+        of_leader = own.index_select(0, leaders.long())
+        tables = of_leader.where(is_part[:, :: cache.k.shape[1]], tables)
     scores, values = _scores_and_values(
         queries, cache, tables, metadata.seq_lens, scale=scale, soft_cap=soft_cap
     )
-    is_shared = torch.arange(values.shape[2], device=own.device) < num_shared[:, None]
-    parts = [
-        _attend_part(scores, values, is_shared, None),
-        _attend_part(scores, values, ~is_shared, sinks),
-    ]
+    own_part = ~torch.stack(are_parts).any(0)
+    parts = [_attend_part(scores, values, each, None) for each in are_parts]
+    parts.append(_attend_part(scores, values, own_part, sinks))
     shares = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)
-    attended = shares[0] * parts[0][0] + shares[1] * parts[1][0]
+    attended = sum(share * each for share, (each, _) in zip(shares, parts, strict=True))
     # Other requests write to one more row.
     rows = starts.where(is_sharing, len(output))
     with_one_more = torch.cat((output, torch.zeros_like(output[:1])))
@@ -93,10 +96,12 @@ def _attend_part(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attends to the keys of a part, [R, L] bool, of what _scores_and_values returns.
 
-    Returns outputs [R, Hk, Hq / Hk, D] and logarithms of the sums of exponentials.
+    Returns outputs [R, Hk, Hq / Hk, D] and logarithms of the sums of exponentials, minus infinity
+    of a request without a key in the part, whose output is finite.
     """
     scores = scores.masked_fill(~is_part[:, None, None], -torch.inf)
     lse = scores.logsumexp(-1)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, scores.shape[1], -1))
-    return (scores - lse.unsqueeze(-1)).exp() @ values, lse
+    finite = lse.clamp(min=torch.finfo(lse.dtype).min)
+    return (scores - finite.unsqueeze(-1)).exp() @ values, lse

@@ -1,11 +1,12 @@
 """Finds the leading blocks that running requests share, so that attention reads them once a step.
 
 Prefixes form a tree: of a system prompt, then of a repository, then of a conversation. A request is
-in one prefix of a step, and those are chosen that save most reads together.
+in up to MOST_NESTED prefixes of a step, one inside the other, of which each has the blocks after
+the one before. Those are chosen that save most reads together.
 """
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,15 +23,37 @@ from services.engine.request import Request
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 
+MOST_NESTED = 3
+"""Most prefixes of a request."""
+MOST_TILES = 32
+"""Tiles of a step's plan, which the prefixes of a step share."""
+TILE_REQUESTS = 16
+"""Most requests of a tile, which all are in one prefix. The model has the same three numbers."""
 _MOST_LEVELS = 8
 """Levels of the tree that are looked at."""
-_MOST_PREFIXES = 32
-"""Most prefixes of a step, as many as the worker's plan has tiles."""
 _SEARCHED_IN_A_STEP = 32
 """Running requests for each step between two searches; one of 1,024 requests takes 1 to 8 ms."""
 
-Prefix: TypeAlias = tuple[list[Request], int]
-"""Requests, and the leading blocks that they share."""
+
+class Prefix(NamedTuple):
+    """Blocks [start, end) of the tables of requests, which share them and all before."""
+
+    requests: list[Request]
+    start: int
+    end: int
+
+    @property
+    def num_saved(self) -> int:
+        """Blocks that need not be read again."""
+        return (len(self.requests) - 1) * (self.end - self.start)
+
+
+class _Branch(NamedTuple):
+    """Requests with the same first blocks, `end` of them, and branches with more."""
+
+    requests: list[Request]
+    end: int
+    below: list["_Branch"]
 
 
 def pays(num_requests: int, num_tokens: int, *, least_saved: int) -> bool:
@@ -41,7 +64,7 @@ def pays(num_requests: int, num_tokens: int, *, least_saved: int) -> bool:
 
     Args:
         num_requests: requests that share the prefix and decode.
-        num_tokens: its length.
+        num_tokens: its length, less that of the prefix before it.
         least_saved: --shared-prefix-tokens.
     """
     saved = (num_requests - 1) * num_tokens
@@ -64,7 +87,7 @@ class SharedPrefixFinder:
         self._num_moves = -1
         self._next_search = 0
         self._rows: list[tuple[Int32Array, int]] = []
-        """Rows of each prefix of the last search, the greatest saving first, and its tokens."""
+        """Rows of each prefix of the last search, and its tokens; shorter ones first."""
         self._is_member = np.ones(limits.max_num_seqs, np.bool_)
         """Rows whose requests have run since the last search."""
         self._last: tuple[bytes, bytes, SharedPrefixes] | None = None
@@ -98,10 +121,12 @@ class SharedPrefixFinder:
             return
         self._num_moves = holdings.num_moves
         self._next_search = step_id + len(holdings.running) // _SEARCHED_IN_A_STEP
-        found = sorted(self.find(holdings.running), key=_num_saved, reverse=True)
         self._rows = [
-            (np.array([each.row for each in requests], np.int32), num_blocks * self._block_size)
-            for requests, num_blocks in found[:_MOST_PREFIXES]
+            (
+                np.array([each.row for each in prefix.requests], np.int32),
+                prefix.end * self._block_size,
+            )
+            for prefix in _fitting(self.find(holdings.running))
         ]
         self._is_member.fill(True)
         self._last = None
@@ -114,12 +139,15 @@ class SharedPrefixFinder:
         index_of_row = self._index_of_row
         index_of_row.fill(-1)
         index_of_row[row_ids[is_single]] = np.flatnonzero(is_single)
+        num_covered = np.zeros(len(row_ids), np.int32)
         members, counts, lengths = [], [], []
         for rows, num_tokens in self._rows:
             indices = index_of_row[rows]
             indices = indices[indices >= 0]
             indices = indices[seq_lens[indices] > num_tokens]
-            if pays(len(indices), num_tokens, least_saved=self._least_saved):
+            num_before = int(num_covered[indices[0]]) if len(indices) else 0
+            if pays(len(indices), num_tokens - num_before, least_saved=self._least_saved):
+                num_covered[indices] = num_tokens
                 members.append(indices)
                 counts.append(len(indices))
                 lengths.append(num_tokens // self._block_size)
@@ -130,37 +158,49 @@ class SharedPrefixFinder:
         )
 
     def find(self, requests: Sequence[Request]) -> list[Prefix]:
-        """Returns prefixes of one request each at most, which save most reads together.
+        """Returns prefixes, nested in one another, which save most reads together.
 
         A block id stands for all tokens up to it: the prefix index shares no block between requests
         that differ before it.
         """
-        return self._find_after(requests, 0, _MOST_LEVELS)
+        branches = self._branches(requests, 0, _MOST_LEVELS)
+        return self._choose(branches, 0, MOST_NESTED)
 
-    def _find_after(
+    def _branches(
         self, requests: Sequence[Request], num_blocks: int, num_levels: int
-    ) -> list[Prefix]:
-        """Returns the prefixes of requests that share `num_blocks`, each of more blocks."""
-        branches: dict[int, list[Request]] = {}
+    ) -> list[_Branch]:
+        """Returns the branches of requests that share `num_blocks`, each of more blocks."""
+        if not num_levels:
+            return []
+        found: dict[int, list[Request]] = {}
         entry = num_blocks * self._num_groups
         for request in requests:
             if entry < len(request.block_ids):
-                branches.setdefault(request.block_ids[entry], []).append(request)
-        found: list[Prefix] = []
-        for branch in branches.values():
-            if len(branch) < LEAST_SHARING_REQUESTS:
+                found.setdefault(request.block_ids[entry], []).append(request)
+        branches = []
+        for each in found.values():
+            if len(each) >= LEAST_SHARING_REQUESTS:
+                end = self._num_common(each, num_blocks + 1)
+                branches.append(_Branch(each, end, self._branches(each, end, num_levels - 1)))
+        return branches
+
+    def _choose(self, branches: Iterable[_Branch], start: int, num_left: int) -> list[Prefix]:
+        """Returns the prefixes of branches that save most.
+
+        start: blocks of the prefix that all of their requests are in. num_left: more prefixes that
+        a request may have.
+        """
+        chosen: list[Prefix] = []
+        for branch in branches if num_left else ():
+            here = Prefix(branch.requests, start, branch.end)
+            without = self._choose(branch.below, start, num_left)
+            num_tokens = (branch.end - start) * self._block_size
+            if not pays(len(branch.requests), num_tokens, least_saved=self._least_saved):
+                chosen += without
                 continue
-            length = self._num_common(branch, num_blocks + 1)
-            below = self._find_after(branch, length, num_levels - 1) if num_levels > 1 else []
-            here = (branch, length)
-            num_tokens = length * self._block_size
-            if not pays(len(branch), num_tokens, least_saved=self._least_saved) or sum(
-                map(_num_saved, below)
-            ) > _num_saved(here):
-                found += below
-            else:
-                found.append(here)
-        return found
+            with_it = [here, *self._choose(branch.below, branch.end, num_left - 1)]
+            chosen += max(with_it, without, key=_num_saved)
+        return chosen
 
     def _num_common(self, requests: Sequence[Request], least: int) -> int:
         """Returns how many leading blocks requests share, at least `least`."""
@@ -176,7 +216,19 @@ class SharedPrefixFinder:
         return least
 
 
-def _num_saved(prefix: Prefix) -> int:
-    """Returns how many blocks need not be read again."""
-    requests, num_blocks = prefix
-    return (len(requests) - 1) * num_blocks
+def _num_saved(prefixes: Iterable[Prefix]) -> int:
+    return sum(each.num_saved for each in prefixes)
+
+
+def _fitting(prefixes: Iterable[Prefix]) -> list[Prefix]:
+    """Returns the prefixes that save most and fit a plan together, shorter ones first.
+
+    Requests of a prefix that lose the one before it read its blocks in this one.
+    """
+    num_left, fitting = MOST_TILES, []
+    for each in sorted(prefixes, key=lambda prefix: prefix.num_saved, reverse=True):
+        num_tiles = -(-len(each.requests) // TILE_REQUESTS)
+        if num_tiles <= num_left:
+            num_left -= num_tiles
+            fitting.append(each)
+    return sorted(fitting, key=lambda prefix: prefix.end)

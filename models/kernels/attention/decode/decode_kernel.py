@@ -16,7 +16,7 @@ from models.kernels.attention.decode.newest_token import (
     partners_of,
     repeated,
 )
-from models.kernels.attention.decode.prefix_parts import begin_with_prefix
+from models.kernels.attention.decode.prefix_parts import SLOTS, begin_with_prefixes
 from models.kernels.attention.key_parts import add_part, deal_keys, seen_keys, split_keys
 from models.kernels.attention.online_softmax import (
     attend_keys,
@@ -129,7 +129,7 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
 
     With has_new, the program of the last part stores the newest key and its value; no other program
     needs them. Parts are of keys that are in no shared prefix; own_lens has their numbers, and the
-    program of the first part begins with the prefix.
+    program of the first part begins with the prefixes.
     """
     if not form.has_new:
         wait_for_previous(DEPENDENT)
@@ -152,7 +152,7 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
     if form.prefix_programs > 0:
         start = seq_len - tl.load(own_lens_ptr + request)
         start = uniform(start, form.has_scales and form.has_assembly)
-        place = tl.load(tile_slots_ptr + request, mask=split == 0, other=-1)
+        place = tl.load(tile_slots_ptr + request * SLOTS, mask=split == 0, other=-1)
         place = uniform(place, form.has_scales and form.has_assembly)
     if form.has_new:
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
@@ -182,9 +182,10 @@ def decode_kernel(  # noqa: C901, PLR0912  # only a kernel itself can return ear
         seq_len, dims, scale_log2, eps, form, DEPENDENT,
     )  # fmt: skip
     if form.prefix_programs > 0:
-        acc, highest, total = begin_with_prefix(
-            acc, highest, total, place, prefix_tiles_ptr, prefix_parts, kv_head, dims, form
-        )
+        acc, highest, total = begin_with_prefixes(
+            acc, highest, total, place, tile_slots_ptr + request * SLOTS, prefix_tiles_ptr,
+            prefix_parts, kv_head, dims, form,
+        )  # fmt: skip
     dtype = q.dtype
     acc = repeated(acc, form.rows)
     highest = repeated(highest, form.rows)

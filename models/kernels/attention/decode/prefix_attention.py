@@ -153,7 +153,8 @@ def _attend_part(
     """Attends a tile's queries to one part of their shared keys, and stores the result."""
     first_request = tl.load(tiles_ptr + tile)
     num_requests = tl.load(tiles_ptr + _TILES + tile)
-    num_keys = tl.load(tiles_ptr + 2 * _TILES + tile)
+    first_key = tl.load(tiles_ptr + 2 * _TILES + tile)
+    num_keys = tl.load(tiles_ptr + 3 * _TILES + tile)
     rows = tl.arange(0, form.rows)
     dims = tl.arange(0, form.block_d)
     place = rows // form.heads
@@ -167,8 +168,8 @@ def _attend_part(
     )
     leader = tl.load(requests_ptr + first_request).to(tl.int64)
     table_ptr = block_tables_ptr + leader * table_stride
-    start = split * part
-    end = tl.minimum(start + part, num_keys)
+    start = first_key + split * part
+    end = tl.minimum(start + part, first_key + num_keys)
     ends = tl.full([form.rows], 0, tl.int32) + end
     highest, total = see_nothing(form.rows)
     if form.has_scales:

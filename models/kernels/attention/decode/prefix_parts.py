@@ -2,7 +2,7 @@
 
 A plan's tiles are up to TILE_REQUESTS requests each; a tile's keys are cut into parts of one length
 for all tiles. prefix_attention stores the results of all parts, and decode attention begins each
-request's running softmax with them.
+request's running softmax with them, those of one tile for each prefix of the request.
 """
 
 from typing import Any, NamedTuple
@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS
+from models.forward_context import MAX_PREFIX_LEVELS, MAX_PREFIX_TILES, TILE_REQUESTS
 from models.kernels.attention.decode.newest_token import repeated
 from models.kernels.attention.key_parts import sum_parts
+from models.kernels.attention.uniform_values import uniform
 
 LEAST_PREFIX_PART = 256
 """Fewest keys of a part that is not the last."""
 
+SLOTS = tl.constexpr(MAX_PREFIX_LEVELS + 1)
+"""Entries of a request in tile_slots."""
 _TILES = tl.constexpr(MAX_PREFIX_TILES)
 _REQUESTS = tl.constexpr(TILE_REQUESTS)
 _LEAST_PART = tl.constexpr(LEAST_PREFIX_PART)
@@ -37,7 +40,7 @@ def share_out(tiles_ptr, NUM_PROGRAMS: tl.constexpr):
     There are at most as many parts as programs, or twice as many as tiles. Returns the keys of a
     part; of each tile its parts, and the number of the part after its last.
     """
-    num_keys = tl.load(tiles_ptr + 2 * _TILES + tl.arange(0, _TILES))
+    num_keys = tl.load(tiles_ptr + 3 * _TILES + tl.arange(0, _TILES))
     num_tiles = tl.sum((num_keys > 0).to(tl.int32), 0)
     wanted = tl.maximum(tl.maximum(NUM_PROGRAMS - num_tiles, num_tiles), 1)
     part = tl.maximum(tl.cdiv(tl.sum(num_keys, 0), wanted), _LEAST_PART)
@@ -64,31 +67,34 @@ def row_of_request(
 
 
 @triton.jit
-def begin_with_prefix(
-    acc, highest, total, place, tiles_ptr, parts, kv_head, dims, form: tl.constexpr
+def begin_with_prefixes(
+    acc, highest, total, place, slots_ptr, tiles_ptr, parts, kv_head, dims, form: tl.constexpr
 ):
     """Adds a request's shared keys to a running softmax that has seen at most its newest key.
 
     acc, highest, total: of form.head_rows rows, which repeat the heads of the group.
-    place: of the request in the plan, -1 of one without. form: DecodeForm.
+    place: the first of the request's tile_slots; slots_ptr: where that is. form: DecodeForm.
     """
     if place >= 0:
         _, num_parts, ends = share_out(tiles_ptr, form.prefix_programs)
-        first_part, count = parts_of_tile(place // _REQUESTS, num_parts, ends)
-        row = row_of_request(
-            kv_head, first_part, count, place % _REQUESTS, form.group, form.prefix_programs
-        )
         heads = tl.arange(0, form.padded_group)
-        shared, shared_highest, shared_total = sum_parts(
-            parts.partials + row * form.head_dim, parts.lse + row, count, heads, dims,
-            form.group, form.head_dim, form.block_d, form.at_once,
-        )  # fmt: skip
-        shared = repeated(shared, form.head_rows)
-        shared_highest = repeated(shared_highest, form.head_rows)
-        shared_total = repeated(shared_total, form.head_rows)
-        new_highest = tl.maximum(highest, shared_highest)
-        kept, weight = tl.exp2(highest - new_highest), tl.exp2(shared_highest - new_highest)
-        acc = acc * kept[:, None] + shared * weight[:, None]
-        total = total * kept + shared_total * weight
-        highest = new_highest
+        while place >= 0:
+            first_part, count = parts_of_tile(place // _REQUESTS, num_parts, ends)
+            row = row_of_request(
+                kv_head, first_part, count, place % _REQUESTS, form.group, form.prefix_programs
+            )
+            shared, shared_highest, shared_total = sum_parts(
+                parts.partials + row * form.head_dim, parts.lse + row, count, heads, dims,
+                form.group, form.head_dim, form.block_d, form.at_once,
+            )  # fmt: skip
+            shared = repeated(shared, form.head_rows)
+            shared_highest = repeated(shared_highest, form.head_rows)
+            shared_total = repeated(shared_total, form.head_rows)
+            new_highest = tl.maximum(highest, shared_highest)
+            kept, weight = tl.exp2(highest - new_highest), tl.exp2(shared_highest - new_highest)
+            acc = acc * kept[:, None] + shared * weight[:, None]
+            total = total * kept + shared_total * weight
+            highest = new_highest
+            slots_ptr += 1
+            place = uniform(tl.load(slots_ptr), form.has_scales and form.has_assembly)
     return acc, highest, total

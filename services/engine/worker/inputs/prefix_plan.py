@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, GraphKey, PrefixPlan
+from models.forward_context import (
+    MAX_PREFIX_LEVELS,
+    MAX_PREFIX_TILES,
+    TILE_REQUESTS,
+    GraphKey,
+    PrefixPlan,
+)
 from services.engine.batch import SharedPrefixes, read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS
 from services.engine.worker.inputs.checks import Int32Array, is_below, require
@@ -22,9 +28,9 @@ _Values = TypeVar("_Values", Int32Array, Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPrefixes:
-    """The fields of PrefixPlan, of a step of R requests of which M share a prefix.
+    """The fields of PrefixPlan, of a step of R requests.
 
-    tiles: [3, MAX_PREFIX_TILES]. requests: [M]. tile_slots: [R].
+    tiles: [4, MAX_PREFIX_TILES]. requests: [M]. tile_slots: [R, MAX_PREFIX_LEVELS + 1].
     num_shared: [R], the keys that each request shares.
     """
 
@@ -50,14 +56,14 @@ class PlannedPrefixes:
             None without shared prefixes.
 
         Raises:
-            ValueError: a request cannot have such a prefix, or has two.
+            ValueError: a request cannot have such a prefix, or prefixes do not form trees.
         """
         planned = _cut(
             prefixes.requests, prefixes.counts, prefixes.num_blocks, block_size, len(seq_lens)
         )
         if planned is None:
             return None
-        members = planned.requests
+        members = np.flatnonzero(planned.num_shared)
         q_lens = query_start_loc[1:] - query_start_loc[:-1]
         require(bool((q_lens[members] == 1).all()), "a prefix of a request with several queries")
         fits = planned.num_shared[members] < seq_lens[members]
@@ -84,45 +90,50 @@ def _cut(
     require(int(num_keys.min()) > 0, "a prefix without keys")
     require(int(counts.sum()) == len(requests), "requests of prefixes missing or left over")
     require(is_below(requests, num_requests), "a prefix of a request out of the batch")
-    require(len(np.unique(requests)) == len(requests), "a request with two prefixes")
-    firsts: list[int] = []
-    sizes: list[int] = []
-    keys: list[int] = []
-    ends = np.cumsum(counts).tolist()
-    for end, count, length in zip(ends, counts.tolist(), num_keys.tolist(), strict=True):
-        first_of_tiles = range(end - count, end, TILE_REQUESTS)
-        if len(firsts) + len(first_of_tiles) > MAX_PREFIX_TILES:
-            break
-        firsts += first_of_tiles
-        sizes += [min(TILE_REQUESTS, end - first) for first in first_of_tiles]
-        keys += [length] * len(first_of_tiles)
-    tiles = np.zeros((3, MAX_PREFIX_TILES), np.int32)
-    tiles[:, : len(firsts)] = firsts, sizes, keys
-    members = requests[: sum(sizes)]
-    tile_slots = np.full(num_requests, -1, np.int32)
+    require(len(requests) <= MAX_PREFIX_LEVELS * num_requests, "too many requests of prefixes")
+    tiles = np.zeros((4, MAX_PREFIX_TILES), np.int32)
+    tile_slots = np.full((num_requests, MAX_PREFIX_LEVELS + 1), -1, np.int32)
     num_shared = np.zeros(num_requests, np.int32)
-    tile_of = np.repeat(np.arange(len(sizes)), sizes)
-    tile_slots[members] = (
-        tile_of * TILE_REQUESTS + np.arange(len(members)) - np.repeat(firsts, sizes)
-    )
-    num_shared[members] = np.repeat(keys, sizes)
+    num_levels = np.zeros(num_requests, np.int32)
+    num_tiles = end = 0
+    for count, length in zip(counts.tolist(), num_keys.tolist(), strict=True):
+        first, end = end, end + count
+        members = requests[first:end]
+        require(len(np.unique(members)) == count, "a request twice in a prefix")
+        start, level = int(num_shared[members[0]]), int(num_levels[members[0]])
+        is_of_tree = (num_shared[members] == start) & (num_levels[members] == level)
+        require(bool(is_of_tree.all()), "a prefix of requests with different ones before it")
+        require(start < length, "a prefix no longer than the one before it")
+        require(level < MAX_PREFIX_LEVELS, "a request with too many prefixes")
+        firsts = np.arange(first, end, TILE_REQUESTS, dtype=np.int32)
+        cut = slice(num_tiles, num_tiles + len(firsts))
+        if cut.stop > MAX_PREFIX_TILES:
+            continue
+        tiles[0, cut] = firsts
+        tiles[1, cut] = np.minimum(end - firsts, TILE_REQUESTS)
+        tiles[2:, cut] = [[start], [length - start]]
+        tile_slots[members, level] = num_tiles * TILE_REQUESTS + np.arange(count)
+        num_shared[members] = length
+        num_levels[members] += 1
+        num_tiles = cut.stop
     return PlannedPrefixes(
-        tiles=tiles, requests=members, tile_slots=tile_slots, num_shared=num_shared
+        tiles=tiles, requests=requests, tile_slots=tile_slots, num_shared=num_shared
     )
 
 
 class PrefixBuffers:
     """The plan of the present step on the device, at constant addresses.
 
-    memory: [3 * MAX_PREFIX_TILES + 3 * requests] int32; `tiles`, and of each request `requests`,
-        `tile_slots` and `num_shared` of PlannedPrefixes.
+    memory: int32, what PlannedPrefixes has, of the most requests.
     """
 
     def __init__(self, num_requests: int, device: torch.device) -> None:
         """Starts without shared prefixes; num_requests: most of a step, dummies included."""
-        self._num_requests = num_requests
-        self._nothing = np.zeros(3 * (MAX_PREFIX_TILES + num_requests), np.int32)
-        self._part(self._nothing, 1)[:] = -1
+        levels = MAX_PREFIX_LEVELS
+        sizes = 4 * MAX_PREFIX_TILES, levels * num_requests, (levels + 1) * num_requests
+        self._ends = np.cumsum(sizes).tolist()
+        self._nothing = np.zeros(self._ends[-1] + num_requests, np.int32)
+        self._parts(self._nothing)[2][:] = -1
         self._written: PlannedPrefixes | None = None
         self._builds_kernels = False
         self.memory = torch.from_numpy(self._nothing).to(device, copy=True)
@@ -143,10 +154,9 @@ class PrefixBuffers:
         self._written = prefixes
         values = self._nothing.copy()
         if prefixes is not None:
-            values[: 3 * MAX_PREFIX_TILES] = prefixes.tiles.ravel()
-            parts = prefixes.requests, prefixes.tile_slots, prefixes.num_shared
-            for number, part in enumerate(parts):
-                self._part(values, number)[: len(part)] = part
+            planned = prefixes.tiles, prefixes.requests, prefixes.tile_slots, prefixes.num_shared
+            for part, content in zip(self._parts(values), planned, strict=True):
+                part[: content.size] = content.ravel()
         overwrite(self.memory, values)
 
     def plan(self, seq_lens: Tensor, key: GraphKey | None = None) -> PrefixPlan | None:
@@ -162,17 +172,18 @@ class PrefixBuffers:
         shares = key is not None and key.shares_prefixes
         if not (shares or self._builds_kernels or self._written is not None):
             return None
-        parts = [self._part(self.memory, number)[:num_requests] for number in range(3)]
+        tiles, requests, tile_slots, num_shared = self._parts(self.memory)
         return PrefixPlan(
-            tiles=self.memory[: 3 * MAX_PREFIX_TILES].view(3, MAX_PREFIX_TILES),
-            requests=parts[0],
-            tile_slots=parts[1],
-            own_lens=seq_lens - parts[2],
+            tiles=tiles.view(4, MAX_PREFIX_TILES),
+            requests=requests,
+            tile_slots=tile_slots.view(-1, MAX_PREFIX_LEVELS + 1)[:num_requests],
+            own_lens=seq_lens - num_shared[:num_requests],
         )
 
-    def _part(self, values: _Values, number: int) -> _Values:
-        start = 3 * MAX_PREFIX_TILES + number * self._num_requests
-        return values[start : start + self._num_requests]
+    def _parts(self, values: _Values) -> tuple[_Values, _Values, _Values, _Values]:
+        """Returns the four parts of the memory."""
+        first, second, third = self._ends
+        return values[:first], values[first:second], values[second:third], values[third:]
 
 
 def _may_share(key: GraphKey | None) -> bool:

@@ -6,9 +6,16 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 
+from models import forward_context
 from services.engine.batch import read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
-from services.engine.scheduler.shared_prefixes import SharedPrefixFinder, pays
+from services.engine.scheduler.shared_prefixes import (
+    MOST_NESTED,
+    MOST_TILES,
+    TILE_REQUESTS,
+    SharedPrefixFinder,
+    pays,
+)
 from tests.support.prefix_trees import prefix_trees
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import BLOCK_SIZE, Rig
@@ -22,11 +29,7 @@ def limits_of(**others):
     return StepLimits(**sizes | others)
 
 
-def saved(num_requests, num_blocks):
-    return (num_requests - 1) * num_blocks
-
-
-def most_saved(tables, depth=0):
+def most_saved(tables, depth=0, start=0, num_left=MOST_NESTED):
     """Returns the blocks that the best choice of prefixes saves, from the whole tree."""
     branches = {}
     for table in tables:
@@ -34,36 +37,96 @@ def most_saved(tables, depth=0):
             branches.setdefault(table[depth], []).append(table)
     best = 0
     for branch in branches.values():
-        here = 0
-        if pays(len(branch), (depth + 1) * BLOCK_SIZE, least_saved=SHORTEST):
-            here = saved(len(branch), depth + 1)
-        best += max(here, most_saved(branch, depth + 1))
+        end = depth + 1
+        ways = [most_saved(branch, end, start, num_left)]
+        if num_left and pays(len(branch), (end - start) * BLOCK_SIZE, least_saved=SHORTEST):
+            here = (len(branch) - 1) * (end - start)
+            ways.append(here + most_saved(branch, end, end, num_left - 1))
+        best += max(ways)
     return best
 
 
-@settings(max_examples=300, deadline=None)
+def check(found):
+    """Checks that prefixes are shared, and that they form trees."""
+    before = {}
+    for group, start, end in sorted(found, key=lambda prefix: prefix.end):
+        assert len({tuple(request.block_ids[:end]) for request in group}) == 1
+        assert min(len(request.block_ids) for request in group) >= end > start
+        assert {before.get(id(request), [0])[-1] for request in group} == {start}
+        for request in group:
+            before.setdefault(id(request), [0]).append(end)
+    assert all(len(ends) - 1 <= MOST_NESTED for ends in before.values())
+
+
+@settings(max_examples=2000, deadline=None)
 @given(prefix_trees())
 def test_the_prefixes_are_shared_and_no_choice_saves_more(tables):
     requests = [SimpleNamespace(block_ids=table) for table in tables]
     found = SharedPrefixFinder(limits_of()).find(requests)
-    members = [id(request) for group, _ in found for request in group]
-    assert len(set(members)) == len(members)
-    for group, num_blocks in found:
-        assert len({tuple(request.block_ids[:num_blocks]) for request in group}) == 1
-        assert min(len(request.block_ids) for request in group) >= num_blocks > 0
-    assert sum(saved(len(group), length) for group, length in found) == most_saved(tables)
+    check(found)
+    assert sum(each.num_saved for each in found) == most_saved(tables)
 
 
-def test_one_long_prefix_beats_several_that_save_less():
+def found_in(tables, **limits):
+    requests = [SimpleNamespace(block_ids=table) for table in tables]
+    found = SharedPrefixFinder(limits_of(**limits)).find(requests)
+    check(found)
+    return sorted((len(group), start, end) for group, start, end in found)
+
+
+def test_prefixes_are_nested_where_each_pays_by_itself():
     system = list(range(1, 41))
-    tables = [[*system, 100 + i // 6, 200 + i] for i in range(12)]
-    requests = [SimpleNamespace(block_ids=table) for table in tables]
-    ((group, length),) = SharedPrefixFinder(limits_of()).find(requests)
-    assert (len(group), length) == (12, 40)
+    tables = [[*system, *([100 + i // 6] * 30), 200 + i] for i in range(12)]
+    assert found_in(tables) == [(6, 40, 70), (6, 40, 70), (12, 0, 40)]
+    # Then the groups' own blocks save too little, or the common ones do.
+    least = {"shared_prefix_tokens": 5 * 31 * BLOCK_SIZE}
+    assert found_in(tables, **least) == [(6, 0, 70), (6, 0, 70)]
+    short = [[*system, 100 + i // 6, 200 + i] for i in range(12)]
+    assert found_in(short, **least) == [(12, 0, 40)]
     tables = [[1, *range(100 * (i // 6 + 1), 100 * (i // 6 + 1) + 40), 900 + i] for i in range(12)]
-    requests = [SimpleNamespace(block_ids=table) for table in tables]
-    found = SharedPrefixFinder(limits_of()).find(requests)
-    assert [(len(group), length) for group, length in found] == [(6, 41)] * 2
+    least = {"shared_prefix_tokens": 20 * BLOCK_SIZE}
+    assert found_in(tables, **least) == [(6, 0, 41), (6, 0, 41)]
+
+
+def test_of_many_levels_those_are_chosen_that_save_most():
+    # Each level is of fewer requests: 24, 20, .., 4, and one block longer.
+    tables = [
+        [*range(1, 2 + level), *([1000 + 10 * level + i] * 5), 5000 + 10 * level + i]
+        for level in range(6)
+        for i in range(4)
+    ]
+    found = found_in(tables)
+    assert len(found) == MOST_NESTED
+    num_saved = sum((count - 1) * (end - start) for count, start, end in found)
+    assert num_saved == most_saved(tables) < most_saved(tables, num_left=6)
+
+
+def test_plans_have_the_sizes_that_the_model_has():
+    assert (TILE_REQUESTS, MOST_TILES, MOST_NESTED) == (
+        forward_context.TILE_REQUESTS,
+        forward_context.MAX_PREFIX_TILES,
+        forward_context.MAX_PREFIX_LEVELS,
+    )
+
+
+def test_the_prefixes_that_save_most_fit_the_plan():
+    rig = Rig(
+        num_blocks=4000, max_num_seqs=160, max_num_waiting=200, max_num_batched_tokens=400,
+        max_model_len=64, shared_prefix_tokens=4,
+    )  # fmt: skip
+    starts = [[1000 + 20 * i + k for k in range(4 + 4 * (i > 35))] for i in range(40)]
+    rig.add(*(make_request(each, max_tokens=1) for each in starts))
+    while rig.scheduler.has_work:
+        rig.step()
+    rig.add(*(make_request([*starts[i % 40], i], max_tokens=9) for i in range(160)))
+    counts, lengths = set(), set()
+    while rig.scheduler.has_work:
+        prefixes = rig.send().descriptor.attn_metadata.shared_prefixes
+        rig.receive()
+        counts.add(len(read_int32(prefixes.counts)))
+        lengths.add(tuple(read_int32(prefixes.num_blocks)[-5:].tolist()))
+    assert max(counts) == MOST_TILES
+    assert (1, 2, 2, 2, 2) in lengths  # the four longer ones are among them
 
 
 def test_the_first_group_of_layers_is_looked_at():
@@ -76,8 +139,8 @@ def test_the_first_group_of_layers_is_looked_at():
     # The second group has left its window, or has blocks of its own.
     tables = [[1, 0, 2, 0, 3, 50 + i, 60 + i, 70 + i] for i in range(8)]
     requests = [SimpleNamespace(block_ids=table) for table in tables]
-    ((group, length),) = SharedPrefixFinder(limits).find(requests)
-    assert (len(group), length) == (8, 3)
+    ((group, start, end),) = SharedPrefixFinder(limits).find(requests)
+    assert (len(group), start, end) == (8, 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +172,7 @@ class Watched(Rig):
         by_row = {request.row: request for request in self.scheduler.running}
         counts = read_int32(prefixes.counts).tolist()
         members = iter(read_int32(prefixes.requests).tolist())
+        before = {}
         for count, length in zip(counts, read_int32(prefixes.num_blocks).tolist(), strict=True):
             requests = [next(members) for _ in range(count)]
             assert all(starts[each + 1] - starts[each] == 1 for each in requests)
@@ -116,6 +180,9 @@ class Watched(Rig):
             tables = {tuple(by_row[row_ids[each]].block_ids[:length]) for each in requests}
             assert len(tables) == 1
             assert len(tables.pop()) == length
+            assert len({before.get(each, 0) for each in requests}) == 1
+            assert before.get(requests[0], 0) < length
+            before |= dict.fromkeys(requests, length)
         self.seen.append(counts)
         return step
 

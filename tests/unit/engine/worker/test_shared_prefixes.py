@@ -207,7 +207,7 @@ def test_graphs_of_other_steps_do_not_read_what_is_shared(tmp_path):
     for without_graph in (None, piecewise_key(8)):
         assert plan(lengths, without_graph) is None
         buffers.prefixes.write(PLANNED, without_graph)
-        assert plan(lengths, without_graph).tile_slots.tolist() == [0, 1, 2, 3, *[-1] * 4]
+        assert plan(lengths, without_graph).tile_slots[:, 0].tolist() == [0, 1, 2, 3, *[-1] * 4]
         assert plan(lengths, key) is None
         buffers.prefixes.write(None, key)  # such a graph reads nothing, so nothing is written
         assert plan(lengths, without_graph) is not None
@@ -222,7 +222,11 @@ def test_graphs_of_other_steps_do_not_read_what_is_shared(tmp_path):
     ("requests", "counts", "num_blocks", "fault"),
     [
         ([0, 1], [2], [9], "longer than its request"),
-        ([0, 0], [2], [1], "two prefixes"),
+        ([0, 0], [2], [1], "twice in a prefix"),
+        ([0, 1, 0, 1], [2, 2], [1, 1], "no longer than the one before it"),
+        ([0, 1, 1, 2], [2, 2], [1, 2], "different ones before it"),
+        ([0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 2, 2], [1, 2, 3, 4], "too many prefixes"),
+        ([0, 1, 2] * 4, [3] * 4, [1, 2, 3, 4], "too many requests"),
         ([0, 7], [2], [1], "out of the batch"),
         ([0], [1], [1], "of one request"),
         ([0, 1], [2], [0], "without keys"),

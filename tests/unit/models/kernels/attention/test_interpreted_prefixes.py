@@ -24,6 +24,9 @@ CASES = [
     (([1] * 7, [90, 70, 5, 0, 101, 99, 66]), (6, 2, 12), [([0, 1, 6], 4), ([5, 4], 6)], {}),
     # More requests than a tile has, dealt parts and several parts of the prefix.
     (([1] * 19, [609 + 3 * i for i in range(19)]), (4, 1, 16), [(list(range(18)), 38)], {}),
+    # Prefixes inside of others.
+    (([1] * 9, [600, 640, 300, 700, 90, 610, 605, 70, 80]), (4, 2, 16),
+     [([0, 1, 2, 3, 5, 6, 7], 4), ([1, 2, 3, 0], 10), ([8, 4], 3), ([3, 1, 0], 36)], {}),
     # Heads of two programs, some of which do not exist.
     (([1] * 4, [70, 65, 80, 95]), (6, 1, 16), [([3, 0, 1, 2], 4)], {"has_sinks": True}),
     (([1] * 5, [70, 65, 80, 95, 3]), (2, 2, 68), [([1, 3, 0], 3)], {"soft_cap": 1.5}),

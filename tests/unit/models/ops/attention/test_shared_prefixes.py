@@ -21,11 +21,19 @@ def shared_cases(draw):
     block_size = draw(st.sampled_from((2, 4, 5)))
     groups, requests, lengths = [], [], []
     for _ in range(draw(st.integers(1, 3))):
-        count, num_blocks = draw(st.integers(2, 20)), draw(st.integers(1, 6))
-        groups.append((len(requests), count, num_blocks))
+        first, count, num_blocks = len(requests), draw(st.integers(2, 20)), draw(st.integers(1, 6))
+        groups.append((first, count, num_blocks))
         requests += [1] * count
         own = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
-        lengths += [num_blocks * block_size + each for each in own]
+        shared = [num_blocks] * count
+        for _ in range(draw(st.integers(0, 2))):  # some of these share more
+            if count > 3:
+                first, count = first + draw(st.integers(0, 1)), count - draw(st.integers(1, 2))
+                num_blocks += draw(st.integers(1, 3))
+                groups.append((first, count, num_blocks))
+                for each in range(first, first + count):
+                    shared[each - len(lengths)] = num_blocks
+        lengths += [n * block_size + each for n, each in zip(shared, own, strict=True)]
     for _ in range(draw(st.integers(0, 3))):
         q_len = draw(st.sampled_from((0, 1, 1, 3, 9)))
         requests.append(q_len)
@@ -70,7 +78,7 @@ def test_a_prefix_is_read_from_the_first_request_of_its_tile():
     shared = with_shared(case, [(list(range(20)), 3)])
     expected = shared.run()
     plan = shared.metadata.prefix_plan
-    assert plan.tiles[:, :3].tolist() == [[0, 16, 0], [16, 4, 0], [12, 12, 0]]
+    assert plan.tiles[:, :3].tolist() == [[0, 16, 0], [16, 4, 0], [0, 0, 0], [12, 12, 0]]
     leaders = plan.requests[plan.tiles[0, :2].long()].tolist()
     others = [each for each in range(20) if each not in leaders]
     shared.metadata.block_tables[others, :3] = 0
