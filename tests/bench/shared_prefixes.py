@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from models.kernels.attention.decode.decode_attention import decode_attention
-from models.kernels.attention.decode.prefix_attention import NewTokens
+from models.kernels.attention.decode.prefix_attention import NewTokens, prefix_attention
 from models.ops.attention.attention_metadata import build_attention_metadata
+from tests.bench import kernels
 from tests.bench.kernels import BYTES_PER_US, cache_bytes, copies, microseconds
 from tests.bench.model_folder import shape_names
 from tests.bench.report import Report
@@ -79,6 +80,25 @@ def calls_of(cases: list[AttentionCase], *, shares: bool) -> list[Callable[[], o
             first.q, cache, metadata, output, new,
             sliding_window=None, sinks=None, scale=HEADS.head_dim**-0.5, soft_cap=0.0,
         )  # fmt: skip
+
+    return [call(case.cache) for case in cases]
+
+
+def prefix_calls(batch: int, shared: int, *, has_fp8_cache: bool) -> list[Callable[[], object]]:
+    """Returns launches of prefix_attention alone, over several caches."""
+    num_bytes = kernels.cache_bytes(HEADS, 1, shared, has_fp8_cache=has_fp8_cache)
+    cases = [
+        make_shared(batch, shared, BLOCK_SIZE, has_fp8_cache=has_fp8_cache)
+        for _ in range(kernels.copies(num_bytes, 24))
+    ]
+    first = cases[0]
+    slots = first.metadata.slot_mapping
+    new = NewTokens(k=first.k, v=first.v, transform=first.transform, slot_mapping=slots)
+
+    def call(cache):
+        return lambda: prefix_attention(
+            first.q, cache, first.metadata, new, scale=HEADS.head_dim**-0.5, soft_cap=0.0
+        )
 
     return [call(case.cache) for case in cases]
 

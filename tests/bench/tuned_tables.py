@@ -10,8 +10,14 @@ from math import inf
 import torch
 
 from models.kernels.experts.moe import apply_experts, route
-from models.kernels.tuning.tiles import MatrixTiles, StateTiles, Tiles, VectorTiles
-from tests.bench import experts, kernels, recurrence
+from models.kernels.tuning.tiles import (
+    AttentionTiles,
+    MatrixTiles,
+    StateTiles,
+    Tiles,
+    VectorTiles,
+)
+from tests.bench import experts, kernels, recurrence, shared_prefixes
 from tests.support.attention_case import Heads
 from tests.support.moe_case import make_logits
 
@@ -86,6 +92,18 @@ def decode_calls(key: Hashable, size: tuple[int, int]) -> Calls:
     """Returns decode attention of single tokens, by requests and tokens of each."""
     heads = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
     return kernels.decode_calls(heads, *size, has_fp8_cache=False)[0]
+
+
+def prefix_calls(key: tuple[int, int], size: tuple[int, int]) -> Calls:
+    """Returns attention to shared keys alone, by requests and keys."""
+    return shared_prefixes.prefix_calls(*size, has_fp8_cache=key[0] == 1)
+
+
+def prefix_tiles(key: Hashable, old: AttentionTiles) -> Iterator[AttentionTiles]:
+    """Yields tiles of more keys, whose programs fill a multiprocessor, and of fewer."""
+    for stages in (2, 3):
+        yield replace(old, keys=128, num_warps=8, num_stages=stages, num_programs=132)
+    yield replace(old, keys=32, num_stages=5)
 
 
 def chunk_calls(key: tuple[int, int], size: tuple[int, int, int]) -> Calls:
@@ -168,6 +186,12 @@ TUNED = {
                 num_dealt=(256, 384, 512),
             ),
             calls=decode_calls,
+        ),
+        Tuned(
+            name="prefixes",
+            points={(size, 128): [(8, 3008), (48, 3008), (48, 16000)] for size in (1, 2)},
+            candidates=prefix_tiles,
+            calls=prefix_calls,
         ),
         Tuned(
             name="first_chunk",

@@ -244,14 +244,17 @@ def most_few_rows(device: torch.device) -> int:
 
 
 @lru_cache
-def prefix_tiles(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionTiles:
+def prefix_tiles(
+    dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, device: torch.device
+) -> AttentionTiles:
     """Returns the tiles of prefix_attention.
 
     Raises:
         ValueError: no kernel takes such heads.
     """
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    tiles = by_head(tables_on(device).prefixes, dtype, block_d)
+    is_narrow = dtype.itemsize == 2 and cache_dtype.itemsize == 1
+    tiles = by_head(tables_on(device).prefixes, cache_dtype if is_narrow else dtype, block_d)
     row_bytes = block_d * dtype.itemsize
     keys, stages = fitting_keys(
         tiles.keys, tiles.num_stages, key_bytes=2 * row_bytes, rows=tiles.rows,

@@ -179,6 +179,10 @@ _DECODE = {
     (4, 512): AttentionTiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 _PREFIXES = {
+    (1, 64): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
+    (1, 128): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
+    (1, 256): AttentionTiles(rows=64, keys=64, num_warps=8, num_stages=2, num_programs=132),
+    (1, 512): AttentionTiles(rows=32, keys=32, num_warps=8, num_stages=2, num_programs=132),
     (2, 64): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
     (2, 128): AttentionTiles(rows=64, keys=64, num_warps=4, num_stages=3, num_programs=264),
     (2, 256): AttentionTiles(rows=64, keys=64, num_warps=8, num_stages=2, num_programs=132),

@@ -48,7 +48,8 @@ class Tables:
         flat_held: with FP8 keys in groups of up to 8, by requests times kv heads. Groups of more
             than 4 do not take the first: with head norms its registers spill.
         flat_few, most_flat_pairs: in groups of 9 to 16, of as many requests times kv heads.
-        prefixes: by head, of keys that several requests share; num_programs share them all.
+        prefixes: by head, of keys that several requests share; num_programs share them all. Rows of
+            one byte are for FP8 keys and 2-byte queries.
         least_shared_bytes: keys and values of a layer that steps must not read again, by bytes of a
             cached element, for a common prefix to be read once.
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 SIZES = {
     "vectors": (1, 64, 1024, False), "MATRICES": (8, 320, 1024, False),
     "GATED_MATRICES": (8, 320, 1024, True), "single_tokens": (12, 32), "first_chunk": (1, 40, 0),
-    "later_chunk": (1, 20, 40), "delta_steps": 1,
+    "later_chunk": (1, 20, 40), "delta_steps": 1, "prefixes": (4, 32),
 }
 kernels.copies = recurrence.copies = lambda *_: 1
 experts.MODELS = {
@@ -67,7 +67,7 @@ with Here(), absent_gpu(card):
     ("card", "names"),
     [
         ("L40S", "vectors single_tokens first_chunk later_chunk fp8_experts mxfp4_experts"),
-        ("H200", "MATRICES GATED_MATRICES grouped_experts delta_steps"),
+        ("H200", "MATRICES GATED_MATRICES prefixes grouped_experts delta_steps"),
     ],
 )
 def test_candidates_reach_the_kernels_that_are_timed(card, names):

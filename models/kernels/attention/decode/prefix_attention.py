@@ -23,7 +23,7 @@ from models.forward_context import (
 )
 from models.kernels.attention.cache.cache_tensors import cache_tensors
 from models.kernels.attention.configurations import prefix_tiles
-from models.kernels.attention.decode.newest_token import partners_of, transformed
+from models.kernels.attention.decode.newest_token import load_row, partners_of, transformed
 from models.kernels.attention.decode.position_loops import attend_with_queries_as_rows
 from models.kernels.attention.decode.prefix_parts import (
     PrefixParts,
@@ -122,8 +122,7 @@ def _load_queries(
     form: tl.constexpr,
 ):  # fmt: skip
     """Returns queries, [rows, block_d], transformed as decode attention transforms them."""
-    in_dims = (dims < form.head_dim)[None, :]
-    in_tile = in_rows[:, None] & in_dims
+    in_tile = in_rows[:, None] & (dims < form.head_dim)[None, :]
     q_ptrs = q_ptr + (token * q_stride + kv_head * form.group + heads)[:, None] * form.head_dim
     q = tl.load(q_ptrs + dims[None, :], mask=in_tile, other=0.0)
     if form.has_new:
@@ -134,10 +133,9 @@ def _load_queries(
         sin = tl.load(turn.sin + at_turns, mask=in_tile, other=0.0)
         gain, partner_gain = 1.0, 1.0
         if form.has_norm:
-            weights = turn.q_weight
-            gain = tl.load(weights + dims[None, :], mask=in_dims, other=0.0).to(tl.float32)
-            partner_gain = tl.load(weights + partners[None, :], mask=in_dims, other=0.0)
-            partner_gain = partner_gain.to(tl.float32)
+            # Once for each row: what is computed takes the layout of the smallest load.
+            gain = load_row(turn.q_weight, heads, dims, form.head_dim).to(tl.float32)
+            partner_gain = load_row(turn.q_weight, heads, partners, form.head_dim).to(tl.float32)
         q = transformed(
             q, partner, gain, partner_gain, cos, sin, eps, form.head_dim, form.has_norm
         ).to(q_ptr.dtype.element_ty)
@@ -243,7 +241,7 @@ def prefix_attention(
         return None
     _, num_heads, head_dim = q.shape
     has_norm = new is not None and new.transform.q_weight is not None
-    tiles = prefix_tiles(q.dtype, head_dim, q.device)
+    tiles = prefix_tiles(q.dtype, cache.k.dtype, head_dim, q.device)
     form, launch = _launcher(
         num_heads, cache.k.shape[2], head_dim, cache.k.shape[1], tiles, soft_cap,
         cache.k_scale is not None, metadata.max_seqlen_q == 1, new is not None, has_norm, q.device,
