@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import BatchDescriptor, SharedPrefixes, pack_int32, read_int32
@@ -16,6 +16,7 @@ from services.engine.compilation.graphs.capture_plan import full_decode_key, pie
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
+from services.engine.request import RequestStatus
 from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
@@ -216,6 +217,68 @@ def test_graphs_of_other_steps_do_not_read_what_is_shared(tmp_path):
     with buffers.prefixes.building_kernels():
         assert plan(lengths) is not None
         assert plan(lengths, key) is None
+
+
+def converse(engine, num_sessions, num_turns):
+    """Runs sessions after one system prompt, each turn of which goes on after the last one.
+
+    Returns all that was said in each, as soon as no session has a turn left.
+    """
+    scheduler, in_flight, steps = engine.scheduler, deque(), []
+    said = [list(SYSTEM) for _ in range(num_sessions)]
+    rngs = [random.Random(number) for number in range(num_sessions)]
+    left, live = [num_turns] * num_sessions, {}
+    while any(left) or live or in_flight:
+        for number, request in list(live.items()):
+            if request.status is RequestStatus.FINISHED:
+                said[number] = list(request.token_ids)
+                del live[number]
+        for number, rng in enumerate(rngs):
+            if number not in live and left[number]:
+                left[number] -= 1
+                said[number] += [rng.randrange(97) for _ in range(rng.randint(1, 7))]
+                live[number] = make_request(said[number], max_tokens=rng.randint(3, 9))
+                scheduler.add(live[number])
+        if (step := scheduler.schedule()) is not None:
+            in_flight.append((step, engine.runner.execute(step.descriptor)))
+        if in_flight and (len(in_flight) > 1 or step is None):
+            sent, pending = in_flight.popleft()
+            result = pending.message()
+            scheduler.update(sent, result)
+            engine.ledger.count(sent.descriptor, result)
+            steps.append((sent.descriptor, result))
+            engine.capture()  # what steps missed
+    return said, steps
+
+
+@pytest.mark.parametrize("max_num_seqs", [8, 5])
+def test_agents_with_one_system_prompt_say_the_same_and_read_it_once(tmp_path, max_num_seqs):
+    write_checkpoint(tmp_path, "qwen3", max_position_embeddings=256)
+    config = compilation_config(
+        cudagraph_mode=CUDAGraphMode.FULL,
+        cudagraph_capture_sizes=(4, 8),
+        cudagraph_piece_sizes=(16, 32),
+    )
+
+    def run(shared_prefix_tokens):
+        engine = GraphEngine(
+            tmp_path, config, shared_prefix_tokens=shared_prefix_tokens, num_blocks=300,
+            max_num_seqs=max_num_seqs, max_model_len=96,
+        )  # fmt: skip
+        engine.capture()
+        said, steps = converse(engine, num_sessions=8, num_turns=4)
+        assert engine.faults == []
+        return engine, said, steps
+
+    _, expected, _ = run(0)
+    engine, said, steps = run(16)
+    assert said == expected
+    assert len(prefixes_of(steps)) > len(steps) // 3
+    kinds = Counter()
+    for each in engine.ledger.figures:
+        if each.key.shares_prefixes:
+            kinds[each.key.kind] += each.num_replays
+    assert min(kinds[GraphKind.DECODE], kinds[GraphKind.MIXED]) > 3
 
 
 @pytest.mark.parametrize(
