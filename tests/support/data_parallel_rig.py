@@ -93,7 +93,11 @@ class DataParallelRig:
         orders = [part.descriptor for part in (step, *step.others)]
         counts = [order.context.num_tokens for order in orders]
         require(len({order.step_id for order in orders}) == 1, "one number of the step")
-        require(len({str(order.graph_key) for order in orders}) == 1, "one graph")
+        sizes = {
+            (key.kind, key.num_tokens, key.graph_bs, key.max_q_len)
+            for key in (order.graph_key for order in orders)
+        }
+        require(len(sizes) == 1, "graphs of one size")
         if self.limits.num_speculative_tokens:
             self._check_drafts(step)
         for order in orders:

@@ -167,12 +167,12 @@ class GraphSet:
 
     def capture_first(self, key: GraphKey) -> None:
         """Makes a graph `next_pending` until it is captured."""
-        self.want(key)
         self._told = key
+        self.want(key, is_ordered=True)
 
-    def want(self, key: GraphKey) -> None:
-        """Plans a graph that is captured on demand, if there is room for one more."""
-        if key in self._not_wanted and self._num_left:
+    def want(self, key: GraphKey, *, is_ordered: bool = False) -> None:
+        """Plans a graph that is captured on demand, if there is room or other ranks have some."""
+        if key in self._not_wanted and (is_ordered or self._num_left > 0):
             self._num_left -= 1
             del self._not_wanted[key]
             self._pending.append(key)

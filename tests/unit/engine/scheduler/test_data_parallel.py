@@ -16,6 +16,8 @@ from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
 
 DECODE_4 = GraphKey(kind=GraphKind.GRAPH_KIND_DECODE, num_tokens=4, graph_bs=4, max_q_len=1)
+SIZES_8 = {"kind": GraphKind.GRAPH_KIND_DECODE, "num_tokens": 8, "graph_bs": 8, "max_q_len": 1}
+DECODE_8 = GraphKey(**SIZES_8)
 MIXED_16 = GraphKey(kind=GraphKind.GRAPH_KIND_MIXED, num_tokens=16, graph_bs=4, max_q_len=16)
 
 
@@ -307,3 +309,29 @@ def test_each_rank_tells_its_own_blocks():
     together = rig.scheduler.prefix_changes(None, max_keys=100).added
     assert all(replica.keys() for replica in replicas)
     assert replicas[0].keys() | replicas[1].keys() == set(together)
+
+
+def test_each_rank_shares_the_prefixes_of_its_own_requests():
+    dispatcher = GraphDispatcher([DECODE_8])
+    rig = DataParallelRig(
+        dispatcher=dispatcher, max_num_seqs=8, max_num_batched_tokens=64, max_num_waiting=32,
+        num_blocks=99, shared_prefix_tokens=8,
+    )  # fmt: skip
+    system = list(range(9))
+    rig.add(make_request(system))
+    rig.run()
+    alike = [make_request([*system, 20 + number], max_tokens=9) for number in range(5)]
+    for request in alike:
+        rig.ranks[0].add(request)
+    rig.ranks[1].add(make_request(8, max_tokens=9))
+    keys = set()
+    for number in range(6):
+        if number == 3:
+            dispatcher.capture(GraphKey(shares_prefixes=True, **SIZES_8))
+        step = rig.send()
+        parts = [part.descriptor for part in (step, *step.others)]
+        shares = [bool(part.attn_metadata.shared_prefixes.counts) for part in parts]
+        keys.add((*shares, *(part.graph_key.shares_prefixes for part in parts)))
+        assert number == 0 or {part.graph_key.graph_bs for part in parts} == {8}
+        rig.receive()
+    assert keys >= {(True, False, False, False), (True, False, True, False)}

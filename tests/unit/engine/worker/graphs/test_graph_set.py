@@ -158,6 +158,11 @@ def test_memory_bounds_the_graphs_of_steps_that_share_prefixes(families, monkeyp
     for key in plain:
         graphs.replay(key, sharing_batch(1, 1, 1, 1))
     assert [captured(graphs).key for _ in range(graphs.num_pending)] == on_demand[:2]
+    # Ranks capture together, and another one had room.
+    graphs.capture_first(on_demand[3])
+    assert captured(graphs).key == on_demand[3]
+    graphs.replay(plain[2], sharing_batch(1, 1, 1, 1))
+    assert graphs.num_pending == 0
 
 
 def test_a_sharing_graph_with_a_fault_is_not_captured_again(families):
