@@ -138,7 +138,7 @@ class GraphDispatcher:
         self._full: dict[int, _Sizes] = {}
         self._others = _Sizes(allows_padding)
         self._sharing: dict[tuple[int, ...], GraphKey] = {}
-        """Graphs of steps that share prefixes, by the sizes of those that do not."""
+        """Graphs of steps that share prefixes, by the sizes that they have in common with others."""
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
@@ -157,7 +157,7 @@ class GraphDispatcher:
     def quarantine(self, key: GraphKey) -> None:
         """Removes a graph for good: its steps use the next larger one, or none.
 
-        Steps that share prefixes then run the graph of those that do not.
+        Steps that share prefixes then run the graph of other steps.
         """
         if key.shares_prefixes:
             self._sharing.pop(_sizes_of(key), None)

@@ -1,4 +1,4 @@
-"""What a set of graphs asks of the graphs of one kind."""
+"""The interface of the graphs of one kind."""
 
 from typing import Protocol
 
