@@ -147,6 +147,7 @@ ANSWERED: Mapping[str, str] = {
     "middleware": _PROXY,
     "uds": _PROXY,
     "no-enable-chunked-prefill": "--max-num-batched-tokens is the most tokens of a chunk",
+    "disable-cascade-attn": "--shared-prefix-tokens 0",
 }
 """Name there -> the way here, for flags that cannot be passed over."""
 

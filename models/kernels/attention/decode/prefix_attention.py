@@ -153,6 +153,8 @@ def _attend_part(
     num_requests = tl.load(tiles_ptr + _TILES + tile)
     first_key = tl.load(tiles_ptr + 2 * _TILES + tile)
     num_keys = tl.load(tiles_ptr + 3 * _TILES + tile)
+    leader = tl.load(requests_ptr + first_request).to(tl.int64)
+    table_ptr = block_tables_ptr + leader * table_stride
     rows = tl.arange(0, form.rows)
     dims = tl.arange(0, form.block_d)
     place = rows // form.heads
@@ -164,8 +166,6 @@ def _attend_part(
     q = _load_queries(
         q_ptr, turn, token, kv_head, heads, in_rows, dims, q_stride, rotation_stride, eps, form
     )
-    leader = tl.load(requests_ptr + first_request).to(tl.int64)
-    table_ptr = block_tables_ptr + leader * table_stride
     start = first_key + split * part
     end = tl.minimum(start + part, first_key + num_keys)
     ends = tl.full([form.rows], 0, tl.int32) + end
