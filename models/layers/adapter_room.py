@@ -12,16 +12,19 @@ import torch
 
 from models.layers.decoder import CausalLM
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from models.layers.expert_room import ExpertRoom
+from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 
-AdaptedLayer: TypeAlias = QuantizableLinear | VocabParallelEmbedding
+AdaptedLayer: TypeAlias = QuantizableLinear | VocabParallelEmbedding | ExpertRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAdapter:
     """One adapter's share of a layer on this rank, of `rank` ranks.
 
-    a: [parts, rank, K]; of the embedding [1, rank, tokens]. b: [N, rank], scaled.
+    a: [parts, rank, K]; of the embedding [1, rank, tokens]. b: [N, rank], scaled. Those of experts
+    have a first dimension more, [E, ...].
     """
 
     layer: AdaptedLayer
@@ -31,7 +34,7 @@ class LayerAdapter:
     @property
     def rank(self) -> int:
         """Rows of each A."""
-        return self.b.shape[1]
+        return self.b.shape[-1]
 
     @property
     def nbytes(self) -> int:
@@ -48,10 +51,29 @@ def adapted_layers(model: CausalLM) -> Iterator[QuantizableLinear]:
             yield module
 
 
+def experts_by_layer(model: CausalLM) -> dict[int, Experts]:
+    """Returns the routed experts of this stage's layers, by the number of the layer."""
+    return {
+        number: module
+        for number, layer in enumerate(model.model.layers[: model.config.num_hidden_layers])
+        for module in layer.modules()
+        if isinstance(module, Experts)
+    }
+
+
 def make_room(
-    model: CausalLM, *, num_slots: int, max_rank: int, with_embeddings: bool = False
+    model: CausalLM,
+    *,
+    num_slots: int,
+    max_rank: int,
+    with_embeddings: bool = False,
+    with_experts: bool = False,
 ) -> None:
-    """Gives a loaded model empty slots for adapters."""
+    """Gives a loaded model empty slots for adapters.
+
+    Raises:
+        ValueError: experts can have none.
+    """
     model.num_adapter_slots, model.max_adapter_rank = num_slots, max_rank
     device = next(model.parameters()).device
     like = torch.empty(0, dtype=model.dtype, device=device)
@@ -59,6 +81,8 @@ def make_room(
         parts = layer.part_sizes
         layer.adapter_a = like.new_zeros(num_slots, len(parts) * max_rank, layer.num_inputs)
         layer.adapter_b = like.new_zeros(num_slots, sum(parts), max_rank)
+    for experts in experts_by_layer(model).values() if with_experts else ():
+        experts.make_adapter_room(num_slots, max_rank, like)
     if with_embeddings and model.stage.is_first:
         table = model.model.embed_tokens
         num_tokens, size = table.weight.shape
@@ -76,15 +100,15 @@ def make_room(
 def fill_slot(share: LayerAdapter, slot: int) -> None:
     """Copies an adapter's share of a layer into a slot; on CUDA the copy is queued."""
     room_a, room_b = slot_of(share.layer, slot)
-    num_parts, rank, _ = share.a.shape
+    num_parts, rank = share.a.shape[-3:-1]
     if is_table(share.layer):
         by_part = room_a.T.unsqueeze(0)
     else:
-        by_part = room_a.view(num_parts, -1, room_a.shape[1])
-    by_part[:, :rank].copy_(share.a, non_blocking=True)
-    by_part[:, rank:].zero_()
-    room_b[:, :rank].copy_(share.b, non_blocking=True)
-    room_b[:, rank:].zero_()
+        by_part = room_a.view(*room_a.shape[:-2], num_parts, -1, room_a.shape[-1])
+    by_part[..., :rank, :].copy_(share.a, non_blocking=True)
+    by_part[..., rank:, :].zero_()
+    room_b[..., :rank].copy_(share.b, non_blocking=True)
+    room_b[..., rank:].zero_()
 
 
 def clear_slot(layer: AdaptedLayer, slot: int) -> None:
@@ -93,7 +117,7 @@ def clear_slot(layer: AdaptedLayer, slot: int) -> None:
 
 
 def slot_of(layer: AdaptedLayer, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the memory of a slot: A, [parts * R, K] or of the embedding [tokens, R], and B."""
+    """Returns the memory of a slot: A, [..., parts * R, K] or of a table [tokens, R], and B."""
     assert layer.adapter_a is not None, "the layer has room"
     assert layer.adapter_b is not None, "the layer has room"
     return layer.adapter_a[slot], layer.adapter_b[slot]

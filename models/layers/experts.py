@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from models.batch_invariance import is_batch_invariant
 from models.config_sections.moe import MoeConfig
+from models.layers.expert_room import ExpertRoom
 from models.layers.quantization import FLOAT_GROUPS, Packing
 from models.layers.weight import ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
@@ -32,6 +34,7 @@ class Experts(nn.Module):
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.experts.expert_formats.
     packing: of weights that come one expert at a time in 4 bits, already in the order of kernels;
         None for others.
+    gate_up_room, down_room: room for low-rank adapters; None without any.
     placement: of whole experts; None where every rank has a share of all. Then expert_map and
         expert_load are those of models.ops.experts.expert_parallel.
     """
@@ -76,6 +79,39 @@ class Experts(nn.Module):
         self.gate_up_proj_scale: nn.Parameter | None = None
         self.down_proj_scale: nn.Parameter | None = None
         self.packing: Packing | None = None
+        self.gate_up_room: ExpertRoom | None = None
+        self.down_room: ExpertRoom | None = None
+
+    @property
+    def adapter_arguments(self) -> Sequence[torch.Tensor]:
+        """The last arguments of operators; none without room for adapters."""
+        rooms = self.gate_up_room, self.down_room
+        return [each for room in rooms if room is not None for each in room.tensors]
+
+    def make_adapter_room(self, num_slots: int, max_rank: int, like: torch.Tensor) -> None:
+        """Makes empty slots for adapters of all experts, in the dtype and on the device of `like`.
+
+        Raises:
+            ValueError: ranks hold whole experts, or the products of the weights' format cannot be
+                separated from the gate.
+        """
+        if self.placement is not None:
+            raise ValueError("--lora-experts does not work with experts that ranks hold whole")
+        num_rows = self.num_parts * self._local_size
+        is_by_block = self.gate_up_proj_scale is not None and (
+            self.gate_up_proj_scale.shape[1:] != (num_rows, 1)
+        )
+        is_fp8 = self.down_proj.dtype == FP8
+        if is_by_block and not (is_fp8 and self._local_size % BLOCK == 0):
+            raise ValueError(
+                "--lora-experts does not work with experts that are kept in 4 bits, or in FP8 with "
+                "scales for parts of a block"
+            )
+        count, size = self.down_proj.shape[:2]
+        parts, inner = (self._local_size,) * self.num_parts, self._local_size
+        room = partial(ExpertRoom, num_slots=num_slots, max_rank=max_rank, like=like)
+        self.gate_up_room = room(count, parts, size)
+        self.down_room = room(count, (size,), inner)
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
         """Returns whether weights with such scales may stay FP8: no rank may hold part of one."""
@@ -309,6 +345,7 @@ class TransposedExperts(Experts):
         if loaded.dim() != len(self.stored_shape(param, param)):
             raise ValueError(f"its shape is {tuple(loaded.shape)}; the model needs 3 dimensions")
         hidden_dim = 1 if param is self.down_proj else 2
-        if loaded.shape[3 - hidden_dim] == param.shape[hidden_dim]:
+        is_own = any(param is each for each in self.parameters(recurse=False))
+        if is_own and loaded.shape[3 - hidden_dim] == param.shape[hidden_dim]:
             loaded = loaded.transpose(1, 2)
         super().weight_loader(param, loaded, shard_id)

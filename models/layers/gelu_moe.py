@@ -84,5 +84,6 @@ class GeluMoE(nn.Module):
         output = gelu_moe(
             hidden, self.router(scored), self.router.per_expert_scale,
             self.experts.gate_up_proj, self.experts.down_proj, self._top_k,
+            *self.experts.adapter_arguments,
         )  # fmt: skip
         return output if self._group.size == 1 else all_reduce(output, self._group.name)

@@ -117,7 +117,7 @@ class HashMoE(nn.Module):
         output = chosen_moe(
             hidden, weights, ids, experts.gate_up_proj, experts.down_proj,
             experts.gate_up_proj_scale, experts.down_proj_scale, moe.swiglu_alpha,
-            moe.swiglu_limit, moe.adds_one,
+            moe.swiglu_limit, moe.adds_one, *experts.adapter_arguments,
         )  # fmt: skip
         output = output + self.shared_experts(hidden)
         return output if self._group.size == 1 else all_reduce(output, self._group.name)

@@ -124,7 +124,7 @@ class FusedMoE(nn.Module):
                 *arguments, experts.expert_map, experts.expert_load, self._gathers
             )
         else:
-            output = torch.ops.octavo.fused_moe(*arguments)
+            output = torch.ops.octavo.fused_moe(*arguments, *experts.adapter_arguments)
         if self._gathers:
             share_out = ordered_reduce_scatter if self._sums_in_order else reduce_scatter
             output = share_out(output, DATA_PARALLEL, self._group.data_parallel_size)

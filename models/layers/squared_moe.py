@@ -63,6 +63,7 @@ class SquaredMoE(nn.Module):
             moe.num_experts_per_tok, moe.norm_topk_prob, moe.routed_scaling_factor, moe.n_group,
             moe.topk_group, experts.expert_map if is_placed else None,
             experts.expert_load if is_placed else None, self._gathers,
+            *experts.adapter_arguments,
         )  # fmt: skip
         if self._gathers:
             share_out = ordered_reduce_scatter if self._sums_in_order else reduce_scatter

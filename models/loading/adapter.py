@@ -15,11 +15,12 @@ from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from models.config_sections.fields import ConfigError, shown
-from models.layers.adapter_room import LayerAdapter, adapted_layers
+from models.layers.adapter_room import LayerAdapter, adapted_layers, experts_by_layer
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
 from models.layers.weight import check_shape
 from models.loading.adapter_config import CONFIG_FILE, AdapterConfig
+from models.loading.expert_adapter import ExpertFactors, ExpertModule, by_layer, expert_shares
 from models.loading.header import find_damage
 from models.loading.names import (
     Destination,
@@ -86,6 +87,7 @@ class AdapterReader:
         self._model = model
         self._is_pinned = is_pinned
         self._layers = set(adapted_layers(model))
+        self._experts = experts_by_layer(model)
         self._destinations = {
             name: each
             for name, each in find_destinations(model).items()
@@ -96,6 +98,11 @@ class AdapterReader:
         num_elements = sum(_num_elements(each, model.max_adapter_rank) for each in self._layers)
         vocabulary = model.config.vocab_size + model.config.hidden_size
         num_elements += 2 * model.max_adapter_rank * vocabulary
+        for experts in self._experts.values():
+            rooms = experts.gate_up_room, experts.down_room
+            num_elements += sum(
+                each[0].numel() for r in rooms if r is not None for each in r.tensors
+            )
         # Ranks hold shares, and stages some layers: the file has all of them.
         self._max_bytes = MAX_HEADER_BYTES + _STORED_BYTES * num_elements * num_ranks
 
@@ -158,10 +165,16 @@ class AdapterReader:
         self, modules: Mapping[str, _Factors], config: AdapterConfig
     ) -> Iterator[LayerAdapter]:
         """Yields this rank's share of each layer that the adapter changes."""
-        by_layer: dict[QuantizableLinear, list[tuple[Destination, torch.Tensor, torch.Tensor]]]
-        by_layer = defaultdict(list)
+        stored_by_layer: dict[
+            QuantizableLinear, list[tuple[Destination, torch.Tensor, torch.Tensor]]
+        ] = defaultdict(list)
+        experts = []
         for module, factors in modules.items():
-            a, b = self._checked(module, factors, config)
+            expert = ExpertModule.parse(module)
+            if expert is not None:
+                experts.append(self._of_experts(expert, factors, config, modules))
+                continue
+            a, b = self._checked(module, factors, config.rank_of(module))
             name = renamed(f"{module}.weight", self._model)
             if name in (_EMBEDDING, _HEAD):
                 yield from self._of_vocabulary(module, name, factors, config)
@@ -173,9 +186,39 @@ class AdapterReader:
                 scaled = b.float() * config.scale_of(module)
                 layer = _layer_of(destination)
                 assert layer is not None, "_destination found it"
-                by_layer[layer].append((destination, a, scaled))
-        for layer, stored in by_layer.items():
+                stored_by_layer[layer].append((destination, a, scaled))
+        for layer, stored in stored_by_layer.items():
             yield self._share(layer, stored)
+        for number, own in by_layer(experts).items():
+            if number in self._experts:
+                yield from map(_finite, expert_shares(self._experts[number], own, self._empty))
+
+    def _of_experts(
+        self,
+        module: ExpertModule,
+        factors: _Factors,
+        config: AdapterConfig,
+        modules: Mapping[str, _Factors],
+    ) -> ExpertFactors:
+        """Returns the factors of a module of experts, checked."""
+        experts = self._experts.get(module.layer)
+        name, parameter = module.name, module.projection
+        if experts is None:
+            self._check_elsewhere(name, f"model.layers.{module.layer}.mlp")
+        elif experts.gate_up_room is None:
+            raise ValueError(f"it adapts {name}, which needs --lora-experts")
+        moe = self._model.config.moe
+        if moe is None:
+            raise ValueError(f"it adapts {name}, which the model does not have")
+        num_stacked = 1
+        if module.expert is None:
+            is_alone = f"{name}.base_layer" not in modules
+            parameter = module.parameter(config, is_alone=is_alone)
+            name = f"{name.removesuffix('.base_layer')}.{parameter}"
+            num_stacked = moe.num_experts
+        a, b = self._checked(module.name, factors, num_stacked * config.rank_of(name))
+        scaled = b.float() * config.scale_of(name)
+        return ExpertFactors(module=module, parameter=parameter, a=a, b=scaled)
 
     def _of_vocabulary(
         self, module: str, name: str, factors: _Factors, config: AdapterConfig
@@ -209,20 +252,29 @@ class AdapterReader:
         destination = self._destinations.get(name)
         if destination is not None and _layer_of(destination) in self._layers:
             return destination
-        if destination is None and is_of_another_stage(name, self._model):
+        if destination is None:
+            self._check_elsewhere(module, name)
             return None
+        self._check_layer(module, name)
+        raise ValueError(f"it adapts {module}, whose adapters are not supported")
+
+    def _check_elsewhere(self, module: str, name: str) -> None:
+        """Refuses a module that no pipeline stage has; name: of it, or of a part of its layer."""
+        if is_of_another_stage(name, self._model):
+            return
+        self._check_layer(module, name)
+        raise ValueError(f"it adapts {module}, which the model does not have")
+
+    def _check_layer(self, module: str, name: str) -> None:
         layer = _LAYER.search(name)
         num_layers = self._model.config.num_hidden_layers
         if layer is not None and int(layer[1]) >= num_layers:
             raise ValueError(f"it adapts {module}, and the model has {num_layers} layers")
-        if destination is None:
-            raise ValueError(f"it adapts {module}, which the model does not have")
-        raise ValueError(f"it adapts {module}, whose adapters are not supported")
 
     def _checked(
-        self, module: str, factors: _Factors, config: AdapterConfig
+        self, module: str, factors: _Factors, rank: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the factors of a module, A [r, K] and B [N, r].
+        """Returns the factors of a module, A [r, K] and B [N, r], of a rank r.
 
         Raises:
             ValueError: one is missing, of a wrong rank or dtype, or holds NaN or infinity.
@@ -231,7 +283,6 @@ class AdapterReader:
         if missing is not None:
             raise ValueError(f"tensor {module}.lora_{missing}.weight is missing")
         a, b = factors.stored["A"], factors.stored["B"]
-        rank = config.rank_of(module)
         for factor, values, dim in (("A", a, 0), ("B", b, 1)):
             name = f"tensor {module}.lora_{factor}.weight"
             if values.dtype not in _DTYPES:
@@ -262,12 +313,21 @@ class AdapterReader:
             destination.layer.weight_loader(share_b, wide, destination.shard_id)
             for part in parts:
                 share_a[part, : len(a)] = layer.local_inputs(a)
-        if not bool(share_b.isfinite().all()):
-            raise ValueError(f"its scaled values exceed {share_b.dtype}")
-        return LayerAdapter(layer=layer, a=share_a, b=share_b.detach())
+        return _finite(LayerAdapter(layer=layer, a=share_a, b=share_b.detach()))
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=self._model.dtype, device="cpu", pin_memory=self._is_pinned)
+
+
+def _finite(share: LayerAdapter) -> LayerAdapter:
+    """Returns a share whose values the model's dtype can hold.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not bool(share.b.isfinite().all()):
+        raise ValueError(f"its scaled values exceed {share.b.dtype}")
+    return share
 
 
 def _layer_of(destination: Destination) -> QuantizableLinear | None:

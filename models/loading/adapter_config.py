@@ -36,6 +36,7 @@ _REFUSED_PARTS = {
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ways to initialise that change the base model, unless PEFT converts the adapter."""
 _PLAIN = re.compile(r"[\w.]+")
+_ANY_PARENT = r".*\."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     """Ranks of some modules, by the end of their names."""
     alphas: Mapping[str, float]
+    target_parameters: tuple[str, ...] = ()
+    """Names of the parameters that are adapted without a module of their own."""
 
     @classmethod
     def read(cls, folder: Path) -> "AdapterConfig":
@@ -78,8 +81,9 @@ class AdapterConfig:
             rank=_rank(fields, "r"),
             alpha=fields.number("lora_alpha", 8.0),
             is_rank_stabilized=fields.flag("use_rslora"),
-            ranks={name: _rank(ranks, name) for name in ranks.values},
-            alphas={name: alphas.number(name) for name in alphas.values},
+            ranks={_plain(name): _rank(ranks, name) for name in ranks.values},
+            alphas={_plain(name): alphas.number(name) for name in alphas.values},
+            target_parameters=_parameters(fields),
         )
 
     @property
@@ -115,12 +119,25 @@ def _pattern(fields: Fields, name: str) -> Fields:
     if len(pattern.values) > MAX_PATTERNS:
         raise fields.error(name, f"an object of at most {MAX_PATTERNS} modules")
     for each in pattern.values:
-        if len(each) > MAX_PATTERN_LENGTH or _PLAIN.fullmatch(each) is None:
+        if len(each) > MAX_PATTERN_LENGTH or _PLAIN.fullmatch(_plain(each)) is None:
             raise ConfigError(
                 f"{fields.file}: {name} has {each[:80]!r}: only plain names of modules are "
                 "supported, not expressions"
             )
     return pattern
+
+
+def _plain(pattern: str) -> str:
+    """Returns a pattern without the beginning that PEFT gives patterns of stacked experts."""
+    return pattern.removeprefix(_ANY_PARENT)
+
+
+def _parameters(fields: Fields) -> tuple[str, ...]:
+    """Returns the last parts of the names in target_parameters."""
+    names = fields.values.get("target_parameters") or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise fields.error("target_parameters", "a list of names")
+    return tuple(sorted({each.rpartition(".")[2] for each in names}))
 
 
 def _rank(fields: Fields, name: str) -> int:

@@ -1,6 +1,6 @@
 """The operands of a mixture of experts: routing rules and weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -29,6 +29,22 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertAdapters:
+    """Low-rank adapters of experts. S slots of adapters, R their largest rank.
+
+    gate_up_a: [S, E, num_parts * R, H]. gate_up_b: [S, E, num_parts * I, R], scaled.
+    down_a: [S, E, R, I]. down_b: [S, E, H, R], scaled.
+    slots: of each token, [at least T] int32: 0 for none, n + 1 for slot n.
+    """
+
+    gate_up_a: torch.Tensor
+    gate_up_b: torch.Tensor
+    down_a: torch.Tensor
+    down_b: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """Experts and their gate. E experts, H hidden size, I inner size of one expert.
 
@@ -40,6 +56,7 @@ class ExpertWeights:
     is_gelu: the gate is a gelu, by tanh, not a silu; weights are in the model's dtype.
     num_routed: experts that tokens choose from, if these are only some of them. Ids then count
         from the first of these, and E stands for an expert that is not here.
+    adapters: of tokens that have one; None where the layer has no room for any.
     """
 
     gate_up: torch.Tensor
@@ -54,6 +71,7 @@ class ExpertWeights:
     is_squared: bool = False
     is_gelu: bool = False
     num_routed: int | None = None
+    adapters: ExpertAdapters | None = None
 
     @property
     def num_choices(self) -> int:
@@ -81,6 +99,12 @@ class ExpertWeights:
         if self.limit is None:
             return 0
         return 1 if self.adds_one else 2
+
+    def of_tokens(self, tokens: slice) -> "ExpertWeights":
+        """Returns the experts for some of the step's tokens."""
+        if self.adapters is None:
+            return self
+        return replace(self, adapters=replace(self.adapters, slots=self.adapters.slots[tokens]))
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Maps results of gate_up, [..., num_parts * I], to [..., I].

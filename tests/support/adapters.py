@@ -40,6 +40,49 @@ def linear_modules(model, *, without=()) -> dict[str, tuple[int, int]]:
     }
 
 
+def expert_factors(model, *, rank=4, seed=0, size=0.3) -> Factors:
+    """Returns factors of a model's stacked experts as PEFT has them: A [E * r, K], B [N, r * E]."""
+    factors = {}
+    for name, (module, param) in _stacked_experts(model).items():
+        count, n, k = _rows_first(module, param).shape
+        shapes = {name: (n, k)}
+        drawn = random_factors(shapes, rank=rank * count, seed=seed + len(factors), size=size)
+        factors |= drawn
+    return factors
+
+
+def single_expert_factors(stacked: Factors, num_experts, names) -> Factors:
+    """Returns stacked factors as those of single experts; names: of gate, up and down."""
+    factors = {}
+    for name, (a, b) in stacked.items():
+        experts, _, parameter = name.rpartition(".")
+        for expert in range(num_experts):
+            own_a = a.view(num_experts, -1, a.shape[1])[expert]
+            own_b = b.view(len(b), -1, num_experts)[..., expert]
+            if parameter == "down_proj":
+                factors[f"{experts}.{expert}.{names[2]}"] = own_a, own_b
+                continue
+            for part, own in enumerate(own_b.chunk(2)):
+                factors[f"{experts}.{expert}.{names[part]}"] = own_a, own
+    return factors
+
+
+def _stacked_experts(model):
+    """Returns the parameters of a model of transformers that stack experts, and their modules."""
+    return {
+        f"{path}.{name}": (module, param)
+        for path, module in model.named_modules()
+        if path.endswith(".experts")
+        for name, param in module.named_parameters(recurse=False)
+        if param.dim() == 3
+    }
+
+
+def _rows_first(module, param):
+    """Returns stacked weights as [E, N, K]."""
+    return param.transpose(1, 2) if getattr(module, "is_transposed", False) else param
+
+
 def vocabulary_factors(model, *, rank=4, seed=0, size=0.3) -> Factors:
     """Returns factors of the embedding and the head of a model of transformers."""
     vocab, hidden = model.get_input_embeddings().weight.shape
@@ -57,8 +100,12 @@ def write_adapter(folder: Path, factors: Factors, *, rank=4, alpha=8, **config) 
             tensors[f"base_model.model.{module}.lora_embedding_A"] = a.contiguous()
             tensors[f"base_model.model.{module}.lora_embedding_B"] = b.contiguous()
             continue
-        tensors[f"base_model.model.{module}.lora_A.weight"] = a.contiguous()
-        tensors[f"base_model.model.{module}.lora_B.weight"] = b.contiguous()
+        experts, _, parameter = module.rpartition(".")
+        if experts.endswith(".experts"):
+            is_wrapped = f"{experts}.down_proj" in factors and parameter != "down_proj"
+            module = f"{experts}.base_layer" if is_wrapped else experts
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.clone()
     save_file(tensors, folder / "adapter_model.safetensors")
     fields = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
     (folder / "adapter_config.json").write_text(json.dumps(fields))
@@ -68,8 +115,14 @@ def write_adapter(folder: Path, factors: Factors, *, rank=4, alpha=8, **config) 
 def merged_model(model, factors: Factors, *, scale=2.0):
     """Returns a model of transformers with an adapter merged: W + scale * B A."""
     merged = copy.deepcopy(model)
+    stacked = _stacked_experts(merged)
     with torch.no_grad():
         for module, (a, b) in factors.items():
+            if module in stacked:
+                weight = _rows_first(*stacked[module])
+                by_expert = b.view(len(b), -1, len(weight)).permute(2, 0, 1)
+                weight += scale * (by_expert @ a.view(len(weight), -1, a.shape[1]))
+                continue
             delta = scale * (b @ a)
             merged.get_submodule(module).weight += delta.T if module == EMBEDDING else delta
     return merged
@@ -82,11 +135,17 @@ def write_merged(folder: Path, model, factors: Factors, *, scale=2.0) -> Path:
 
 
 def load_with_adapters(
-    base: Path, *adapters: Path, max_rank=8, with_embeddings=False, **options
+    base: Path, *adapters: Path, max_rank=8, with_embeddings=False, with_experts=False, **options
 ) -> CausalLM:
     """Loads a model with adapters in its slots, in order."""
     model = load_model(base, **{**FLOAT32, **options})
-    make_room(model, num_slots=len(adapters), max_rank=max_rank, with_embeddings=with_embeddings)
+    make_room(
+        model,
+        num_slots=len(adapters),
+        max_rank=max_rank,
+        with_embeddings=with_embeddings,
+        with_experts=with_experts,
+    )
     reader = AdapterReader(model)
     for slot, folder in enumerate(adapters):
         for share in reader.read(folder).layers:

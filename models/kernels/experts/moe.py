@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from models.batch_invariance import is_batch_invariant
+from models.kernels.experts.adapted_experts import apply_adapted
 from models.kernels.experts.expert_forms import are_few, takes_cores
 from models.kernels.experts.fp8.fp8_experts import apply_fp8_on_cores, takes_experts
 from models.kernels.experts.fp8.moe_fp8 import apply_fp8
@@ -37,8 +38,11 @@ def apply_experts(
     are added in a fixed order: equal inputs give equal bits. Chunks of tokens bound the memory.
     """
     num_tokens, top_k = ids.shape
-    if experts.is_fp8 and takes_experts(experts) and not is_batch_invariant():
-        apply: Callable[..., None] = apply_fp8_on_cores
+    apply: Callable[..., None]
+    if experts.adapters is not None:
+        apply = apply_adapted
+    elif experts.is_fp8 and takes_experts(experts) and not is_batch_invariant():
+        apply = apply_fp8_on_cores
     elif experts.is_fp8:
         apply = apply_fp8
     elif experts.is_quantized:
@@ -57,5 +61,6 @@ def apply_experts(
     for chunk in token_chunks(
         num_tokens, top_k=top_k, itemsize=hidden.dtype.itemsize, experts=experts
     ):
-        apply(hidden[chunk], weights[chunk], ids[chunk], experts, output[chunk])
+        own = experts.of_tokens(chunk)
+        apply(hidden[chunk], weights[chunk], ids[chunk], own, output[chunk])
     return output

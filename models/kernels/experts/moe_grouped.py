@@ -5,7 +5,7 @@ the worst case, so that it depends on shapes alone; programs without rows return
 left factor: tensor cores need 64 rows there, and an expert may have few.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.kernels.experts.expert_forms import TILE_ROWS, tile_rows
 from models.kernels.experts.moe_routing import sort_by_expert
+from models.kernels.experts.pair_order import PairOrder
 from models.kernels.experts.swiglu import gated
 from models.kernels.gpu import gpu_of
 from models.kernels.launching.copy_engine import COPY_ALIGNMENT
@@ -260,14 +261,7 @@ def apply_grouped(
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
 
-    def described(matrix: torch.Tensor, num_rows: int, tiles: GroupedTiles) -> object:
-        """Returns a matrix as the kernels take it, with tiles of `num_rows` rows."""
-        if not is_described:
-            return matrix
-        size = matrix.shape[-1]
-        shape = [matrix.numel() // size, size]
-        return TensorDescriptor(matrix, shape, [size, 1], [num_rows, tiles.depth])
-
+    described = partial(_described, is_described=is_described)
     tiles = gate_up_tiles
     _gate_up_kernel[(triton.cdiv(inner, tiles.columns), num_tiles)](
         hidden, described(experts.gate_up, tiles.columns, tiles), gate_up_bias, pairs, starts,
@@ -280,6 +274,53 @@ def apply_grouped(
         pairs, starts, results, **constants_of(tiles), **shape,
     )  # fmt: skip
     sum_by_token(results, weights, output, is_partial=experts.is_partial)
+
+
+def grouped_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    order: PairOrder,
+) -> torch.Tensor:
+    """Returns the product of each pair with its expert's matrix, [T * top_k, N], by token.
+
+    Args:
+        x: [T * top_k, K], in the order of the pairs.
+        weight: [E, N, K], without scales.
+        scale: None.
+        bias: [E, N].
+        order: of the pairs.
+    """
+    assert scale is None, "weights are in the model's dtype"
+    num_experts, num_outputs, num_inputs = weight.shape
+    rows, _, tiles = _tiles(
+        order.num_pairs, order.num_choices, order.is_alone, x.itemsize, x.device
+    )
+    is_described = not num_inputs * x.itemsize % COPY_ALIGNMENT
+    described = partial(_described, tiles=tiles, is_described=is_described)
+    output = x.new_empty(order.num_pairs, num_outputs)
+    _down_kernel[(triton.cdiv(num_outputs, tiles.columns), order.num_tiles(rows))](
+        described(x, rows), described(weight, tiles.columns), x if bias is None else bias,
+        order.pairs, order.starts, output,
+        HIDDEN=num_outputs, INNER=num_inputs, NUM_EXPERTS=num_experts, ROWS=rows,
+        BLOCK_E=triton.next_power_of_2(num_experts), IS_DESCRIBED=is_described,
+        IS_ALONE=order.is_alone, HAS_BIAS=bias is not None, **constants_of(tiles),
+        **launch_options(x.device),
+    )  # fmt: skip
+    return output
+
+
+def _described(
+    matrix: torch.Tensor, num_rows: int, tiles: GroupedTiles, *, is_described: bool
+) -> object:
+    """Returns a matrix as the kernels take it, with tiles of `num_rows` rows."""
+    if not is_described:
+        return matrix
+    size = matrix.shape[-1]
+    shape = [matrix.numel() // size, size]
+    return TensorDescriptor(matrix, shape, [size, 1], [num_rows, tiles.depth])
 
 
 def sum_by_token(

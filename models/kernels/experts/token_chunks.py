@@ -38,6 +38,9 @@ def scratch_bytes(num_tokens: int, *, top_k: int, itemsize: int, experts: Expert
     hidden, inner = experts.down.shape[1], experts.inner_size
     order = 8 if experts.is_fp8 else 4
     pair = (inner + hidden) * itemsize + order
+    if experts.adapters is not None:
+        # The inputs of pairs, and results that are not fused with the gate, also in float32.
+        pair += hidden * itemsize + experts.num_parts * inner * (itemsize + 8)
     # A row in FP8, with its scales; on Hopper one of each pair, whose results then take its memory.
     # The inner features in FP8 need less than in the model's dtype.
     token = hidden + 4 * -(-hidden // BLOCK) if experts.is_fp8 else 0

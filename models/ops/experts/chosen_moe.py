@@ -6,7 +6,7 @@ from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.experts.moe import apply_experts
+from models.ops.experts.moe import apply_experts, with_slots
 
 
 def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -20,11 +20,15 @@ def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     alpha: float,
     limit: float | None,
     adds_one: bool,
+    gate_up_a: torch.Tensor | None = None,
+    gate_up_b: torch.Tensor | None = None,
+    down_a: torch.Tensor | None = None,
+    down_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sends each token through given experts and adds up their weighted results.
 
     weights: [T, top_k] float32, and ids of experts, [T, top_k] int32 or int64. Others are fields of
-    ExpertWeights. Maps hidden [T, H] to [T, H].
+    ExpertWeights and ExpertAdapters. Maps hidden [T, H] to [T, H].
     """
     experts = ExpertWeights(
         gate_up=gate_up,
@@ -34,6 +38,7 @@ def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         alpha=alpha,
         limit=limit,
         adds_one=adds_one,
+        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
     )
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.

@@ -6,28 +6,38 @@ from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights, Routing
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.experts.moe import apply_experts, route
+from models.ops.experts.moe import apply_experts, route, with_slots
 
 
-def _gelu_moe(
+def _gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
     expert_scale: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     top_k: int,
+    gate_up_a: torch.Tensor | None = None,
+    gate_up_b: torch.Tensor | None = None,
+    down_a: torch.Tensor | None = None,
+    down_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sends each token through its best experts and adds up their weighted, scaled results.
 
     Weights are softmax scores that sum to 1, times a scale of each expert. Maps hidden [T, H] and
     router_logits [T, E] to [T, H]. expert_scale: [E]. gate_up: [E, 2 * I, H]. down: [E, H, I].
+    The others are fields of ExpertAdapters.
 
     Source: transformers 5.23, models/gemma4.
     """
     routing = Routing(
         top_k=top_k, is_sigmoid=False, is_normed=True, scaling=1.0, num_groups=1, top_groups=1
     )
-    experts = ExpertWeights(gate_up=gate_up, down=down, is_gelu=True)
+    experts = ExpertWeights(
+        gate_up=gate_up,
+        down=down,
+        is_gelu=True,
+        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+    )
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.experts import moe as kernel

@@ -4,11 +4,13 @@ import torch
 from torch.nn import functional
 
 from models.batch_invariance import row_wise
+from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
 from models.number_formats import BLOCK
-from models.operands.experts import ExpertWeights, Routing
+from models.operands.experts import ExpertAdapters, ExpertWeights, Routing
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.experts.expert_formats import expert_values
+from models.ops.products.add_adapters import add_slots
 from models.ops.products.fp8_linear import quantize
 
 
@@ -30,12 +32,16 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     top_groups: int,
     alpha: float,
     limit: float | None,
+    gate_up_a: torch.Tensor | None = None,
+    gate_up_b: torch.Tensor | None = None,
+    down_a: torch.Tensor | None = None,
+    down_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sends each token through its best experts and adds up their weighted results.
 
     It is an operator because the data decide which expert computes which token, which a compiler
-    cannot trace. Arguments are the fields of ExpertWeights and Routing, and correction_bias of
-    `route`. Maps hidden [T, H] and router_logits [T, E] to [T, H].
+    cannot trace. Arguments are the fields of ExpertWeights, Routing and ExpertAdapters, and
+    correction_bias of `route`. Maps hidden [T, H] and router_logits [T, E] to [T, H].
 
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2.
     """
@@ -56,6 +62,7 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         down_scale=down_scale,
         alpha=alpha,
         limit=limit,
+        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
     )
     return routed_experts(hidden, router_logits, correction_bias, routing, experts)
 
@@ -85,6 +92,25 @@ def routed_experts(
         )
 
     return row_wise(apply, hidden, router_logits)
+
+
+def with_slots(
+    gate_up_a: torch.Tensor | None,
+    gate_up_b: torch.Tensor | None,
+    down_a: torch.Tensor | None,
+    down_b: torch.Tensor | None,
+) -> ExpertAdapters | None:
+    """Returns adapters with the slots of the step's tokens, which the forward context has.
+
+    All four are None without adapters.
+    """
+    if gate_up_a is None or gate_up_b is None or down_a is None or down_b is None:
+        return None
+    slots = get_forward_context().adapter_slots
+    assert slots is not None, "a model with adapters runs with their slots"
+    return ExpertAdapters(
+        gate_up_a=gate_up_a, gate_up_b=gate_up_b, down_a=down_a, down_b=down_b, slots=slots
+    )
 
 
 def route(
@@ -148,10 +174,19 @@ def apply_experts(
             experts.gate_up, experts.gate_up_scale, experts.gate_up_bias,
             num_parts=experts.num_parts,
         )  # fmt: skip
+        adapters = experts.adapters
+        if adapters is not None:
+            parts, slots = (experts.inner_size,) * experts.num_parts, adapters.slots[tokens]
+            a, b = adapters.gate_up_a[:, expert], adapters.gate_up_b[:, expert]
+            gate_up = add_slots(gate_up, x, a, b, parts, slots)
         inner = experts.activate(gate_up)
-        if rounds_activations:
-            inner = _rounded(inner)
-        result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)
+        result = _linear(
+            _rounded(inner) if rounds_activations else inner, expert,
+            experts.down, experts.down_scale, experts.down_bias,
+        )  # fmt: skip
+        if adapters is not None:
+            a, b = adapters.down_a[:, expert], adapters.down_b[:, expert]
+            result = add_slots(result, inner, a, b, (len(b[0]),), slots)
         output.index_add_(0, tokens, result.to(exact) * weights.flatten()[pairs, None])
     return output.to(hidden.dtype)
 

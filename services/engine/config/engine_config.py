@@ -165,12 +165,21 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        """Refuses adapters in batch-invariant mode."""
+        """Refuses adapters in batch-invariant mode, and of experts that ranks hold whole."""
         num_slots = self.adapters.max_loras
         if num_slots and self.worker.batch_invariant:
             raise ValueError(
                 f"--max-loras is {num_slots}: it must be 0 with --batch-invariant, as products of "
                 "adapters depend on the tokens of a step that share one"
+            )
+        parallel = self.parallel
+        if self.adapters.lora_experts and (
+            parallel.enable_expert_parallel or parallel.data_parallel_size > 1
+        ):
+            raise ValueError(
+                "--lora-experts must be off with --enable-expert-parallel and "
+                "--data-parallel-size: their ranks hold whole experts, without the slots of other "
+                "ranks' tokens"
             )
         return self
 

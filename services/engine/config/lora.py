@@ -28,6 +28,8 @@ class LoraConfig(ConfigSection):
     """Largest rank of an adapter; room is made for it."""
     lora_embeddings: bool = False
     """Make room for adapters of the embedding and the head, too."""
+    lora_experts: bool = False
+    """Make room for adapters of routed experts, too: each slot has room in all experts."""
     max_cpu_loras: int = Field(default=1024, ge=1, le=65_536)
     """Most adapters that are known at the same time; all are in host memory."""
 

@@ -9,7 +9,7 @@ In batch-invariant mode all tiles have 64 rows or more. Hopper multiplies these 
 instruction, which adds 32 products at a time whatever the tile; fewer rows take another kind.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 
 import torch
@@ -21,8 +21,8 @@ from models.kernels.experts.expert_forms import are_few, tile_rows
 from models.kernels.experts.fp8.rounding import rounded
 from models.kernels.experts.moe_grouped import find_rows, sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
+from models.kernels.experts.pair_order import PairOrder
 from models.kernels.experts.swiglu import gated
-from models.kernels.experts.torch_experts import squared_results
 from models.kernels.gpu import gpu_of
 from models.kernels.launching.dependent_launch import (
     launch_options,
@@ -225,35 +225,50 @@ def _squared_results(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
     """Returns the results of pairs of experts without gates, not yet weighted, [T * top_k, H]."""
-    num_experts, num_choices = len(experts.down), experts.num_choices
-    top_k, num_pairs = ids.shape[1], ids.numel()
-    is_alone = are_few(num_pairs, num_choices, top_k)
-    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts, num_choices)
+    del weights
+    order = PairOrder.of(ids, len(experts.down), experts.num_choices)
+    inner = fp8_product(
+        order.sorted(hidden, num_pairs=order.top_k),
+        experts.gate_up, experts.gate_up_scale, None, order=order,
+    )  # fmt: skip
+    x = order.sorted(inner).relu().square()
+    return fp8_product(x, experts.down, experts.down_scale, None, order=order)
+
+
+def fp8_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    order: PairOrder,
+) -> torch.Tensor:
+    """Returns the product of each pair with its expert's matrix, [T * top_k, N], by token.
+
+    Args:
+        x: [T * top_k, K], in the order of the pairs; it is rounded to FP8.
+        weight: [E, N, K]. Parts of the rows with scales by block begin at multiples of a block.
+        scale: of models.ops.experts.expert_formats.
+        bias: [E, N].
+        order: of the pairs.
+    """
+    assert scale is not None, "FP8 has scales"
+    num_experts, num_outputs, num_inputs = weight.shape
     _, tiles = _tiles(
-        num_pairs, num_choices, experts.inner_size, is_alone, is_batch_invariant(), hidden.device
-    )
-    tiles = _fitting(tiles, hidden.itemsize, hidden.device, num_matrices=1)
-    num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
-
-    def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        _, num_outputs, num_inputs = weight.shape
-        output = x.new_empty(num_pairs, num_outputs)
-        _down_kernel[(triton.cdiv(num_outputs, tiles.columns), num_tiles)](
-            x, weights, weight, scale, weights, pairs, starts, output,
-            HIDDEN=num_outputs, INNER=num_inputs, NUM_EXPERTS=num_experts,
-            BLOCK_E=triton.next_power_of_2(num_experts), BY_ROW=experts.is_scaled_by_row,
-            HAS_BIAS=False, IS_ALONE=is_alone, IS_ROUNDED=False,
-            **launch_options(x.device), **constants_of(tiles),
-        )  # fmt: skip
-        return output
-
-    return squared_results(
-        hidden,
-        top_k,
-        None if is_alone else pairs,
-        partial(product, weight=experts.gate_up, scale=experts.gate_up_scale),
-        partial(product, weight=experts.down, scale=experts.down_scale),
-    )
+        order.num_pairs, order.num_choices, num_inputs, order.is_alone, is_batch_invariant(),
+        x.device,
+    )  # fmt: skip
+    tiles = _fitting(tiles, x.itemsize, x.device, num_matrices=1)
+    output = x.new_empty(order.num_pairs, num_outputs)
+    _down_kernel[(triton.cdiv(num_outputs, tiles.columns), order.num_tiles(tiles.rows))](
+        x, scale, weight, scale, scale if bias is None else bias, order.pairs, order.starts,
+        output, HIDDEN=num_outputs, INNER=num_inputs, NUM_EXPERTS=num_experts,
+        BLOCK_E=triton.next_power_of_2(num_experts),
+        BY_ROW=scale.shape[1:] == (num_outputs, 1), HAS_BIAS=bias is not None,
+        IS_ALONE=order.is_alone, IS_ROUNDED=False, **launch_options(x.device),
+        **constants_of(tiles),
+    )  # fmt: skip
+    return output
 
 
 @lru_cache(maxsize=1024)

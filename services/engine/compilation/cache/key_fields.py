@@ -32,6 +32,7 @@ RELEVANT_FLAGS = {
     "max_loras": "layers have another operator and room for adapters",
     "max_lora_rank": "as max_loras",
     "lora_embeddings": "as max_loras",
+    "lora_experts": "as max_loras",
 }
 """Flag -> how compiled pieces depend on it."""
 

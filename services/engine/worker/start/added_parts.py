@@ -26,7 +26,7 @@ def add_parts(
         max_positions: most tokens of a sequence.
 
     Raises:
-        ValueError: the draft model does not fit.
+        ValueError: the draft model does not fit, or experts can have no adapters.
     """
     if config.adapters.max_loras:
         make_room(
@@ -34,6 +34,7 @@ def add_parts(
             num_slots=config.adapters.max_loras,
             max_rank=config.adapters.max_lora_rank,
             with_embeddings=config.adapters.lora_embeddings,
+            with_experts=config.adapters.lora_experts,
         )
     if config.speculation.draft_model is not None:
         draft = load_draft_model(

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from services.engine.core.adapters import StartRefusedError
 from services.engine.errors import (
@@ -14,7 +15,13 @@ from services.engine.errors import (
     NotPermittedError,
     UnknownModelError,
 )
-from tests.support.adapters import linear_modules, merged_model, random_factors, write_adapter
+from tests.support.adapters import (
+    expert_factors,
+    linear_modules,
+    merged_model,
+    random_factors,
+    write_adapter,
+)
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import greedy_continuation
@@ -46,8 +53,9 @@ def one_thread():
 class Case:
     """A checkpoint, some adapters of it, and the tokens of each."""
 
-    def __init__(self, folder, family, *, num_adapters=2, **sizes):
+    def __init__(self, folder, family, *, num_adapters=2, with_experts=False, **sizes):
         self.folder = folder
+        self.with_experts = with_experts
         self.base = folder / "base"
         self.model = write_checkpoint(self.base, family, **sizes)
         modules = {
@@ -58,6 +66,8 @@ class Case:
         self.merged = {"": self.model}
         for number in range(num_adapters):
             factors = random_factors(modules, seed=number + 1, size=0.2)
+            if with_experts:
+                factors |= expert_factors(self.model, seed=number + 50, size=0.1)
             write_adapter(folder / "adapters" / f"a{number}", factors)
             self.merged[f"a{number}"] = merged_model(self.model, factors)
 
@@ -66,7 +76,8 @@ class Case:
         return [name for name in self.merged if name]
 
     def flags(self):
-        return {"lora": [f"{name}={self.folder / 'adapters' / name}" for name in self.names]}
+        names = [f"{name}={self.folder / 'adapters' / name}" for name in self.names]
+        return {"lora": names, "lora_experts": self.with_experts}
 
     def expected(self, prompt, name):
         return greedy_continuation(copy.deepcopy(self.merged[name]), prompt, NUM_TOKENS)
@@ -101,6 +112,32 @@ async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
             same, greedy_with(max_tokens=NUM_TOKENS), adapters=["a1", "a0", ""]
         )
     assert tokens == [case.expected(PROMPTS[2], name) for name in ("a1", "a0", "")]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3_moe", {"tensor_parallel_size": 2, **SCARCE, **GRAPHS}),
+        ("gpt_oss", {"tensor_parallel_size": 2}),
+        ("deepseek_v3", {"pipeline_parallel_size": 3, **SCARCE}),
+        ("mixtral", {**GRAPHS, "compilation_level": 3}),
+    ],
+)
+async def test_adapters_of_routed_experts_get_the_tokens_of_merged_weights(
+    tmp_path, family, options
+):
+    case = Case(tmp_path, family, with_experts=True)
+    names = ["a0", "", "a1", "a0"]
+    expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
+    async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
+        tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names)
+    assert tokens == expected
+
+
+def test_experts_that_ranks_hold_whole_have_no_adapters(tmp_path):
+    for options in ({"data_parallel_size": 2}, {"enable_expert_parallel": True}):
+        with pytest.raises(ValidationError, match="--lora-experts must be off"):
+            ranks_config(tmp_path, lora_experts=True, max_loras=1, **options)
 
 
 async def test_more_adapters_than_slots_take_turns(tmp_path):

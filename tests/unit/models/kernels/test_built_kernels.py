@@ -6,6 +6,7 @@ from tests.support.programs import run_building
 
 PROGRAM = """
 import sys
+from dataclasses import replace
 from ctypes.util import find_library
 from pathlib import Path
 from services.engine.worker.start.build_processes import BuildProcesses
@@ -36,7 +37,8 @@ from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.latent_case import make_latent_case
-from tests.support.moe_case import make_quantized_experts
+from tests.support.expert_adapter_case import make_expert_adapters
+from tests.support.moe_case import make_experts, make_quantized_experts
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -124,6 +126,16 @@ def adapted():
         for parts in ((64,), (64, 32, 32)):
             add_adapters(*make_adapter_case(num_tokens, 1024, parts, 16, dtype=torch.bfloat16))
 
+def adapted_experts():
+    for dtype, sizes in ((torch.bfloat16, (512, 256)), (torch.float32, (36, 20))):
+        plain = make_experts(hidden=sizes[0], inner=sizes[1], dtype=dtype)
+        fp8 = make_quantized_experts("fp8", hidden=512, inner=256)
+        for experts, num_tokens in ((plain, 1), (plain, 200), (plain, 2000), (fp8, 200)):
+            adapters = make_expert_adapters(experts, num_tokens, rank=16, dtype=dtype)
+            ids = torch.zeros(num_tokens, 3, dtype=torch.int32)
+            hidden = torch.zeros(num_tokens, experts.down.shape[1], dtype=dtype)
+            apply_experts(hidden, ids.float(), ids, replace(experts, adapters=adapters))
+
 def on_other_gpus():
     rounded = rounded_silu_and_mul(torch.zeros(200, 192).bfloat16(), is_blocked=True)
     weight = torch.zeros(200, 96).to(FP8)
@@ -187,7 +199,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
-             latents, recurrent_states, segments, adapted, on_other_gpus]
+             latents, recurrent_states, segments, adapted, adapted_experts, on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)

@@ -1,0 +1,36 @@
+"""Experts with low-rank adapters: products that are not fused with the gate, which comes after.
+
+Weights are in the model's dtype or FP8.
+"""
+
+from functools import partial
+
+import torch
+
+from models.kernels.experts.expert_adapters import add_expert_adapters
+from models.kernels.experts.fp8.moe_fp8 import fp8_product
+from models.kernels.experts.moe_grouped import grouped_product, sum_by_token
+from models.kernels.experts.pair_order import PairOrder
+from models.operands.experts import ExpertWeights
+
+
+def apply_adapted(
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.kernels.experts.moe.apply_experts does, into `output`; both contiguous."""
+    adapters = experts.adapters
+    assert adapters is not None, "others have fused kernels"
+    order = PairOrder.of(ids, len(experts.down), experts.num_choices)
+    multiply = partial(fp8_product if experts.is_fp8 else grouped_product, order=order)
+    add = partial(add_expert_adapters, slots=adapters.slots, order=order)
+    x = order.sorted(hidden, num_pairs=order.top_k)
+    gate_up = multiply(x, experts.gate_up, experts.gate_up_scale, experts.gate_up_bias)
+    add(gate_up, hidden, adapters.gate_up_a, adapters.gate_up_b)
+    inner = experts.activate(gate_up.float()).to(hidden.dtype)
+    results = multiply(order.sorted(inner), experts.down, experts.down_scale, experts.down_bias)
+    add(results, inner, adapters.down_a, adapters.down_b)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
