@@ -189,6 +189,14 @@ class Families:
             family.add_metric([*self._labels.values(), value], number)
         return family
 
+    def info(self, name: str, labels: Mapping[str, str], meaning: str) -> Metric:
+        """Returns the value 1 with facts as labels."""
+        family = GaugeMetricFamily(
+            f"{self._prefix}_{name}", meaning, labels=[*self._labels, *labels]
+        )
+        family.add_metric([*self._labels.values(), *labels.values()], 1)
+        return family
+
     def counter(self, name: str, value: float, meaning: str) -> Metric:
         """Returns a total since the start; its name gets the suffix `_total`."""
         family = CounterMetricFamily(f"{self._prefix}_{name}", meaning, labels=list(self._labels))

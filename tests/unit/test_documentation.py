@@ -84,7 +84,7 @@ def test_links_between_documents_lead_somewhere():
 
 def test_every_metric_is_documented():
     text = (ROOT / "docs" / "observability.md").read_text()
-    config = engine_config()
+    config = engine_config(max_loras=2)
     core = EngineCore(
         config,
         limits=step_limits(config),

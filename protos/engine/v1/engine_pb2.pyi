@@ -453,7 +453,7 @@ class ExpertStats(_message.Message):
     def __init__(self, expert_load: _Optional[_Iterable[int]] = ..., physical_to_logical: _Optional[_Iterable[int]] = ..., rank_load: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_state_blocks", "num_snapshots", "num_snapshots_made", "num_snapshots_used", "num_host_blocks", "num_host_stores", "num_host_loads", "host_copy_bytes", "host_copy_s", "host_hit_tokens", "num_disk_blocks", "num_disk_writes", "num_disk_reads", "disk_read_s", "disk_hit_tokens", "num_disk_faults", "num_disk_drops", "num_encoded_images", "num_found_images", "images_by_run", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "steps_by_num_drafts", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves", "rank_loads", "worker_progress", "sleep_state", "sleep_level", "weights_version")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_state_blocks", "num_snapshots", "num_snapshots_made", "num_snapshots_used", "num_host_blocks", "num_host_stores", "num_host_loads", "host_copy_bytes", "host_copy_s", "host_hit_tokens", "num_disk_blocks", "num_disk_writes", "num_disk_reads", "disk_read_s", "disk_hit_tokens", "num_disk_faults", "num_disk_drops", "num_encoded_images", "num_found_images", "images_by_run", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "steps_by_num_drafts", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves", "rank_loads", "worker_progress", "sleep_state", "sleep_level", "weights_version", "adapters")
     class ImagesByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +581,7 @@ class GetStatsResponse(_message.Message):
     SLEEP_STATE_FIELD_NUMBER: _ClassVar[int]
     SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -652,7 +653,46 @@ class GetStatsResponse(_message.Message):
     sleep_state: str
     sleep_level: int
     weights_version: str
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_state_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., num_snapshots_made: _Optional[int] = ..., num_snapshots_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_stores: _Optional[int] = ..., num_host_loads: _Optional[int] = ..., host_copy_bytes: _Optional[int] = ..., host_copy_s: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., num_disk_writes: _Optional[int] = ..., num_disk_reads: _Optional[int] = ..., disk_read_s: _Optional[float] = ..., disk_hit_tokens: _Optional[int] = ..., num_disk_faults: _Optional[int] = ..., num_disk_drops: _Optional[int] = ..., num_encoded_images: _Optional[int] = ..., num_found_images: _Optional[int] = ..., images_by_run: _Optional[_Mapping[str, int]] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., steps_by_num_drafts: _Optional[_Mapping[int, int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ..., rank_loads: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., worker_progress: _Optional[str] = ..., sleep_state: _Optional[str] = ..., sleep_level: _Optional[int] = ..., weights_version: _Optional[str] = ...) -> None: ...
+    adapters: AdapterStats
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_state_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., num_snapshots_made: _Optional[int] = ..., num_snapshots_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_stores: _Optional[int] = ..., num_host_loads: _Optional[int] = ..., host_copy_bytes: _Optional[int] = ..., host_copy_s: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., num_disk_writes: _Optional[int] = ..., num_disk_reads: _Optional[int] = ..., disk_read_s: _Optional[float] = ..., disk_hit_tokens: _Optional[int] = ..., num_disk_faults: _Optional[int] = ..., num_disk_drops: _Optional[int] = ..., num_encoded_images: _Optional[int] = ..., num_found_images: _Optional[int] = ..., images_by_run: _Optional[_Mapping[str, int]] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., steps_by_num_drafts: _Optional[_Mapping[int, int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ..., rank_loads: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., worker_progress: _Optional[str] = ..., sleep_state: _Optional[str] = ..., sleep_level: _Optional[int] = ..., weights_version: _Optional[str] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ...) -> None: ...
+
+class AdapterStats(_message.Message):
+    __slots__ = ("num_slots", "num_known", "num_resident", "num_read", "read_s", "num_slot_loads", "num_evictions", "num_waiting_for_slot", "num_running", "num_waiting")
+    class NumRunningEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumWaitingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_READ_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOT_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FOR_SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    num_slots: int
+    num_known: int
+    num_resident: int
+    num_read: int
+    read_s: float
+    num_slot_loads: int
+    num_evictions: int
+    num_waiting_for_slot: int
+    num_running: _containers.ScalarMap[str, int]
+    num_waiting: _containers.ScalarMap[str, int]
+    def __init__(self, num_slots: _Optional[int] = ..., num_known: _Optional[int] = ..., num_resident: _Optional[int] = ..., num_read: _Optional[int] = ..., read_s: _Optional[float] = ..., num_slot_loads: _Optional[int] = ..., num_evictions: _Optional[int] = ..., num_waiting_for_slot: _Optional[int] = ..., num_running: _Optional[_Mapping[str, int]] = ..., num_waiting: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class RankLoad(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_free_blocks")

@@ -116,6 +116,20 @@ def _images(stats: Stats) -> dict[str, str]:
     return {"images": f"{encoded} encoded ({runs}), {found} found encoded"}
 
 
+def _adapters(stats: Stats) -> dict[str, str]:
+    """Returns a line on adapters, of an engine with room for some."""
+    if not stats.HasField("adapters"):
+        return {}
+    adapters = stats.adapters
+    running = ", ".join(f"{n} {name}" for name, n in sorted(adapters.num_running.items()))
+    return {
+        "adapters": f"{adapters.num_known} known, {adapters.num_resident} of "
+        f"{adapters.num_slots} slots in use; {adapters.num_slot_loads} loads, "
+        f"{adapters.num_evictions} evictions, {adapters.num_waiting_for_slot} requests without a "
+        f"slot; running: {running or 'none'}"
+    }
+
+
 def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     table = Table(title=f"engine {address}", show_header=False)
     used = stats.num_blocks - stats.num_free_blocks
@@ -131,6 +145,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"{stats.num_cached_blocks} free ones cached",
         **_states(stats),
         **_images(stats),
+        **_adapters(stats),
         "now": _rates(stats, before),
         "so far": f"{stats.output_tokens} output tokens, {stats.prompt_tokens} prompt tokens "
         f"({cached_share:.0%} cached), {stats.num_steps} steps",

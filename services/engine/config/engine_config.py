@@ -173,9 +173,8 @@ class EngineConfig(BaseModel):
                 "adapters depend on the tokens of a step that share one"
             )
         parallel = self.parallel
-        if self.adapters.lora_experts and (
-            parallel.enable_expert_parallel or parallel.data_parallel_size > 1
-        ):
+        has_whole_experts = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
+        if self.adapters.lora_experts and (has_whole_experts or parallel.data_parallel_size > 1):
             raise ValueError(
                 "--lora-experts must be off with --enable-expert-parallel and "
                 "--data-parallel-size: their ranks hold whole experts, without the slots of other "

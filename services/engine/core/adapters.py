@@ -1,6 +1,7 @@
 """The adapters that requests may name: added and removed while the engine serves."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -10,6 +11,7 @@ import structlog
 from services.engine.adapter import Adapter
 from services.engine.checkpoint.adapter_folder import folder_under, start_folder
 from services.engine.config.lora import ADAPTER_NAME, LoraConfig
+from services.engine.core.adapter_figures import AdapterFigures, ReadCounts
 from services.engine.errors import (
     DuplicateRequestError,
     EngineError,
@@ -68,6 +70,7 @@ class Adapters:
         self._loading: set[str] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
         self._has_started = False
+        self._counts = ReadCounts()
         self.version = 0
         """Changes with every adapter that is added or removed."""
 
@@ -80,6 +83,18 @@ class Adapters:
     def must_read(self) -> bool:
         """Whether the next worker must read adapters before it serves."""
         return bool(self._known or (self._config.start_adapters and not self._has_started))
+
+    def figures(self, resident: frozenset[bytes]) -> AdapterFigures | None:
+        """Returns figures, given the adapters in slots; None if there are no slots."""
+        if not self._config.max_loras:
+            return None
+        return AdapterFigures.of(
+            self._live(),
+            resident,
+            self._counts,
+            num_slots=self._config.max_loras,
+            num_known=len(self._known),
+        )
 
     def find(self, name: str) -> Adapter | None:
         """Returns the adapter of a name; None if there is none."""
@@ -203,12 +218,15 @@ class Adapters:
     async def _read(self, name: str, folder: Path) -> Adapter:
         if self._worker is None:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
+        began_s = time.monotonic()
         try:
             read = await self._worker.adapters.read(str(folder))
         except WorkerDiedError:
             raise EngineUnavailableError("the worker was lost while it read an adapter") from None
         if read.error:
             raise InvalidRequestError(read.error, field="path")
+        self._counts.num_read += 1
+        self._counts.read_s += time.monotonic() - began_s
         return Adapter(
             name=name,
             path=str(folder),

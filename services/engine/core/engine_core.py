@@ -235,6 +235,7 @@ class EngineCore:
             ranks=() if self.worker is None else tuple(self.worker.ranks),
             rank_loads=tuple(scheduler.rank_loads()) if scheduler is not None else (),
             worker_progress=self._supervisor.progress,
+            adapters=self.adapters.figures(self.resident_adapters),
             sleep_state=self.sleep.state.value,
             sleep_level=self.sleep.level,
         )

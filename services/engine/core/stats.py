@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from protos.engine.v1.worker_pb2 import RankInfo, WorkerReady
 from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
 from services.engine.capture_sizes.coverage import GraphCoverage
+from services.engine.core.adapter_figures import AdapterFigures
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
 from services.engine.core.recent_steps import RecentSteps
@@ -150,6 +151,8 @@ class EngineStats:
     """The loads of data-parallel ranks; empty where there is one."""
     worker_progress: str = ""
     """The last stage of a start, or why the last worker was lost; empty while one serves."""
+    adapters: AdapterFigures | None = None
+    """Adapters; None where the engine has no room for any."""
     sleep_state: str = "awake"
     sleep_level: int = 0
     """Level of the present sleep; 0 without one."""

@@ -12,6 +12,7 @@ from services.engine.core.latencies import Latencies
 from services.engine.core.stats import EngineStats, dispatch_name
 from services.engine.edge.status import STATUS_CODES
 from services.engine.request import FinishReason
+from services.engine.rpc.adapter_metrics import adapter_families
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
 from services.transport.refused_calls import RefusedCalls
@@ -52,6 +53,9 @@ class EngineFamilies:
         yield from self._totals(stats)
         yield from self._steps(stats)
         yield from self._families.loop_lag(self._lag)
+        if stats.adapters is not None:
+            done = stats.counters.scheduler
+            yield from adapter_families(self._families, stats.adapters, done)
         yield from self._latencies(stats.counters.latencies)
 
     def _now(self, stats: EngineStats) -> Iterable[Any]:

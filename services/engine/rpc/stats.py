@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
+    AdapterStats,
     ExpertStats,
     GetStatsResponse,
     GraphCoverage,
@@ -106,6 +107,25 @@ def stats_to_proto(
         sleep_state=stats.sleep_state,
         sleep_level=stats.sleep_level,
         weights_version=weights_version,
+        adapters=_adapters_to_proto(stats),
+    )
+
+
+def _adapters_to_proto(stats: EngineStats) -> AdapterStats | None:
+    figures, counts = stats.adapters, stats.counters.scheduler
+    if figures is None:
+        return None
+    return AdapterStats(
+        num_slots=figures.num_slots,
+        num_known=figures.num_known,
+        num_resident=figures.num_resident,
+        num_read=figures.num_read,
+        read_s=figures.read_s,
+        num_slot_loads=counts.num_adapter_loads,
+        num_evictions=counts.num_adapter_evictions,
+        num_waiting_for_slot=figures.num_waiting_for_slot,
+        num_running=figures.running,
+        num_waiting=figures.waiting,
     )
 
 

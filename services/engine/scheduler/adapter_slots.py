@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from services.engine.adapter import Adapter
+from services.engine.scheduler.stats import SchedulerCounts
 
 
 class AdapterSlots:
@@ -12,8 +13,9 @@ class AdapterSlots:
     that was used least recently leaves first.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        """Starts with empty slots."""
+    def __init__(self, num_slots: int, counts: SchedulerCounts) -> None:
+        """Starts with empty slots; `counts` takes the loads."""
+        self._counts = counts
         self._free = list(reversed(range(num_slots)))
         self._slots: dict[bytes, int] = {}
         self._num_users: dict[bytes, int] = {}
@@ -44,6 +46,7 @@ class AdapterSlots:
             slot = self._free_slot()
             self._slots[digest] = slot
             self._loads.append((slot, digest))
+            self._counts.num_adapter_loads += 1
         self._idle.pop(digest, None)
         self._num_users[digest] = self._num_users.get(digest, 0) + 1
         return slot + 1
@@ -79,4 +82,5 @@ class AdapterSlots:
         if self._free:
             return self._free.pop()
         digest, _ = self._idle.popitem(last=False)
+        self._counts.num_adapter_evictions += 1
         return self._slots.pop(digest)

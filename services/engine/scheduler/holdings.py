@@ -74,7 +74,7 @@ class Holdings:
             counts,
             computes_whole=limits.max_whole_tokens > 0,
         )
-        self.adapters = AdapterSlots(limits.num_adapter_slots)
+        self.adapters = AdapterSlots(limits.num_adapter_slots, counts)
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.parked = ParkedRequests()

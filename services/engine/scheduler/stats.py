@@ -25,6 +25,10 @@ class SchedulerCounts:
     """Tokens generated for requests that were still live."""
     num_preemptions: int = 0
     """Times a running request gave its blocks back to start over."""
+    num_adapter_loads: int = 0
+    """Adapters copied into a slot."""
+    num_adapter_evictions: int = 0
+    """Those that took the slot of another adapter."""
     tiers: TierCounts = field(default_factory=TierCounts)
     """Blocks that went to the host's memory and came back."""
 

