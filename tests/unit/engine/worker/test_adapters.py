@@ -1,6 +1,5 @@
 """Adapters under the real scheduler and workers: the tokens of merged weights."""
 
-import copy
 import os
 import signal
 
@@ -16,72 +15,15 @@ from services.engine.errors import (
     UnknownModelError,
 )
 from services.engine.rpc.stats import stats_to_proto
-from tests.support.adapters import (
-    expert_factors,
-    linear_modules,
-    merged_model,
-    random_factors,
-    write_adapter,
-)
-from tests.support.random_checkpoints import write_checkpoint
+from tests.support.adapter_engine import GRAPHS, NUM_TOKENS, PROMPTS, SCARCE, AdapterCase
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
-
-PROMPTS = [
-    [5, 17, 3],
-    [40, 41, 42, 43, 44, 45, 46, 47, 48],
-    [5, 17, 3, 8, 2, 7, 1],
-    [5, 17, 3, 8, 2, 9],
-]
-NUM_TOKENS = 10
-GRAPHS = {
-    "cudagraph_mode": "full_and_piecewise",
-    "cudagraph_capture_sizes": [2, 4],
-    "capture_while_serving": False,
-}
-SCARCE = {"num_kv_blocks": 13, "max_num_batched_tokens": 8}
-"""12 blocks of 4 tokens are too few for four requests."""
-UNSUPPORTED = ("kv_b_proj", "lm_head", ".gate", "router.proj", "shared_expert_gate")
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-
-
-class Case:
-    """A checkpoint, some adapters of it, and the tokens of each."""
-
-    def __init__(self, folder, family, *, num_adapters=2, with_experts=False, **sizes):
-        self.folder = folder
-        self.with_experts = with_experts
-        self.base = folder / "base"
-        self.model = write_checkpoint(self.base, family, **sizes)
-        modules = {
-            name: shape
-            for name, shape in linear_modules(self.model, without=UNSUPPORTED).items()
-            if ".experts." not in name
-        }
-        self.merged = {"": self.model}
-        for number in range(num_adapters):
-            factors = random_factors(modules, seed=number + 1, size=0.2)
-            if with_experts:
-                factors |= expert_factors(self.model, seed=number + 50, size=0.1)
-            write_adapter(folder / "adapters" / f"a{number}", factors)
-            self.merged[f"a{number}"] = merged_model(self.model, factors)
-
-    @property
-    def names(self):
-        return [name for name in self.merged if name]
-
-    def flags(self):
-        names = [f"{name}={self.folder / 'adapters' / name}" for name in self.names]
-        return {"lora": names, "lora_experts": self.with_experts}
-
-    def expected(self, prompt, name):
-        return greedy_continuation(copy.deepcopy(self.merged[name]), prompt, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +41,7 @@ class Case:
 async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
     tmp_path, family, options
 ):
-    case = Case(tmp_path, family, **({"num_hidden_layers": 5} if family == "qwen3" else {}))
+    case = AdapterCase(tmp_path, family, **({"num_hidden_layers": 5} if family == "qwen3" else {}))
     names = ["a0", "", "a1", "a0"]
     expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
     async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
@@ -127,7 +69,7 @@ async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
 async def test_adapters_of_routed_experts_get_the_tokens_of_merged_weights(
     tmp_path, family, options
 ):
-    case = Case(tmp_path, family, with_experts=True)
+    case = AdapterCase(tmp_path, family, with_experts=True)
     names = ["a0", "", "a1", "a0"]
     expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
     async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
@@ -145,7 +87,7 @@ def test_experts_that_ranks_hold_whole_have_no_adapters(tmp_path):
 
 
 async def test_more_adapters_than_slots_take_turns(tmp_path):
-    case = Case(tmp_path, "qwen3", num_adapters=4)
+    case = AdapterCase(tmp_path, "qwen3", num_adapters=4)
     names = ["a0", "a1", "a2", "a3"]
     expected = [case.expected(prompt, name) for prompt, name in zip(PROMPTS, names, strict=True)]
     async with ranks_core(ranks_config(case.base, **case.flags(), max_loras=2)) as ranks:
@@ -158,7 +100,7 @@ async def test_more_adapters_than_slots_take_turns(tmp_path):
 
 
 async def test_adapters_come_and_go_while_serving(tmp_path):
-    case = Case(tmp_path, "qwen3")
+    case = AdapterCase(tmp_path, "qwen3")
     config = ranks_config(case.base, lora_folder=tmp_path / "adapters")
     async with ranks_core(config) as ranks:
         adapters = ranks.core.adapters
@@ -183,7 +125,7 @@ async def test_adapters_come_and_go_while_serving(tmp_path):
 
 
 async def test_adapters_outlive_a_worker(tmp_path):
-    case = Case(tmp_path, "qwen3")
+    case = AdapterCase(tmp_path, "qwen3")
     config = ranks_config(case.base, **case.flags(), lora_folder=tmp_path / "adapters")
     async with ranks_core(config) as ranks:
         await ranks.core.adapters.load("later", "a1")
@@ -197,7 +139,7 @@ async def test_adapters_outlive_a_worker(tmp_path):
 
 
 async def test_an_engine_does_not_start_with_a_bad_adapter(tmp_path):
-    case = Case(tmp_path, "qwen3")
+    case = AdapterCase(tmp_path, "qwen3")
     (tmp_path / "adapters" / "a1" / "adapter_model.safetensors").write_bytes(b"\x08" + b"\0" * 20)
     with pytest.raises(StartRefusedError, match=r"--lora a1: .*is damaged"):
         async with ranks_core(ranks_config(case.base, **case.flags())):
