@@ -1,4 +1,4 @@
-"""A checkpoint with adapters for engines on a CPU, and the tokens of each adapter's merged model."""
+"""Adapters of a small checkpoint for engines, and the tokens of their merged models."""
 
 import copy
 

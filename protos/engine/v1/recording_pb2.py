@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.engine.v1 import batch_pb2 as protos_dot_engine_dot_v1_dot_batch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/engine/v1/recording.proto\x12\x10octavo.engine.v1\x1a\x1cprotos/engine/v1/batch.proto\"2\n\x0fRecordingHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"\x7f\n\x08Snapshot\x12\x30\n\x06\x65ngine\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.EngineSettings\x12\x14\n\x0cnext_step_id\x18\x02 \x01(\x04\x12+\n\x04rows\x18\x03 \x03(\x0b\x32\x1d.octavo.engine.v1.RowSnapshot\"\x8b\x01\n\x0bRowSnapshot\x12\x33\n\nassignment\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x17\n\x0fstate_block_ids\x18\x04 \x01(\x0c\"\xd4\x03\n\x0e\x45ngineSettings\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rconfig_sha256\x18\x03 \x01(\t\x12\x13\n\x0bload_format\x18\x04 \x01(\t\x12\x14\n\x0cquantization\x18\x1f \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x12\n\nnum_blocks\x18\x0b \x01(\r\x12\x19\n\x11\x63ompilation_level\x18\x0c \x01(\r\x12\x14\n\x0cuse_inductor\x18\r \x01(\x08\x12\x16\n\x0e\x63udagraph_mode\x18\x0e \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\x14 \x01(\r\x12\x1a\n\x12speculative_method\x18\x15 \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\x1e \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18  \x01(\x08\x12\x0c\n\x04task\x18! \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/engine/v1/recording.proto\x12\x10octavo.engine.v1\x1a\x1cprotos/engine/v1/batch.proto\"2\n\x0fRecordingHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"\xb0\x01\n\x08Snapshot\x12\x30\n\x06\x65ngine\x18\x01 \x01(\x0b\x32 .octavo.engine.v1.EngineSettings\x12\x14\n\x0cnext_step_id\x18\x02 \x01(\x04\x12+\n\x04rows\x18\x03 \x03(\x0b\x32\x1d.octavo.engine.v1.RowSnapshot\x12/\n\x08\x61\x64\x61pters\x18\x04 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterLoad\"\x8b\x01\n\x0bRowSnapshot\x12\x33\n\nassignment\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x17\n\x0fstate_block_ids\x18\x04 \x01(\x0c\"\xad\x04\n\x0e\x45ngineSettings\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rconfig_sha256\x18\x03 \x01(\t\x12\x13\n\x0bload_format\x18\x04 \x01(\t\x12\x14\n\x0cquantization\x18\x1f \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x12\n\nnum_blocks\x18\x0b \x01(\r\x12\x19\n\x11\x63ompilation_level\x18\x0c \x01(\r\x12\x14\n\x0cuse_inductor\x18\r \x01(\x08\x12\x16\n\x0e\x63udagraph_mode\x18\x0e \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\x14 \x01(\r\x12\x1a\n\x12speculative_method\x18\x15 \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\x1e \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18  \x01(\x08\x12\x0c\n\x04task\x18! \x01(\t\x12\x11\n\tmax_loras\x18\" \x01(\r\x12\x15\n\rmax_lora_rank\x18# \x01(\r\x12\x17\n\x0flora_embeddings\x18$ \x01(\x08\x12\x14\n\x0clora_experts\x18% \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORDINGHEADER']._serialized_start=84
   _globals['_RECORDINGHEADER']._serialized_end=134
-  _globals['_SNAPSHOT']._serialized_start=136
-  _globals['_SNAPSHOT']._serialized_end=263
-  _globals['_ROWSNAPSHOT']._serialized_start=266
-  _globals['_ROWSNAPSHOT']._serialized_end=405
-  _globals['_ENGINESETTINGS']._serialized_start=408
-  _globals['_ENGINESETTINGS']._serialized_end=876
+  _globals['_SNAPSHOT']._serialized_start=137
+  _globals['_SNAPSHOT']._serialized_end=313
+  _globals['_ROWSNAPSHOT']._serialized_start=316
+  _globals['_ROWSNAPSHOT']._serialized_end=455
+  _globals['_ENGINESETTINGS']._serialized_start=458
+  _globals['_ENGINESETTINGS']._serialized_end=1015
 # @@protoc_insertion_point(module_scope)

@@ -16,14 +16,16 @@ class RecordingHeader(_message.Message):
     def __init__(self, format: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("engine", "next_step_id", "rows")
+    __slots__ = ("engine", "next_step_id", "rows", "adapters")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     engine: EngineSettings
     next_step_id: int
     rows: _containers.RepeatedCompositeFieldContainer[RowSnapshot]
-    def __init__(self, engine: _Optional[_Union[EngineSettings, _Mapping]] = ..., next_step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowSnapshot, _Mapping]]] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_batch_pb2.AdapterLoad]
+    def __init__(self, engine: _Optional[_Union[EngineSettings, _Mapping]] = ..., next_step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowSnapshot, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[_batch_pb2.AdapterLoad, _Mapping]]] = ...) -> None: ...
 
 class RowSnapshot(_message.Message):
     __slots__ = ("assignment", "block_ids", "num_computed_tokens", "state_block_ids")
@@ -38,7 +40,7 @@ class RowSnapshot(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_batch_pb2.RowAssignment, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., state_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
-    __slots__ = ("model", "architecture", "config_sha256", "load_format", "quantization", "device_name", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "compilation_level", "use_inductor", "cudagraph_mode", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "batch_invariant", "task")
+    __slots__ = ("model", "architecture", "config_sha256", "load_format", "quantization", "device_name", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "compilation_level", "use_inductor", "cudagraph_mode", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "batch_invariant", "task", "max_loras", "max_lora_rank", "lora_embeddings", "lora_experts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +61,10 @@ class EngineSettings(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
+    LORA_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    LORA_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     config_sha256: str
@@ -79,4 +85,8 @@ class EngineSettings(_message.Message):
     kv_cache_dtype: str
     batch_invariant: bool
     task: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., config_sha256: _Optional[str] = ..., load_format: _Optional[str] = ..., quantization: _Optional[str] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., compilation_level: _Optional[int] = ..., use_inductor: _Optional[bool] = ..., cudagraph_mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., task: _Optional[str] = ...) -> None: ...
+    max_loras: int
+    max_lora_rank: int
+    lora_embeddings: bool
+    lora_experts: bool
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., config_sha256: _Optional[str] = ..., load_format: _Optional[str] = ..., quantization: _Optional[str] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., compilation_level: _Optional[int] = ..., use_inductor: _Optional[bool] = ..., cudagraph_mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., task: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., lora_embeddings: _Optional[bool] = ..., lora_experts: _Optional[bool] = ...) -> None: ...

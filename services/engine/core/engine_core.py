@@ -206,7 +206,7 @@ class EngineCore:
     @property
     def resident_adapters(self) -> frozenset[bytes]:
         """Digests of the adapters in slots of the device."""
-        return frozenset() if self._steps is None else self._steps.scheduler.resident_adapters
+        return frozenset(() if self._steps is None else self._steps.scheduler.adapter_slots)
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns the prefixes added and removed after a cursor; None starts over."""

@@ -1,8 +1,9 @@
 """Snapshots of the rows before a step, which begin a recording."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from protos.engine.v1.batch_pb2 import AdapterLoad
 from protos.engine.v1.recording_pb2 import RowSnapshot, Snapshot
 from services.engine.batch import StepResult, pack_int32, read_tokens, row_assignment
 from services.engine.request import Request
@@ -36,6 +37,7 @@ class PendingSnapshot:
         running: Iterable[Request],
         *,
         adapter_slot: Callable[[Request], int] = _no_slot,
+        slots: Mapping[bytes, int] | None = None,
         next_step_id: int,
         num_in_flight: int,
     ) -> None:
@@ -44,11 +46,13 @@ class PendingSnapshot:
         Args:
             running: the scheduler's running requests, between two steps.
             adapter_slot: returns one more than the slot of a request's adapter.
+            slots: the slot of each adapter that has one, by its digest.
             next_step_id: the next step to be scheduled.
             num_in_flight: earlier steps without a result.
         """
         self._next_step_id = next_step_id
         self._num_in_flight = num_in_flight
+        self._slots = dict(slots or {})
         self._rows = {request: _row(request, adapter_slot(request)) for request in running}
 
     @property
@@ -71,6 +75,9 @@ class PendingSnapshot:
         """Returns the settled snapshot, without the engine's settings."""
         return Snapshot(
             next_step_id=self._next_step_id,
+            adapters=[
+                AdapterLoad(slot=slot, digest=digest) for digest, slot in self._slots.items()
+            ],
             rows=[
                 RowSnapshot(
                     assignment=row_assignment(

@@ -95,6 +95,7 @@ class StepLoop:
         return PendingSnapshot(
             self.scheduler.running,
             adapter_slot=self.scheduler.adapter_slot,
+            slots=self.scheduler.adapter_slots,
             next_step_id=self.scheduler.next_step_id,
             num_in_flight=len(self._in_flight),
         )
@@ -161,9 +162,6 @@ class StepLoop:
             )
         return outputs
 
-    def _send(self, step: ScheduledStep) -> None:
-        self._channel.send(step.descriptor)
-
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
         """Counts a step by its size and its graph, and shows it to watchers."""
         self._watchers.publish(step, result)
@@ -200,7 +198,7 @@ class StepLoop:
                 break
             if self.experts is not None:
                 self.experts.begin_step()
-            self._send(step)
+            self._channel.send(step.descriptor)
             self._in_flight.append(step)
         self._counters.schedule_ns += time.perf_counter_ns() - started_ns
         if not self._in_flight:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
+from services.engine.checkpoint.adapter_folder import start_folder
 from services.engine.checkpoint.model_folder import config_sha256
 from services.engine.config.engine_config import EngineConfig
+from services.engine.errors import InvalidRequestError
 from services.engine.replay.cache_content import COPIES, BlockNumbers
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.opening import read_opening
@@ -44,10 +46,11 @@ def replay(
     orders = Orders(config.replay.against, settings.catalogue(), blocks, allows=settings.allows)
     keys = _survey(recording, orders, blocks)
     sides = Sides(settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values()))
+    _read_adapters(config, recording, sides)
     for fault in sides.faults:
         write(fault)
     replayer = Replayer(sides, orders, limits=limits, num_blocks=blocks.num_blocks)
-    _run(recording, replayer, blocks, write, names=(sides.reference.name, sides.tested.name))
+    _run(recording, replayer, blocks, write, sides)
     write(describe_totals(replayer.totals, config.replay.against))
     return replayer.totals
 
@@ -57,11 +60,11 @@ def _run(
     replayer: Replayer,
     blocks: BlockNumbers,
     write: Callable[[str], None],
-    *,
-    names: tuple[str, str],
+    sides: Sides,
 ) -> None:
     step_id = 0
     try:
+        sides.load_adapters(recording.snapshot.adapters)
         opening = read_opening(recording.snapshot, blocks, limits=replayer.limits)
         replayer.restore(opening.descriptor, opening.num_computed)
         for step in recording.steps():
@@ -69,15 +72,39 @@ def _run(
             replayer.lose_loaded(step.descriptor)
             if not step.descriptor.context.batch_size:
                 continue  # it only copies blocks
+            sides.load_adapters(step.descriptor.adapter_loads)
             findings = replayer.replay(step)
             if replayer.totals.first_difference == step_id:
-                write(describe_first(findings, names))
+                write(describe_first(findings, (sides.reference.name, sides.tested.name)))
     except ValueError as error:  # the worker refuses a descriptor that contradicts itself
         raise _damage(f"step {step_id}" if step_id else "the snapshot", error) from error
 
 
 def _damage(place: str, error: ValueError) -> ReplayError:
     return ReplayError(f"{place} of the recording is damaged: {error}")
+
+
+def _read_adapters(config: ReplayConfig, recording: Recording, sides: Sides) -> None:
+    """Reads the adapters of --lora.
+
+    Raises:
+        ReplayError: one is bad, or one of the recording is not among them.
+    """
+    loads = [recording.snapshot.adapters]
+    loads += [step.descriptor.adapter_loads for step in recording.steps()]
+    needed = {each.digest for some in loads for each in some}
+    if not needed:
+        return
+    try:
+        folders = [start_folder(path) for _, path in config.adapters.start_adapters]
+    except InvalidRequestError as error:
+        raise ReplayError(f"--lora: {error}") from error
+    missing = needed - sides.read_adapters(folders)
+    if missing:
+        raise ReplayError(
+            f"steps of the recording use an adapter whose files have the SHA-256 "
+            f"{min(missing).hex()}; --lora NAME=PATH must name its folder"
+        )
 
 
 def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[bytes, GraphKey]:

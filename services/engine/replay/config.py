@@ -40,7 +40,7 @@ class ReplayConfig(EngineConfig):
     recording cannot be replayed. One process replays, on the first of --devices. Limits, drafts,
     block size, dtype of the cache, load format and quantization are the recording's, whatever the
     flags say, and so is the dtype unless --dtype is given. --batch-invariant is on if it was, or if
-    the flag is given.
+    the flag is given. --lora must name the adapters that the recorded steps use.
     """
 
     program: ClassVar[str] = "octavo replay"
@@ -64,6 +64,12 @@ class ReplayConfig(EngineConfig):
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             # Steps share what they shared when they were recorded.
             "shared_prefix_tokens": int(self.cache.shared_prefix_tokens != 0),
+            "max_loras": recorded.max_loras,
+            "max_lora_rank": recorded.max_lora_rank or self.adapters.max_lora_rank,
+            "lora_embeddings": recorded.lora_embeddings,
+            "lora_experts": recorded.lora_experts,
+            "lora": self.adapters.lora if recorded.max_loras else [],
+            "lora_folder": None,
             # One process replays, with the whole model.
             **ParallelConfig().model_dump(),
             "devices": None if self.parallel.devices is None else self.parallel.devices[:1],

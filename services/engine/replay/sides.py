@@ -1,7 +1,8 @@
 """The two runners of a replay over one model, and their graphs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 from models.state_cache import StateCacheData, pages_after, read_conv, read_recurrent
+from protos.engine.v1.batch_pb2 import AdapterLoad
 from services.engine.batch import BatchDescriptor, GraphKey, StepResult
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
@@ -27,6 +29,7 @@ from services.engine.replay.report import describe_graph
 from services.engine.replay.rows_alone import chunk_of, joined
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.runner.adapter_store import AdapterStore
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculator import Speculation
 from services.engine.worker.start.graph_setup import (
@@ -243,6 +246,29 @@ class Sides:
             if outcome.fault
         ]
         """Graphs that failed their test; their steps run without."""
+
+    def read_adapters(self, folders: Iterable[Path]) -> frozenset[bytes]:
+        """Reads adapters for both sides and returns their digests.
+
+        Raises:
+            ReplayError: something is wrong with one.
+        """
+        try:
+            return frozenset(
+                store.read(folder) for folder in folders for store in self._adapter_stores
+            )
+        except ValueError as error:
+            raise ReplayError(str(error)) from error
+
+    def load_adapters(self, loads: Sequence[AdapterLoad]) -> None:
+        """Copies adapters into slots, before a step or anything that its cache lacks."""
+        for store in self._adapter_stores:
+            store.load(loads)
+
+    @property
+    def _adapter_stores(self) -> list[AdapterStore]:
+        runners = self.reference.runner, self.tested.runner
+        return [each.adapters for each in runners if each.adapters is not None]
 
     def compute(self, row: int, tokens: range, limits: StepLimits) -> None:
         """Computes keys and values of a row's tokens on the reference side.

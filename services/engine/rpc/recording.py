@@ -50,4 +50,8 @@ def engine_settings(
         cudagraph_mode=worker.cudagraph_mode,
         num_speculative_tokens=config.speculation.num_speculative_tokens,
         speculative_method=config.speculation.speculative_method,
+        max_loras=config.adapters.max_loras,
+        max_lora_rank=config.adapters.max_lora_rank,
+        lora_embeddings=config.adapters.lora_embeddings,
+        lora_experts=config.adapters.lora_experts,
     )

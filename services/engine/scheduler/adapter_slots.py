@@ -1,6 +1,7 @@
 """Slots of the device's memory for adapters of running requests."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from services.engine.adapter import Adapter
 from services.engine.scheduler.stats import SchedulerCounts
@@ -23,9 +24,9 @@ class AdapterSlots:
         self._loads: list[tuple[int, bytes]] = []
 
     @property
-    def resident(self) -> frozenset[bytes]:
-        """Digests of the adapters in slots."""
-        return frozenset(self._slots)
+    def by_digest(self) -> Mapping[bytes, int]:
+        """The slot of each adapter that has one."""
+        return self._slots
 
     def has_room(self, adapter: Adapter | None) -> bool:
         """Whether a request of an adapter can run in the next step."""

@@ -4,7 +4,8 @@ The ranks share the experts, so all run a step at the same time, with equally ma
 without requests gets an idle step.
 """
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
@@ -97,9 +98,9 @@ class DataParallelScheduler:
         return sum(each.num_snapshots for each in self._ranks)
 
     @property
-    def resident_adapters(self) -> frozenset[bytes]:
-        """Digests of the adapters in slots of any rank's device."""
-        return frozenset().union(*(each.resident_adapters for each in self._ranks))
+    def adapter_slots(self) -> Mapping[bytes, int]:
+        """The slot of each adapter on any rank's device, of the first that has it."""
+        return ChainMap(*(dict(each.adapter_slots) for each in self._ranks))
 
     def adapter_slot(self, request: Request) -> int:
         """Returns one more than the slot of a running request's adapter, 0 without one."""

@@ -14,7 +14,7 @@ With several pipeline stages the steps in flight share the requests; see continu
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.errors import InvalidRequestError, QueueFullError
@@ -166,9 +166,9 @@ class Scheduler:
         return 0 if states is None else len(states.index)
 
     @property
-    def resident_adapters(self) -> frozenset[bytes]:
-        """Digests of the adapters in slots of the device."""
-        return self._holdings.adapters.resident
+    def adapter_slots(self) -> Mapping[bytes, int]:
+        """The slot of each adapter on the device, by its digest."""
+        return self._holdings.adapters.by_digest
 
     def adapter_slot(self, request: Request) -> int:
         """Returns one more than the slot of a running request's adapter, 0 without one."""

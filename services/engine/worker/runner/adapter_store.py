@@ -54,6 +54,16 @@ class AdapterStore:
         """Begins to read an adapter in a thread."""
         self._reading[order.order_id] = self._threads.submit(self._reader.read, Path(order.path))
 
+    def read(self, folder: Path) -> bytes:
+        """Reads an adapter and returns its digest.
+
+        Raises:
+            ValueError: something is wrong with it.
+        """
+        adapter = self._reader.read(folder)
+        self._adapters.setdefault(adapter.digest, adapter)
+        return adapter.digest
+
     def finished(self) -> Iterable[AdapterRead]:
         """Yields the answers to orders whose adapters have been read or refused."""
         for order_id in [each for each, future in self._reading.items() if future.done()]:

@@ -81,7 +81,7 @@ def test_the_adapter_that_was_used_least_recently_leaves_first():
     slots.take_loads()
     assert slots.has_room(ADAPTERS[2])
     assert slots.take(ADAPTERS[2]) == slots.take_loads()[0][0] + 1
-    assert slots.resident == {ADAPTERS[0].digest, ADAPTERS[2].digest}
+    assert set(slots.by_digest) == {ADAPTERS[0].digest, ADAPTERS[2].digest}
     slots.take(ADAPTERS[0])
     assert not slots.has_room(ADAPTERS[1])
     assert slots.has_room(ADAPTERS[2])

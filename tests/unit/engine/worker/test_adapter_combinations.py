@@ -18,7 +18,7 @@ from tests.support.adapters import (
     write_adapter,
     write_merged_files,
 )
-from tests.support.draft_checkpoints import NUM_LAYERS, write_draft_checkpoint
+from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.mtp_checkpoints import write_mtp_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
