@@ -141,8 +141,8 @@ class FrontendConfig(BaseSettings):
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
     allow_lora_updates: bool = False
-    """Serve vLLM's HTTP calls that load and remove adapters, to keys with the operator right;
-    beyond loopback they need --api-keys-file."""
+    """Serve calls that load and remove adapters, over gRPC and as vLLM's over HTTP, to keys with
+    the operator right; beyond loopback they need --api-keys-file."""
     allow_sleep: bool = False
     """Serve vLLM's HTTP calls that put engines to sleep and wake them, to keys with the operator
     right; beyond loopback they need --api-keys-file."""

@@ -37,6 +37,7 @@ from services.frontend.pipeline.request_log import RequestLog
 from services.frontend.process_group import Share
 from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.rpc.access import AccessInterceptor
+from services.frontend.rpc.operator import OperatorServicer
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.session import SessionLimits
 from services.frontend.rpc.status import status_of
@@ -175,6 +176,8 @@ class FrontendServer:
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._servicer, self._server
         )
+        if config.allow_lora_updates:
+            OperatorServicer(self._pipeline).add_to(self._server)
         self._http = HttpServer(
             self._pipeline,
             self._metrics,

@@ -18,6 +18,10 @@ from protos.common.v1.sampling_pb2 import (
     Usage,
 )
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1.operator_pb2_grpc import (
+    OperatorServiceServicer,
+    add_OperatorServiceServicer_to_server,
+)
 from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
@@ -99,6 +103,8 @@ class FakeEngine:
     """How it wants images; None sees none."""
     part_s: float = 0.0
     """Time from one part of an image to the next message."""
+    operator: OperatorServiceServicer | None = None
+    """Serves OperatorService beside it."""
     hellos: list[engine_pb2.FrontendHello] = field(default_factory=list)
     heard: list[tuple[str, bytes]] = field(default_factory=list)
     """Kinds of the messages about requests and images, with the digest or request id, in order."""
@@ -135,6 +141,8 @@ class FakeEngine:
         """Listens on loopback; port 0 takes one that is still free after `die`."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
+        if self.operator is not None:
+            add_OperatorServiceServicer_to_server(self.operator, self._server)
         address = f"{host}:{port or free_port()}"
         if self.credentials is None:
             self.port = self._server.add_insecure_port(address)

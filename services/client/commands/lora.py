@@ -1,17 +1,26 @@
-"""`octavo lora`: adapters of a running engine."""
+"""`octavo lora`: adapters of a running engine, or of all engines of a frontend."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from protos.engine.v1 import operator_pb2
-from services.client.channel import Tls
+from protos.frontend.v1 import operator_pb2 as fleet_pb2
+from services.client.channel import Access
 from services.client.console import echo
-from services.client.flags import DEFAULT_ENGINE, EngineAddress
-from services.client.operator import call_operator
+from services.client.flags import DEFAULT_ENGINE, EngineAddress, checked
+from services.client.operator import call_fleet, call_operator
 from services.processes.terminal_text import terminal_text
 
 Name = Annotated[str, typer.Argument(help="The adapter's name in requests.")]
+Fleet: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--frontend",
+        callback=checked,
+        help="Ask this frontend, as host:port, to order it at all its engines.",
+    ),
+]
 
 
 def add(
@@ -21,36 +30,62 @@ def add(
     ],
     *,
     engine: EngineAddress = DEFAULT_ENGINE,
-    tls: Tls,
+    frontend: Fleet = None,
+    access: Access,
 ) -> None:
     """Loads an adapter into a running engine, which must have --lora-folder.
 
     Examples:
     - `octavo lora add sql adapters/sql`
+
+    - `octavo lora add sql adapters/sql --frontend 127.0.0.1:50050`
     """
+    if frontend is not None:
+        order = fleet_pb2.LoadAdapterRequest(name=name, path=path)
+        loaded = call_fleet(frontend, access, lambda stub, **own: stub.LoadAdapter(order, **own))
+        echo(_fleet_line(loaded.adapter))
+        return
     request = operator_pb2.LoadAdapterRequest(name=name, path=path)
-    answer = call_operator(engine, tls, lambda stub: stub.LoadAdapter(request))
-    echo(f"{_line(answer.adapter)}")
+    answer = call_operator(engine, access.tls, lambda stub: stub.LoadAdapter(request))
+    echo(_line(answer.adapter))
 
 
-def remove(name: Name, *, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
+def remove(
+    name: Name,
+    *,
+    engine: EngineAddress = DEFAULT_ENGINE,
+    frontend: Fleet = None,
+    access: Access,
+) -> None:
     """Removes an adapter from a running engine; its running requests go on.
 
     Examples:
     - `octavo lora remove sql`
     """
+    if frontend is not None:
+        order = fleet_pb2.RemoveAdapterRequest(name=name)
+        call_fleet(frontend, access, lambda stub, **own: stub.RemoveAdapter(order, **own))
+        return
     request = operator_pb2.RemoveAdapterRequest(name=name)
-    call_operator(engine, tls, lambda stub: stub.RemoveAdapter(request))
+    call_operator(engine, access.tls, lambda stub: stub.RemoveAdapter(request))
 
 
-def list_adapters(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
+def list_adapters(
+    *, engine: EngineAddress = DEFAULT_ENGINE, frontend: Fleet = None, access: Access
+) -> None:
     """Lists the adapters of a running engine.
 
     Examples:
     - `octavo lora list`
     """
+    if frontend is not None:
+        order = fleet_pb2.ListAdaptersRequest()
+        found = call_fleet(frontend, access, lambda stub, **own: stub.ListAdapters(order, **own))
+        for each in found.adapters:
+            echo(_fleet_line(each))
+        return
     request = operator_pb2.ListAdaptersRequest()
-    answer = call_operator(engine, tls, lambda stub: stub.ListAdapters(request))
+    answer = call_operator(engine, access.tls, lambda stub: stub.ListAdapters(request))
     for adapter in answer.adapters:
         echo(_line(adapter))
 
@@ -59,3 +94,8 @@ def _line(adapter: operator_pb2.AdapterInfo) -> str:
     place = "on the device" if adapter.is_resident else "in host memory"
     name = terminal_text(adapter.name)
     return f"{name}: rank {adapter.rank}, {adapter.num_bytes / 2**20:.1f} MiB, {place}"
+
+
+def _fleet_line(adapter: fleet_pb2.FleetAdapter) -> str:
+    name = terminal_text(adapter.name)
+    return f"{name}: {adapter.num_engines} engines, on {adapter.num_resident} devices"
