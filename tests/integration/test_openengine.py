@@ -10,15 +10,21 @@ import grpc
 import httpx
 import pytest
 import tokenizers
+from safetensors.torch import load_file
 
 from protos.openengine.v1 import openengine_pb2
 from protos.openengine.v1.openengine_pb2 import (
     GenerateRequest,
     GetModelInfoRequest,
+    ListLorasRequest,
+    LoadLoraRequest,
+    LoraAdapter,
     SubscribeKvEventsRequest,
+    UnloadLoraRequest,
 )
 from protos.openengine.v1.openengine_pb2_grpc import ControlStub, InferenceStub
 from services.engine.config.checkpoint import TINY_CHECKPOINT
+from tests.support.adapters import random_factors, write_adapter
 from tests.support.processes import free_port, start_engine
 from tests.support.waiting import until
 
@@ -59,6 +65,69 @@ async def test_a_request_by_its_schema_is_answered_and_its_blocks_are_told():
         batch = (await events.read()).batch
         assert list(batch.events[0].block_stored.token_ids) == ids[: len(ids) // 16 * 16]
         events.cancel()
+
+
+async def test_adapters_are_loaded_named_listed_and_unloaded(tmp_path):
+    modules = {
+        name.removesuffix(".weight"): tuple(tensor.shape)
+        for name, tensor in load_file(TINY_CHECKPOINT / "model.safetensors").items()
+        if name.endswith("proj.weight")
+    }
+    for number in (1, 2):
+        factors = random_factors(modules, seed=number, size=0.05)
+        write_adapter(tmp_path / "adapters" / f"a{number}", factors)
+    start = f"own={tmp_path / 'adapters' / 'a2'}"
+    first = LoraAdapter(lora_id=7, lora_name="first", source_path=str(tmp_path / "adapters" / "a1"))
+    flags = {**FLAGS, "lora": start, "lora_folder": tmp_path / "adapters", "max_loras": 2}
+
+    async def tokens_of(inference, lora_name):
+        request = GenerateRequest(
+            token_ids={"ids": [5, 6, 7, 8]}, lora_name=lora_name,
+            sampling={"temperature": 0}, stopping={"max_tokens": 12, "ignore_eos": True},
+        )  # fmt: skip
+        told = [each async for each in inference.Generate(request)]
+        return [info.token_id for each in told for info in each.token.tokens]
+
+    async def code_of(call):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        return caught.value.code()
+
+    async with (
+        start_engine(**flags) as engine,
+        grpc.aio.insecure_channel(engine.address) as channel,
+    ):
+        control, inference = ControlStub(channel), InferenceStub(channel)
+        assert (await control.GetModelInfo(GetModelInfoRequest())).supports_lora
+        info = await control.GetServerInfo(openengine_pb2.GetServerInfoRequest())
+        assert info.capacity.max_loras == 2
+        for is_again in (False, True):
+            loaded = await control.LoadLora(LoadLoraRequest(adapter=first))
+            assert (loaded.adapter, loaded.already_loaded) == (first, is_again)
+        base, adapted, own = [await tokens_of(inference, name) for name in ("", "first", "own")]
+        assert base != adapted != own != base
+        listed = (await control.ListLoras(ListLorasRequest())).adapters
+        assert [each.lora_name for each in listed] == ["first", "own"]
+        assert listed[0] == first
+        assert listed[1].lora_id > 0
+        for changed, code in (
+            ({"lora_id": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"source_path": "a1"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"lora_name": "other"}, grpc.StatusCode.ALREADY_EXISTS),
+            ({"lora_id": 8}, grpc.StatusCode.ALREADY_EXISTS),
+            (
+                {"lora_id": 8, "lora_name": "x", "source_path": "/"},
+                grpc.StatusCode.PERMISSION_DENIED,
+            ),
+        ):
+            wrong = LoraAdapter(
+                **{"lora_id": 7, "lora_name": "first", "source_path": first.source_path, **changed}
+            )
+            assert await code_of(control.LoadLora(LoadLoraRequest(adapter=wrong))) is code
+        unload = UnloadLoraRequest(lora_name="first")
+        assert (await control.UnloadLora(unload)).adapter == first
+        assert await code_of(control.UnloadLora(unload)) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(tokens_of(inference, "first")) is grpc.StatusCode.NOT_FOUND
 
 
 @contextmanager

@@ -136,6 +136,21 @@ class ControlStub:
                 request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortRequest.SerializeToString,
                 response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/openengine.v1.Control/LoadLora',
+                request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/openengine.v1.Control/UnloadLora',
+                request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
+        self.ListLoras = channel.unary_unary(
+                '/openengine.v1.Control/ListLoras',
+                request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasResponse.FromString,
+                _registered_method=True)
         self.GetKvEventSources = channel.unary_unary(
                 '/openengine.v1.Control/GetKvEventSources',
                 request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.GetKvEventSourcesRequest.SerializeToString,
@@ -187,6 +202,27 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadLora(self, request, context):
+        """Loads an adapter. The same one again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """Forgets an adapter; its requests go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLoras(self, request, context):
+        """All adapters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetKvEventSources(self, request, context):
         """Where events of cached blocks come from.
         """
@@ -228,6 +264,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortRequest.FromString,
                     response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraRequest.FromString,
+                    response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraResponse.SerializeToString,
+            ),
+            'ListLoras': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoras,
+                    request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasRequest.FromString,
+                    response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasResponse.SerializeToString,
             ),
             'GetKvEventSources': grpc.unary_unary_rpc_method_handler(
                     servicer.GetKvEventSources,
@@ -376,6 +427,87 @@ class Control:
             '/openengine.v1.Control/Abort',
             protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortRequest.SerializeToString,
             protos_dot_openengine_dot_v1_dot_openengine__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.Control/LoadLora',
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraRequest.SerializeToString,
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.Control/UnloadLora',
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraRequest.SerializeToString,
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.UnloadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoras(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.Control/ListLoras',
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasRequest.SerializeToString,
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.ListLorasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,7 @@ def server_info(core: EngineCore, model: ModelFolder, config: EngineConfig) -> S
             total_kv_blocks=max(0, core.num_blocks - 1),
             max_running_requests=config.max_running,
             max_batched_tokens=scheduler.max_num_batched_tokens,
+            max_loras=config.adapters.max_loras,
         ),
     )
 
@@ -94,7 +95,7 @@ def model_info(model: ModelFolder, config: EngineConfig) -> ModelInfo:
             supports_cache_salt=True,
             supports_prefix_cache_bypass=False,
         ),
-        supports_lora=False,
+        supports_lora=config.adapters.max_loras > 0,
         supports_multimodal=False,
     )
 

@@ -23,7 +23,6 @@ TARGET_RANK = "openengine-target-dp-rank"
 REFUSED_FIELDS = {
     "prompt": "the engine takes tokens: send token_ids",
     "media": "models take text alone in this protocol",
-    "lora_name": "there are no adapters in this protocol",
     "session": "prompts are computed where they are continued",
     "bypass_prefix_cache": "use a cache_salt of its own",
     "structural_tag": "use json_schema, regex, ebnf_grammar, json_object or choice",
@@ -104,6 +103,7 @@ def to_samples(
             sampling=own,
             priority=priority,
             cache_salt=message.kv.cache_salt,
+            model=message.lora_name,
         )
 
 

@@ -14,6 +14,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.call import ForeignCall, OpenCalls
 from services.engine.edge.open_streams import KV_EVENTS, OpenStreams, write_in_time
+from services.engine.edge.operators import check_knows_callers
 from services.engine.edge.request_reader import RequestReader
 from services.engine.edge.status import count_rejection
 from services.engine.errors import (
@@ -34,6 +35,7 @@ from services.engine.openengine.facts import (
 )
 from services.engine.openengine.failure import failure_to_proto
 from services.engine.openengine.kv_events import batches, chosen_ranks
+from services.engine.openengine.loras import Loras
 from services.engine.openengine.message import OpenEngineMessage
 from services.engine.openengine.requests import check_served
 from services.transport.callers import by_address
@@ -58,7 +60,10 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
         self._model = model
         self._config = config
         self._grammars = grammars
-        self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
+        self._reader = RequestReader(
+            model, max_grammar_bytes=config.grammar.max_grammar_bytes, adapters=core.adapters
+        )
+        self._loras = Loras(core.adapters)
         self._calls = OpenCalls(core)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -131,6 +136,33 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
             return openengine_pb2.AbortResponse(status=openengine_pb2.ABORT_STATUS_ALREADY_FINISHED)
         call.abort()
         return openengine_pb2.AbortResponse(status=openengine_pb2.ABORT_STATUS_ABORTED)
+
+    async def LoadLora(  # noqa: N802  the protocol's name
+        self, request: openengine_pb2.LoadLoraRequest, context: grpc.aio.ServicerContext
+    ) -> openengine_pb2.LoadLoraResponse:
+        """Loads an adapter from the operator's folder."""
+        del context
+        check_knows_callers(self._config.serving)
+        check_served(request)
+        return await self._loras.load(request)
+
+    async def UnloadLora(  # noqa: N802  the protocol's name
+        self, request: openengine_pb2.UnloadLoraRequest, context: grpc.aio.ServicerContext
+    ) -> openengine_pb2.UnloadLoraResponse:
+        """Forgets an adapter."""
+        del context
+        check_knows_callers(self._config.serving)
+        check_served(request)
+        return self._loras.unload(request.lora_name)
+
+    async def ListLoras(  # noqa: N802  the protocol's name
+        self, request: openengine_pb2.ListLorasRequest, context: grpc.aio.ServicerContext
+    ) -> openengine_pb2.ListLorasResponse:
+        """Lists all adapters."""
+        del context
+        check_knows_callers(self._config.serving)
+        check_served(request)
+        return self._loras.list()
 
     async def GetKvEventSources(  # noqa: N802  the protocol's name
         self, request: openengine_pb2.GetKvEventSourcesRequest, context: grpc.aio.ServicerContext

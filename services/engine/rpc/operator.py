@@ -10,11 +10,11 @@ from protos.engine.v1.operator_pb2_grpc import (
     add_OperatorServiceServicer_to_server,
 )
 from services.engine.adapter import Adapter
-from services.engine.config.serving import ServingConfig, is_loopback
+from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.sleep import SleepMode
+from services.engine.edge.operators import check_knows_callers
 from services.engine.edge.request_reader import check_known
-from services.engine.errors import NotPermittedError
 from services.engine.rpc.weights import update_from_caller, update_from_host, weights_info
 from services.transport.message_reader import RefusedMessage
 
@@ -30,7 +30,7 @@ class OperatorServicer(OperatorServiceServicer):
     def __init__(self, core: EngineCore, config: ServingConfig) -> None:
         self._core = core
         self._drain_timeout_s = config.drain_timeout_s
-        self._knows_callers = is_loopback(config.host) or config.tls_client_ca is not None
+        self._config = config
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serves the methods on a server."""
@@ -122,11 +122,7 @@ class OperatorServicer(OperatorServiceServicer):
 
     def _check(self) -> None:
         """Refuses all callers if any host may call."""
-        if not self._knows_callers:
-            raise NotPermittedError(
-                "the engine listens beyond loopback without --tls-client-ca; its adapters and "
-                "weights are neither shown nor changed, and it does not sleep"
-            )
+        check_knows_callers(self._config)
 
     def _info(self, adapter: Adapter) -> operator_pb2.AdapterInfo:
         return operator_pb2.AdapterInfo(

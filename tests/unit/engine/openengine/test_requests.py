@@ -16,6 +16,7 @@ from services.engine.openengine.requests import (
 from tests.support.field_walk import leaf_paths, set_field
 
 VALUES = {
+    ("lora_name",): "a",
     ("token_ids", "ids"): [3, 4],
     ("sampling", "temperature"): 0.25,
     ("sampling", "top_p"): 0.5,
@@ -88,7 +89,6 @@ def test_a_field_changes_the_engines_request(path):
     [
         (GenerateRequest(prompt="text"), "prompt"),
         (message(media=[{}]), "media"),
-        (message(lora_name="a"), "lora_name"),
         (message(kv={"session": {"session_id": "s"}}), "session"),
         (message(kv={"bypass_prefix_cache": True}), "bypass_prefix_cache"),
         (message(guided={"structural_tag": "{}"}), "structural_tag"),

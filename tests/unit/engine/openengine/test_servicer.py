@@ -155,7 +155,7 @@ async def test_log_probabilities_of_output_and_prompt():
         (ask(prompt=()), grpc.StatusCode.INVALID_ARGUMENT),
         (ask(prompt=range(256)), grpc.StatusCode.INVALID_ARGUMENT),
         (ask(model="other"), grpc.StatusCode.NOT_FOUND),
-        (ask(lora_name="a"), grpc.StatusCode.INVALID_ARGUMENT),
+        (ask(lora_name="a"), grpc.StatusCode.NOT_FOUND),
         (ask(request_id="x" * 257), grpc.StatusCode.INVALID_ARGUMENT),
         (ask(stopping={"conditions": [{"stop_text": ""}]}), grpc.StatusCode.INVALID_ARGUMENT),
         (GenerateRequest.FromString(b"\xf8\x06\x01"), grpc.StatusCode.INVALID_ARGUMENT),
