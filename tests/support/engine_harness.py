@@ -174,7 +174,7 @@ class RunningCore:
 async def running_core(
     config: EngineConfig | None = None, **options: Any
 ) -> AsyncIterator[RunningCore]:
-    """Runs a core around a FakeExecutor made with `options`."""
+    """Runs a core around a FakeExecutor made with `options`, once it is ready or asleep."""
     config = config or engine_config()
     executors = Executors(config, options)
     readiness: list[bool] = []
@@ -190,7 +190,8 @@ async def running_core(
     task = asyncio.create_task(core.run())
     running = RunningCore(core, executors, readiness, readiness_changed)
     try:
-        await running.wait_until_ready()
+        if core.sleep.is_awake:
+            await running.wait_until_ready()
         yield running
     finally:
         task.cancel()

@@ -115,6 +115,13 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_sleep(self) -> Self:
+        """Refuses a start asleep that nothing could end."""
+        if self.worker.start_asleep and not self.worker.enable_sleep:
+            raise ValueError("--start-asleep needs --enable-sleep, which lets the engine wake")
+        return self
+
+    @model_validator(mode="after")
     def _check_nodes(self) -> Self:
         """Refuses several hosts that would not know each other, or could not meet."""
         parallel, serving = self.parallel, self.serving

@@ -38,6 +38,9 @@ class WorkerConfig(ConfigSection):
     enable_sleep: bool = False
     """Let operators put the engine to sleep (octavo sleep), which gives back the memory of weights
     and KV cache, and wake it."""
+    start_asleep: bool = False
+    """Start without a worker, as if asleep at level 2: the first wake loads the model. Needs
+    --enable-sleep."""
 
     def step_limit_s(self, *, on_cpu: bool) -> float:
         """Returns the time after which a step means a hung worker."""

@@ -83,17 +83,18 @@ class Sleep:
         is_updating: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        """Starts awake.
+        """Starts awake, or asleep without a worker.
 
         Args:
-            config: whether the worker can sleep, and how long it may take.
+            config: whether the worker can sleep, whether the engine starts so, and how long a
+                change may take.
             requests: the live ones.
             abort_all: ends them.
             is_updating: returns whether an update of the weights runs.
             on_change: called when the engine may take requests, or not any more.
         """
-        self.state = SleepState.AWAKE
-        self.level = 0
+        self.state = SleepState.ASLEEP if config.start_asleep else SleepState.AWAKE
+        self.level = LEVELS[-1] if config.start_asleep else 0
         """Level of the present sleep; 0 without one."""
         self._config = config
         self._requests = requests
@@ -104,7 +105,8 @@ class Sleep:
         self._held: _Held | None = None
         self._turn = asyncio.Lock()
         self._may_start = asyncio.Event()
-        self._may_start.set()
+        if self.is_awake:
+            self._may_start.set()
         self._woke = asyncio.Event()
 
     @property

@@ -114,6 +114,7 @@ IRRELEVANT_FLAGS = {
     "worker_start_timeout_s": _SERVICE,
     "worker_patience_s": _SERVICE,
     "enable_sleep": "weights are inputs of the pieces, wherever they are",
+    "start_asleep": _SERVICE,
     "drain_timeout_s": _SERVICE,
     "max_grammar_bytes": _GRAMMAR,
     "max_structured_requests": _GRAMMAR,

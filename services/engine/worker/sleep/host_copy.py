@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class HostCopy:
-    """A copy of several tensors: made at once, then `write_back`, then `free`."""
+    """A copy of several tensors: made at once, then `write_back`, then `refresh` or `free`."""
 
     def __init__(
         self, tensors: Sequence[Tensor], device: torch.device, *, num_available_bytes: int
@@ -44,7 +44,15 @@ class HostCopy:
         else:
             memory = torch.empty(self.num_bytes, dtype=torch.uint8)
         self._parts = memory.split(sizes)  # type: ignore[no-untyped-call]  # torch has no types here
-        for part, tensor in zip(self._parts, tensors, strict=True):
+        self.refresh()
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Returns whether these are the tensors that it was made of."""
+        return [id(each) for each in tensors] == [id(each) for each in self._tensors]
+
+    def refresh(self) -> None:
+        """Copies the tensors again, and waits until the copy is complete."""
+        for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.copy_(tensor, non_blocking=True)
         self._wait()
 

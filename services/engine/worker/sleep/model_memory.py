@@ -95,6 +95,10 @@ class ModelMemory:
         self._dtype = dtype
         self._is_shared = is_shared
         self._available_host_bytes = available_host_bytes
+        self._keeps_copy = config.worker.start_asleep
+        """Whether the host's memory stays for the next sleep: it takes longer to pin than to fill,
+        and an engine that starts asleep shares its device by turns."""
+        self._kept_copy: HostCopy | None = None
         folders = [config.checkpoint.model, *self._draft_folders()]
         self._digests = {folder: self._digest_of(folder) for folder in folders}
         self._weights = _make_memory(device, is_zeroed=False)
@@ -141,9 +145,7 @@ class ModelMemory:
             for region in self._regions
             if any(id(each) not in dropped for each in region.tensors)
         ]
-        num_available = self._available_host_bytes()
-        copy = HostCopy(kept, self._device, num_available_bytes=num_available)
-        self._asleep = _Asleep(copy, loads)
+        self._asleep = _Asleep(self._copy(kept), loads)
         self._weights.release()
         self.cache.release()
         release_memory()
@@ -173,8 +175,22 @@ class ModelMemory:
             text = self._shortage()
             self._weights.release()  # the cache was not restored
             raise MemoryError(text) from None
-        asleep.copy.free()
+        if self._keeps_copy:
+            self._kept_copy = asleep.copy
+        else:
+            asleep.copy.free()
         self._asleep = None
+
+    def _copy(self, tensors: Sequence[Tensor]) -> HostCopy:
+        """Returns a copy of tensors, in the memory of the last one if that was kept and fits."""
+        kept, self._kept_copy = self._kept_copy, None
+        if kept is not None and kept.is_of(tensors):
+            kept.refresh()
+            return kept
+        if kept is not None:
+            kept.free()
+        num_available = self._available_host_bytes()
+        return HostCopy(tensors, self._device, num_available_bytes=num_available)
 
     def _plan(self) -> list[tuple[list[Load], bool]]:
         """Returns the loads of all weights that a checkpoint has."""

@@ -246,3 +246,25 @@ async def test_a_drain_ends_requests_that_a_sleeping_engine_keeps():
         report = await engine.core.drain.run(0.0)
         assert report.num_aborted == 1
         assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
+
+
+async def test_an_engine_that_starts_asleep_has_no_worker_before_it_is_woken():
+    config = engine_config(enable_sleep=True, start_asleep=True)
+    async with running_core(config) as engine:
+        sleep = engine.core.sleep
+        assert (sleep.state.value, sleep.level) == ("asleep", 2)
+        with pytest.raises(EngineUnavailableError, match="the engine is asleep"):
+            engine.core.submit(make_request(RecordingSink()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert engine.executors.made == []
+        await sleep.wake()
+        await check_serves(engine)
+        await sleep.fall_asleep(1, WAIT, LONG_S)
+        await sleep.wake()
+        assert len(engine.executors.made) == 1
+
+
+def test_a_start_asleep_needs_sleep():
+    with pytest.raises(ValueError, match="--start-asleep needs --enable-sleep"):
+        engine_config(start_asleep=True)

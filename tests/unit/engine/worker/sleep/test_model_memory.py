@@ -104,6 +104,26 @@ def test_a_small_models_weights_come_from_its_own_checkpoint(tmp_path):
     assert memory._asleep.copy.num_bytes < 0.2 * memory.num_bytes
 
 
+def test_an_engine_that_takes_turns_keeps_the_hosts_memory_for_its_next_sleep(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    flags = {"enable_sleep": True, "start_asleep": True}
+    config = EngineConfig.from_flags(model=tmp_path, device="cpu", **flags)
+    memory = make_memory(config, model)
+    weight = model.model.embed_tokens.weight
+    copies = []
+    for level, value in ((1, 2.0), (1, 3.0), (2, 4.0), (1, 5.0)):
+        with torch.no_grad():
+            weight[0, 0] = value
+        memory.sleep(level)
+        assert memory._asleep is not None
+        copies.append(memory._asleep.copy)
+        memory.wake()
+        assert (weight[0, 0] == value) == (level == 1)
+    assert copies[0] is copies[1]
+    assert len(set(copies)) == 3
+
+
 def test_weights_without_a_checkpoint_stay_on_the_host_at_both_levels(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32, load_format="dummy")
