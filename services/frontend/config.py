@@ -146,6 +146,15 @@ class FrontendConfig(BaseSettings):
     allow_sleep: bool = False
     """Serve vLLM's HTTP calls that put engines to sleep and wake them, to keys with the operator
     right; beyond loopback they need --api-keys-file."""
+    swap_level: int | None = Field(default=None, ge=1, le=2)
+    """Each engine has a model of its own and all share a card: one is awake, the others sleep at
+    this level, and they take turns by demand. Absent: all engines serve one model."""
+    swap_min_awake_s: float = Field(default=10.0, ge=0, le=MAX_WAIT_S)
+    """Time for which a model with requests keeps the card while another one is wanted."""
+    swap_drain_s: float = Field(default=10.0, ge=0, le=MAX_WAIT_S)
+    """Time for its running requests to end after that; then they wait, and are computed again."""
+    swap_max_waiting: int = Field(default=1024, ge=1, le=MAX_INT32)
+    """Requests that may wait for a model that sleeps; more are refused."""
     strict_fields: bool = False
     """Refuse fields of HTTP bodies that nothing here can follow, instead of ignoring them."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
@@ -195,6 +204,23 @@ class FrontendConfig(BaseSettings):
             raise ValueError(
                 "--allow-sleep needs --api-keys-file beyond loopback, so that only operators put"
                 " engines to sleep"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_swaps(self) -> Self:
+        """Refuses what would give a shared card other owners."""
+        if self.swap_level is None:
+            return self
+        others = {
+            "--processes": self.processes > 1,
+            "--allow-sleep": self.allow_sleep,
+            "--allow-lora-updates": self.allow_lora_updates,
+        }
+        if found := [flag for flag, is_set in others.items() if is_set]:
+            raise ValueError(
+                f"--swap-level and {found[0]} exclude each other: one process decides which model "
+                "is awake, and models that share a card have no adapters"
             )
         return self
 

@@ -102,13 +102,7 @@ class FrontendServer:
         self.engine = EnginePool(
             AddressBook(config.engine_addresses),
             TokenizerStore(config.tokenizer),
-            PoolLimits(
-                max_message_bytes=config.max_message_bytes,
-                silence_timeout_s=config.engine_silence_timeout_s,
-                max_attempts=config.max_engine_attempts,
-                resolve_interval_s=config.engine_resolve_interval_s,
-                names_engines=not self._gate.requires_keys,
-            ),
+            PoolLimits.of(config, names_engines=not self._gate.requires_keys),
             tls=ClientTls.from_settings(
                 ca=config.engine_tls_ca,
                 cert=config.engine_tls_cert,
@@ -238,7 +232,7 @@ class FrontendServer:
             cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
         )
         self._running = asyncio.create_task(
-            self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
+            self.engine.run(on_model=self._pipeline.models.load, on_readiness=self._take_readiness)
         )
         if self._share is not None:
             await self._wait_for_engine()

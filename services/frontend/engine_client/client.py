@@ -87,6 +87,16 @@ class EngineClient:
         return self._is_ready and not self.is_leaving
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a session."""
+        return self._session is not None
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the last heartbeat said that the engine sleeps."""
+        return self.view.heartbeat.asleep
+
+    @property
     def num_live(self) -> int:
         """Unfinished requests at the engine."""
         return 0 if self._session is None else self._session.num_live
@@ -103,7 +113,7 @@ class EngineClient:
             return "its address is gone"
         if self._session is None:
             return self._reason
-        if self._session.view.heartbeat.asleep:
+        if self.is_asleep:
             return "it is asleep"
         if not self._is_ready:
             return "it is draining" if self._session.is_draining else "it is not ready"
@@ -138,9 +148,9 @@ class EngineClient:
         *,
         check: AdmissionCheck,
         on_model: ModelHandler,
-        on_readiness: Callable[[], None],
+        on_change: Callable[["EngineClient"], None],
     ) -> None:
-        """Keeps a session open until cancelled."""
+        """Keeps a session open until cancelled; `on_change` is called at each change."""
         backoff_s = FIRST_BACKOFF_S
         options = channel_options(
             self._max_message_bytes, silence_timeout_s=self._silence_timeout_s
@@ -156,7 +166,7 @@ class EngineClient:
                     self._stub = stub
                     self.adapter_orders = AdapterOrders(channel)
                     self.sleep_orders = SleepOrders(channel)
-                    await self._serve(session, on_readiness)
+                    await self._serve(session, on_change)
                     backoff_s = FIRST_BACKOFF_S
             except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
                 self._note("engine_not_used", _reason_of(error))
@@ -205,19 +215,22 @@ class EngineClient:
             )
         return version == PREFIX_KEY_VERSION
 
-    async def _serve(self, session: EngineSession, on_readiness: Callable[[], None]) -> None:
+    async def _serve(
+        self, session: EngineSession, on_change: Callable[["EngineClient"], None]
+    ) -> None:
         def set_ready(ready: bool) -> None:
             if ready != self._is_ready:
                 self._is_ready = ready
-                on_readiness()
+                on_change(self)
 
         log.info("engine_connected", address=self.address.target, engine_id=session.hello.engine_id)
         self._session = session
+        on_change(self)
         try:
             self._note("engine_lost", await session.run(set_ready))
         finally:
-            self._session = None
-            set_ready(False)
+            self._session, self._is_ready = None, False
+            on_change(self)
 
     def _note(self, event: str, reason: str) -> None:
         """Remembers why there is no engine, and logs a new reason."""

@@ -5,10 +5,11 @@ import random
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import structlog
 
+from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.adapter_orders import AdapterOrders
 from services.frontend.engine_client.addresses import AddressBook, EngineAddress
 from services.frontend.engine_client.client import EngineClient, ModelHandler
@@ -16,6 +17,7 @@ from services.frontend.engine_client.messages import EngineRequest, ModelInfo, T
 from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.routing import choose
 from services.frontend.engine_client.routing_counts import RoutingCounts
+from services.frontend.engine_client.swapper import SwapLimits, Swapper
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.transport.tls import ClientTls
@@ -37,13 +39,31 @@ class PoolLimits:
     """Interval between resolutions of host names."""
     names_engines: bool = True
     """Whether errors show engine addresses to callers; the log always does."""
+    swaps: SwapLimits | None = None
+    """How engines take turns at a card that they share, each with a model of its own; None if they
+    all serve one model."""
+
+    @classmethod
+    def of(cls, config: FrontendConfig, *, names_engines: bool) -> Self:
+        """Reads the limits of a configuration."""
+        level = config.swap_level
+        return cls(
+            max_message_bytes=config.max_message_bytes,
+            silence_timeout_s=config.engine_silence_timeout_s,
+            max_attempts=config.max_engine_attempts,
+            resolve_interval_s=config.engine_resolve_interval_s,
+            names_engines=names_engines,
+            swaps=(
+                None if level is None else SwapLimits.of(config, level, names_reasons=names_engines)
+            ),
+        )
 
 
 class EnginePool:
     """Keeps a session with each engine, and sends each request to the best one.
 
-    The first engine to connect sets the model; engines with another one are refused. `run` keeps
-    the sessions; all other methods may be called at any time.
+    The first engine to connect sets the model; engines with another one are refused, unless they
+    share a card. `run` keeps the sessions; all other methods may be called at any time.
     """
 
     def __init__(
@@ -65,6 +85,8 @@ class EnginePool:
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
         self._was_ready = False
         self._draw = random.Random()  # each frontend draws other engines
+        self.swapper = None if limits.swaps is None else Swapper(limits.swaps)
+        """Decides which engine of a shared card is awake; None if none is shared."""
 
     @property
     def engines(self) -> list[EngineClient]:
@@ -73,7 +95,9 @@ class EnginePool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine accepts requests now."""
+        """Whether an engine accepts requests now, or would once it has the card."""
+        if self.swapper is not None:
+            return self.swapper.is_ready
         return any(engine.is_ready for engine in self._engines.values())
 
     @property
@@ -136,11 +160,12 @@ class EnginePool:
             InvalidRequestError: the request is too large to send.
             DeadlineExpiredError: its deadline has passed.
         """
-        engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
+        engines = [e for e in self._engines.values() if self._may_get(e) and e not in tried]
         if not engines:
             raise self.unavailable
         identity = ModelIdentity.of(model)
-        if any(engine.identity != identity for engine in engines):
+        engines = [engine for engine in engines if engine.identity == identity]
+        if not engines:
             raise EngineUnavailableError("the engines serve another model since")
         if request.adapter:
             name, digest = request.adapter, request.adapter_digest
@@ -153,6 +178,12 @@ class EnginePool:
         abort = choice.engine.submit(request, sink)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, abort
+
+    def _may_get(self, engine: EngineClient) -> bool:
+        """Whether an engine may get requests; one that shares a card refuses them while asleep."""
+        if self.swapper is not None:
+            return engine.is_connected
+        return engine.is_ready
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Has all engines load an adapter; if one refuses, none keeps it.
@@ -204,19 +235,27 @@ class EnginePool:
     ) -> NoReturn:
         """Keeps sessions with all engines open until cancelled."""
 
+        def tell_change(engine: EngineClient) -> None:
+            if self.swapper is not None:
+                self.swapper.note(engine)
+            tell_readiness()
+
         def tell_readiness() -> None:
             if self.is_ready != self._was_ready:
                 self._was_ready = self.is_ready
                 on_readiness(self._was_ready)
 
         async with asyncio.TaskGroup() as tasks:
+            if self.swapper is not None:
+                await self._addresses.refresh()
+                tasks.create_task(self.swapper.run(len(self._addresses.addresses)))
             while True:
                 await self._addresses.refresh()
                 for address in self._addresses.addresses:
                     if address not in self._tasks:
                         engine = self._engines[address] = self._make_engine(address)
                         running = engine.run(
-                            check=self._check, on_model=on_model, on_readiness=tell_readiness
+                            check=self._check, on_model=on_model, on_change=tell_change
                         )
                         self._tasks[address] = tasks.create_task(running)
                 self._let_go()
@@ -253,6 +292,13 @@ class EnginePool:
                 continue
             if other.info.engine_id == info.engine_id:
                 raise EngineUnavailableError(f"it is the engine at {other.address.target}")
+            if self.swapper is not None:
+                if other.info.model == info.model:
+                    raise EngineUnavailableError(
+                        f"the engine at {other.address.target} has the name {info.model!r}, too; "
+                        "--served-model-name gives it another one"
+                    )
+                continue
             difference = other.identity.difference(ModelIdentity.of(info))
             if difference:
                 raise EngineUnavailableError(

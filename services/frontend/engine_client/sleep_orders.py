@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from protos.engine.v1.engine_pb2 import GetStatsRequest
+from protos.engine.v1.engine_pb2 import GetStatsRequest, GetStatsResponse
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.engine.v1.operator_pb2 import SleepMode, SleepRequest, WakeRequest
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
@@ -52,8 +52,21 @@ class SleepOrders:
 
     async def is_asleep(self) -> bool:
         """Returns whether the engine sleeps; raises FrontendError if it does not say so."""
-        stats = await _call(self._stub.GetStats(GetStatsRequest(), timeout=CALL_TIMEOUT_S))
-        return bool(stats.sleep_level)
+        return bool((await self._stats()).sleep_level)
+
+    async def has_memory(self) -> bool:
+        """Returns whether the engine has its memory, or is about to take or give it back.
+
+        Raises:
+            FrontendError: it does not say so.
+        """
+        return (await self._stats()).sleep_state != "asleep"
+
+    async def _stats(self) -> GetStatsResponse:
+        stats: GetStatsResponse = await _call(
+            self._stub.GetStats(GetStatsRequest(), timeout=CALL_TIMEOUT_S)
+        )
+        return stats
 
 
 class Sleeping(Protocol):

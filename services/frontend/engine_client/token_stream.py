@@ -3,7 +3,7 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from protos.engine.v1.engine_pb2 import Finished
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import (
+    ABORTED,
     LENGTH,
     TOKEN_BYTES,
     EngineRequest,
@@ -22,6 +23,7 @@ from services.frontend.engine_client.messages import (
 )
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.route import Route, Visit
+from services.frontend.engine_client.turns import Turn
 from services.frontend.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
@@ -39,11 +41,14 @@ class TokenStream:
     the position, so it samples what the lost engine would have. Each engine is tried once per
     token; at most `PoolLimits.max_attempts` engines can be lost for one token.
 
+    Where models share a card, the request waits for its model's turn before it is sent, in
+    `admitted` or `read`, and again if the engine fell asleep before the request came.
+
     Unread tokens are merged into one batch, so a slow reader gets fewer, larger messages.
     """
 
     def __init__(self, pool: EnginePool, request: EngineRequest, *, model: ModelInfo) -> None:
-        """Sends the request.
+        """Sends the request, unless it has to wait for a turn.
 
         Raises:
             EngineUnavailableError: no engine accepts requests, or they serve another model.
@@ -68,7 +73,11 @@ class TokenStream:
         self._pending = TokenBatch()
         self._pending_since_s = 0.0
         self._news = asyncio.Event()
-        self._send(request)
+        self._turn: Turn | None = None
+        self._needs_turn = pool.swapper is not None
+        self._abort: Callable[[], None] = self._abort_unsent
+        if not self._needs_turn:
+            self._send(request)
 
     async def admitted(self) -> None:
         """Waits until an engine admits the request.
@@ -77,7 +86,9 @@ class TokenStream:
             FrontendError, EngineFaultError: no engine does.
         """
         while True:
-            if self._error is not None:
+            if self._needs_turn:
+                await self._take_turn()
+            elif self._error is not None:
                 self._go_on_elsewhere(self._error)
             elif self._is_admitted or self._is_over:
                 return
@@ -91,7 +102,9 @@ class TokenStream:
             FrontendError, EngineFaultError: no engine continues the request.
         """
         while not self._pending.token_ids:
-            if self._error is not None:
+            if self._needs_turn:
+                await self._take_turn()
+            elif self._error is not None:
                 self._go_on_elsewhere(self._error)
             elif self._is_over:
                 break
@@ -120,6 +133,8 @@ class TokenStream:
         if self._is_over:  # as it was ended here
             return
         self._is_admitted = True
+        if token_ids and self._turn is not None:
+            self._turn.has_progressed = True
         if token_ids and not self._pending.token_ids:
             self._pending_since_s = time.monotonic()
         room = self._max_tokens - len(self._tokens) - len(self._pending.token_ids)
@@ -147,16 +162,17 @@ class TokenStream:
         self._pending.vector = finished.vector
         if finished.HasField("stop_token_id"):
             self._pending.stop_token_id = finished.stop_token_id
-        self._is_over = True
-        self._news.set()
+        self._end()
 
     def put_error(self, error: Exception) -> None:
         """Ends the request with an error."""
         if self._is_over:
             return
-        self._error = error
-        self._is_over = True
-        self._news.set()
+        self._end()
+        swapper = self._pool.swapper
+        if swapper is not None and isinstance(error, EngineUnavailableError):
+            self._needs_turn = not self._is_aborted and swapper.is_swapped_out(self._model.model)
+        self._error = None if self._needs_turn else error
 
     def _end_overrun(self) -> None:
         """Ends the request, of which the engine has sent more tokens than it may have."""
@@ -164,7 +180,7 @@ class TokenStream:
         self._pending.usage = Usage(
             prompt_tokens=_num_prompt_tokens(self._request), output_tokens=self._max_tokens
         )
-        self._is_over = True
+        self._end()
         self._abort()
         self._pool.counts.num_overruns += 1
         log.warning(
@@ -174,9 +190,47 @@ class TokenStream:
             max_tokens=self._max_tokens,
         )
 
+    def _end(self) -> None:
+        """Takes nothing more of this engine, and ends the turn at its card."""
+        self._is_over, self._needs_turn = True, False
+        if self._turn is not None:
+            self._turn.end()
+        self._news.set()
+
     async def _wait(self) -> None:
         self._news.clear()
         await self._news.wait()
+
+    async def _take_turn(self) -> None:
+        """Waits for the model's turn at the card it shares, and sends the request."""
+        swapper = self._pool.swapper
+        assert swapper is not None, "there are turns only at shared cards"
+        self._turn = swapper.ask(self._model.model, was_refused=self._turn is not None)
+        self._needs_turn = self._is_over = self._is_admitted = False
+        self._abort = self._abort_unsent
+        if not await self._turn.wait(self._request.deadline_s):
+            return
+        try:
+            self._send(self._continued())
+        except BaseException:
+            self._turn.end()
+            raise
+
+    def _abort_unsent(self) -> None:
+        """Ends a request that no engine has."""
+        usage = Usage(prompt_tokens=_num_prompt_tokens(self._request))
+        self.put_finished(Finished(finish_reason=ABORTED, usage=usage))
+
+    def _continued(self) -> EngineRequest:
+        """Returns the request with its tokens so far."""
+        tokens = self._tokens
+        if not tokens:
+            return self._request
+        return replace(
+            self._request,
+            prompt_token_ids=self._request.prompt_token_ids + pack_uint32(tokens),
+            num_resumed_tokens=len(tokens),
+        )
 
     def _send(self, request: EngineRequest) -> None:
         self._engine, self._abort = self._pool.send(
@@ -193,13 +247,7 @@ class TokenStream:
         if self._is_aborted or len(self._tried) >= self._pool.limits.max_attempts:
             raise error
         try:
-            self._send(
-                replace(
-                    self._request,
-                    prompt_token_ids=self._request.prompt_token_ids + pack_uint32(tokens),
-                    num_resumed_tokens=len(tokens),
-                )
-            )
+            self._send(self._continued())
         except EngineUnavailableError:
             raise error from None  # the engine's reason says more than "no other engine"
         except InvalidRequestError as refusal:

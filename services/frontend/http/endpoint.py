@@ -86,7 +86,7 @@ class Endpoint(ABC):
                 body.content,
                 request_id,
                 lease.account,
-                max_prompt_tokens=self.pipeline.max_prompt_tokens,
+                max_prompt_tokens=self.pipeline.models.max_prompt_tokens,
             )
         if call.left_out:
             self.pipeline.requests.note_left_out(call.left_out)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from services.frontend.engine_client.pool import EnginePool
+from services.frontend.engine_client.swapper import Swapper
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import (
     HOSTED_KINDS,
@@ -73,6 +74,8 @@ class FrontendFamilies:
             self._engine.counts.num_overruns,
             "Requests ended because an engine sent more tokens than they may have",
         )
+        if self._engine.swapper is not None:
+            yield from self._swaps(self._engine.swapper)
         yield families.counters(
             "request_success",
             "finished_reason",
@@ -127,4 +130,25 @@ class FrontendFamilies:
         )
         yield families.histogram(
             "e2e_request_latency_seconds", counts.e2e_request_latency, "Arrival to end"
+        )
+
+    def _swaps(self, swapper: Swapper) -> Iterable[Any]:
+        """Returns the families of models that share a card."""
+        families, counts = self._families, swapper.counts
+        none = dict.fromkeys(swapper.awake, 0)
+        yield families.gauges("model_awake", "model", swapper.awake, "1 while it has the card")
+        yield families.gauges(
+            "swap_waiting_requests", "model", swapper.num_waiting, "Requests that wait for a model"
+        )
+        yield families.counters(
+            "model_wakes", "model", none | counts.num_wakes, "Times that a model was woken"
+        )
+        yield families.counters(
+            "swap_failures", "model", none | counts.num_failures, "Orders that failed, by model"
+        )
+        yield families.counter(
+            "swap_kept_requests", counts.num_kept, "Requests that ran when their model fell asleep"
+        )
+        yield families.histogram(
+            "swap_seconds", counts.seconds, "One model's order to sleep to the other's being awake"
         )

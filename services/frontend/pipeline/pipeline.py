@@ -1,7 +1,5 @@
 """Runs requests: checks them, encodes prompts, and submits them to the engines."""
 
-import asyncio
-import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -10,15 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
-from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.pool import EnginePool
-from services.frontend.engine_client.tokenizer_files import TokenizerFiles
-from services.frontend.errors import EngineUnavailableError, FrontendError, UnknownModelError
+from services.frontend.errors import FrontendError
 from services.frontend.pipeline.bad_words import with_forbidden_words
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.image_reading import ImageParts
 from services.frontend.pipeline.prompt_images import PromptImages
-from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import TEMPLATE_GROWTH, Prompts
 from services.frontend.pipeline.request import (
     Conversation,
@@ -31,17 +26,13 @@ from services.frontend.pipeline.request import (
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.pipeline.served_models import ServedModels
 from services.frontend.pipeline.submission import Submission
 from services.frontend.pipeline.vectors import VectorRequests
 from services.frontend.reply.reply_format import ReplySettings
-from services.frontend.text.tokenizer import TokenizerFilesError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
-
-MAX_SHOWN_CHARACTERS = 128
-"""Characters of a model name shown in an error."""
-
 
 _AS_THE_MODEL = ReplySettings()
 _NO_IMAGES = ImageParts()
@@ -58,7 +49,7 @@ class Outlet(Protocol):
 
 
 class Pipeline:
-    """Runs requests for the model that the engines serve."""
+    """Runs requests for the models that the engines serve."""
 
     def __init__(  # noqa: PLR0913  the parts of a pipeline
         self,
@@ -73,7 +64,7 @@ class Pipeline:
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
-        """Serves nothing before `load_model`."""
+        """Serves nothing before `models` has one."""
         self.engine = engine
         self.requests = RequestLog(tracing)
         """Records every request."""
@@ -92,9 +83,7 @@ class Pipeline:
             num_tokenizer_threads=num_tokenizer_threads,
             counts=self.gate.counts,
         )
-        self.vectors = VectorRequests(engine, self._prompts, self.model_named)
-        """Runs requests for vectors and scores."""
-        self._load = partial(
+        load = partial(
             ServedModel.load,
             template_timeout_s=template_timeout_s,
             replies=replies,
@@ -102,40 +91,10 @@ class Pipeline:
             num_processes=max(1, num_tokenizer_threads // 2),
             open_reader=images.open_reader,
         )
-        self._model: ServedModel | None = None
-        self._loading = asyncio.Lock()
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Number of token ids from which a prompt is refused before it is read."""
-        if self._model is None:
-            return MAX_PROMPT_TOKENS
-        # The vector of a prompt takes no room in the context.
-        info = self._model.info
-        return info.max_model_len + info.HasField("pooling")
-
-    @property
-    def served_model(self) -> ServedModel | None:
-        """The latest served model; None before the first connection."""
-        return self._model
-
-    async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
-        """Loads the model of an engine; the `on_model` handler of `EnginePool.run`.
-
-        Raises:
-            EngineUnavailableError: its tokenizer cannot be used.
-        """
-        async with self._loading:  # engines may connect at the same time; one load serves all
-            known = self._model
-            if known is None or not known.has_same_text(info):
-                try:
-                    new = await self._load(info, files)
-                except TokenizerFilesError as error:
-                    raise EngineUnavailableError(str(error)) from None
-                if known is not None:
-                    await known.close()
-                known = new
-            self._model = dataclasses.replace(known, info=info)
+        self.models = ServedModels(engine, self.gate, load)
+        """The served models."""
+        self.vectors = VectorRequests(engine, self._prompts, self.models.named)
+        """Runs requests for vectors and scores."""
 
     def begin(self, request_id: str, address: str, *, method: str, is_free: bool = False) -> Lease:
         """Takes the acting caller's slot for a request; a refusal is recorded as a failed one.
@@ -197,7 +156,7 @@ class Pipeline:
             FrontendError, EngineFaultError: the request is refused or failed.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        model = self.model_named(options.model)
+        model = self.models.named(options.model)
         num_prompts = len(prompts_of(prompt))
         check_options(options, max_samples=self._max_samples, num_prompts=num_prompts)
         try:
@@ -270,7 +229,7 @@ class Pipeline:
             FrontendError: the model is not served, or the prompt is refused.
         """
         return await self._prompts.encode(
-            self.model_named(model_name),
+            self.models.named(model_name),
             prompt,
             lease,
             parse_special_tokens=parse_special_tokens,
@@ -287,40 +246,13 @@ class Pipeline:
                 vocabulary.
         """
         return await self._prompts.decode(
-            self.model_named(model_name),
+            self.models.named(model_name),
             token_ids,
             account,
             show_special_tokens=show_special_tokens,
         )
 
-    def model_named(self, name: str) -> ServedModel:
-        """Returns the model or adapter that a request names; an empty name means the model.
-
-        Raises:
-            EngineUnavailableError: no engine has connected yet.
-            UnknownModelError: another model is served, or the caller may not use the adapter.
-        """
-        model = self._model
-        if model is None:
-            raise self.engine.unavailable
-        if name and name != model.info.model:
-            # Both are found out, so that a forbidden adapter is refused like an unknown one.
-            digest, is_allowed = self.engine.adapter_digest(name), self.gate.may_use_adapter(name)
-            if digest is not None and is_allowed:
-                return dataclasses.replace(model, adapter=name, adapter_digest=digest)
-            shown = (
-                name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}..."
-            )
-            raise UnknownModelError(f"the model {shown!r} is not served; {model.info.model!r} is")
-        return model
-
-    @property
-    def adapter_names(self) -> list[str]:
-        """The adapters that the acting caller may use, in the order of their names."""
-        return sorted(filter(self.gate.may_use_adapter, self.engine.adapters))
-
     async def close(self) -> None:
-        """Stops the tokenizer's threads and the template's process."""
+        """Stops the tokenizer's threads and the templates' processes."""
         self._prompts.close()
-        if self._model is not None:
-            await self._model.close()
+        await self.models.close()

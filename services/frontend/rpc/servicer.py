@@ -70,7 +70,7 @@ class FrontendServicer(VectorServicer):
         self, request: frontend_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Continues one prompt."""
-        read = partial(prompt_of, request, max_tokens=self._pipeline.max_prompt_tokens)
+        read = partial(prompt_of, request, max_tokens=self._pipeline.models.max_prompt_tokens)
         await self._respond(request, read, context, frontend_pb2.GenerateResponse)
 
     async def Chat(  # noqa: N802  the protocol's name
@@ -111,7 +111,7 @@ class FrontendServicer(VectorServicer):
                 lease,
                 parse_special_tokens=parse_special_tokens_of(request),
             )
-        tokenizer = self._pipeline.model_named(request.model).tokenizer
+        tokenizer = self._pipeline.models.named(request.model).tokenizer
         response = frontend_pb2.TokenizeResponse()
         async for part in in_parts(token_ids):
             response.token_ids.extend(part)
@@ -135,12 +135,12 @@ class FrontendServicer(VectorServicer):
     async def ListModels(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.ListModelsResponse:
-        """Lists the served model; nothing before the first connection to an engine."""
+        """Lists the served models; nothing before the first connection to an engine."""
         del context
         refuse_unknown_fields(request)
         response = frontend_pb2.ListModelsResponse()
-        if (model := self._pipeline.served_model) is not None:
-            for name in (model.info.model, *self._pipeline.adapter_names):
+        for model in self._pipeline.models.all:
+            for name in (model.info.model, *self._pipeline.models.adapter_names):
                 response.models.add(
                     name=name,
                     max_model_len=model.info.max_model_len,

@@ -212,7 +212,7 @@ class ClientSession:
         match message.WhichOneof("message"):
             case "generate":
                 with self._opening(message, message.generate.options) as live:
-                    limit = self._pipeline.max_prompt_tokens
+                    limit = self._pipeline.models.max_prompt_tokens
                     self._start(live, prompt_of(message.generate, max_tokens=limit), group)
             case "chat":
                 with self._opening(message, message.chat.options) as live:

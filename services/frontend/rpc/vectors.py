@@ -29,7 +29,7 @@ class VectorServicer(FrontendServiceServicer):
     ) -> frontend_pb2.EmbedResponse:
         """Returns the vectors of inputs."""
         with self._vectors(request, context) as (options, call):
-            inputs = inputs_of(request, max_tokens=self._pipeline.max_prompt_tokens)
+            inputs = inputs_of(request, max_tokens=self._pipeline.models.max_prompt_tokens)
             vectors = await self._pipeline.vectors.embed(
                 inputs, options, **call, timeout_s=context.time_remaining()
             )

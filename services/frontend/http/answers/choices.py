@@ -138,7 +138,7 @@ class ChoicesResponse:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
         self._answer_class = answer_class
         self._pipeline = pipeline
-        self._model = pipeline.model_named(call.options.model)
+        self._model = pipeline.models.named(call.options.model)
         self._call = call
         self._writer = writer
         self._answer: ChoicesAnswer

@@ -73,7 +73,7 @@ class MessageResponse:
     def __init__(self, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
         assert isinstance(call, MessageCall), "the endpoint reads such calls"
-        self._model = pipeline.model_named(call.options.model)
+        self._model = pipeline.models.named(call.options.model)
         self._call = call
         self._writer = writer
         self._answer: MessageAnswer

@@ -76,7 +76,7 @@ class ResponsesEndpoint(GenerationEndpoint):
     async def _fits(self, call: ResponsesCall, lease: Lease, messages: Sequence[Message]) -> bool:
         """Whether messages leave room for the output, which is at most half of the context."""
         options = call.options
-        max_model_len = self.pipeline.model_named(options.model).info.max_model_len
+        max_model_len = self.pipeline.models.named(options.model).info.max_model_len
         token_ids = await self.pipeline.tokenize(
             options.model,
             _prompt_of(call, messages),
@@ -146,7 +146,7 @@ class ResponsesResponse:
         self._owner = pipeline.gate.acting_account
         self._call = call
         self._writer = writer
-        model = pipeline.model_named(call.options.model)
+        model = pipeline.models.named(call.options.model)
         sampling = call.options.sampling
         has_logprobs = sampling is not None and sampling.HasField("logprobs")
         self._numbers = count()

@@ -31,7 +31,7 @@ class ModelCard(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The model and the adapters that the caller may use; none before contact with an engine."""
+    """The models and the adapters that the caller may use; none before contact with an engine."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -90,27 +90,28 @@ class ServiceEndpoints:
         return JSONResponse(answer)
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the model and its adapters; nothing before the first connection to an engine."""
+        """Lists the models and adapters; nothing before the first connection to an engine."""
         del request
-        model = self._pipeline.served_model
-        cards = [] if model is None else [self._card(model)]
-        if model is not None:
-            names = self._pipeline.adapter_names
-            cards += [self._card(replace(model, adapter=name)) for name in names]
+        models = self._pipeline.models
+        cards = [
+            self._card(replace(model, adapter=name))
+            for model in models.all
+            for name in ("", *models.adapter_names)
+        ]
         answer: ModelList = {"object": "list", "data": cards}
         return JSONResponse(answer)
 
     async def show_model(self, request: Request) -> Response:
         """Describes one model."""
-        return JSONResponse(self._card(self._pipeline.model_named(request.path_params["name"])))
+        return JSONResponse(self._card(self._pipeline.models.named(request.path_params["name"])))
 
     async def show_start(self, request: Request) -> Response:
         """Returns the start page, which needs no key and shows the model only without keys."""
         del request
         if self._pipeline.gate.requires_keys:
             return start_page(model=None, version=None)
-        model = self._pipeline.served_model
-        return start_page(model=None if model is None else model.info.model, version=self._version)
+        models = ", ".join(model.info.model for model in self._pipeline.models.all)
+        return start_page(model=models or None, version=self._version)
 
     async def show_metrics(self, request: Request) -> Response:
         """Returns the metrics in Prometheus's format."""

@@ -50,7 +50,7 @@ class TokenizeEndpoint(Endpoint):
                 parse_special_tokens=call.options.parse_special_tokens,
                 add_special_tokens=call.add_special_tokens,
             )
-        model = self.pipeline.model_named(call.options.model)
+        model = self.pipeline.models.named(call.options.model)
         fields = {  # of a TokenizeAnswer, which is encoded in parts
             "count": json.dumps(len(token_ids)),
             "max_model_len": json.dumps(model.info.max_model_len),

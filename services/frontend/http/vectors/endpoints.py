@@ -52,7 +52,7 @@ class VectorEndpoint(Endpoint):
 
     def model_name(self, call: VectorCall) -> str:
         """Returns the name of the served model."""
-        return self.pipeline.model_named(call.vector_options.model).name
+        return self.pipeline.models.named(call.vector_options.model).name
 
 
 class EmbeddingsEndpoint(VectorEndpoint):

@@ -63,6 +63,7 @@ class ScriptedPool:
     limits: PoolLimits = field(default_factory=lambda: PoolLimits(max_attempts=MAX_ATTEMPTS))
     counts: RoutingCounts = field(default_factory=RoutingCounts)
     num_used: int = 0
+    swapper: None = None
 
     def send(
         self,
