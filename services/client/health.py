@@ -59,10 +59,10 @@ def is_http_serving(host: str, port: int, *, timeout_s: float = 2.0, tls: Tls = 
             raise UnavailableError(message, code="UNAVAILABLE") from None
 
 
-async def wait_until_serving(address: str, tls: Tls = PLAIN) -> None:
-    """Waits until the service at `address` takes requests."""
+async def wait_until_serving(address: str, tls: Tls = PLAIN, *, service: str = READINESS) -> None:
+    """Waits until `service` at `address` is SERVING."""
     while True:
         with suppress(OctavoError):
-            if await is_serving(address, tls=tls):
+            if await is_serving(address, service=service, tls=tls):
                 return
         await asyncio.sleep(_POLL_S)

@@ -29,27 +29,27 @@ class ServeFlagError(ValueError):
 class Division:
     """The arguments by the service that gets them.
 
-    model: a folder or a name on the hub; None for the embedded model. remarks: lines for the user
-    about arguments that change nothing, or another thing than elsewhere.
+    models: folders, files or names on the hub; none for the embedded model. remarks: lines for the
+    user about arguments that change nothing, or another thing than elsewhere.
     """
 
-    model: str | None = None
+    models: list[str] = field(default_factory=list)
     engine: list[str] = field(default_factory=list)
     frontend: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
 def divide_arguments(
-    arguments: Sequence[str], flags: ServiceFlags, *, model: str | None = None
+    arguments: Sequence[str], flags: ServiceFlags, *, models: Sequence[str] = ()
 ) -> Division:
     """Returns what each service gets of the arguments that are not the command's own.
 
-    A word that belongs to no flag is the model.
+    A word that belongs to no flag is a model.
 
     Args:
         arguments: the words of the command line, without the command's own flags.
         flags: the flags of the services.
-        model: that of --model.
+        models: those of --model.
 
     Raises:
         ServeFlagError: a flag is unknown, has no value, or belongs to both services.
@@ -57,11 +57,11 @@ def divide_arguments(
     divider = _Divider(flags, arguments)
     divider.run()
     division = divider.division
-    division.model = _one_model([*divider.models, *([] if model is None else [model])])
+    division.models = list(dict.fromkeys([*_one_word(divider.models), *models]))
     if divider.revision is not None:
-        if division.model is None:
-            raise ServeFlagError("--revision needs a model: OWNER/NAME@REVISION")
-        division.model += f"@{divider.revision}"
+        if len(division.models) != 1:
+            raise ServeFlagError("--revision needs one model: OWNER/NAME@REVISION")
+        division.models[0] += f"@{divider.revision}"
     try:
         division.engine += speculation_flags(divider.speculation)
     except ValueError as error:
@@ -69,14 +69,15 @@ def divide_arguments(
     return division
 
 
-def _one_model(models: Sequence[str]) -> str | None:
+def _one_word(models: Sequence[str]) -> Sequence[str]:
+    """Returns the model that needs no flag; more words are more likely values of a flag."""
     names = list(dict.fromkeys(models))
     if len(names) > 1:
         raise ServeFlagError(
-            f"{' and '.join(names)} are {len(names)} models: there can be one; a flag with several "
-            "values takes them with commas between"
+            f"{' and '.join(names)} are {len(names)} models: --model gives each further one; a "
+            "flag with several values takes them with commas between"
         )
-    return names[0] if names else None
+    return names
 
 
 class _Divider:

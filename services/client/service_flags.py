@@ -53,5 +53,13 @@ def check_arguments(*, engine: Sequence[str], frontend: Sequence[str]) -> None:
         raise UsageError(f"the {service}'s flags: {problems}") from None
 
 
+def served_name(engine_words: Sequence[str]) -> str:
+    """Returns the name under which an engine with these flags serves its model."""
+    from services.engine.config.engine_config import EngineConfig
+    from services.engine.config.flags import read_command_line
+
+    return read_command_line(EngineConfig, engine_words).checkpoint.model_name
+
+
 def _flags(fields: Iterable[tuple[str, FieldInfo]]) -> Flags:
     return {name.replace("_", "-"): field.annotation is bool for name, field in fields}

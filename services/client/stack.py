@@ -110,6 +110,15 @@ def plan_stack(
     )
 
 
+def with_models(stack: Stack, model_arguments: Sequence[Sequence[str]]) -> Stack:
+    """Returns the stack with a model for each engine; they share a card, so they start asleep."""
+    engines = tuple(
+        replace(engine, arguments=[*engine.arguments, *own], starts_asleep=True)
+        for engine, own in zip(stack.engines, model_arguments, strict=True)
+    )
+    return replace(stack, engines=engines)
+
+
 def with_http(stack: Stack, port: int | None) -> Stack:
     """Returns the stack with a frontend that speaks HTTP, too, on its own address.
 
@@ -159,10 +168,14 @@ def check_tls(stack: Stack) -> None:
         )
 
 
-def closing_lines(stack: Stack) -> Iterator[str]:
-    """Yields a line for each address that the services listen on, with what it is for."""
+def closing_lines(stack: Stack, model: str = "") -> Iterator[str]:
+    """Yields a line for each address that the services listen on, with what it is for.
+
+    model: one of several, which requests have to name.
+    """
     frontend = stack.frontend
-    yield f"talk to it:  octavo chat --frontend {frontend.address}"
+    named = model and f" --model {model}"
+    yield f"talk to it:  octavo chat --frontend {frontend.address}{named}"
     host, own = frontend.address.rpartition(":")[0], _listeners(frontend)
     scheme = "http" if own.tls_cert is None else "https"
     if own.http_port:

@@ -1,16 +1,17 @@
 """Keeps the services running as child processes."""
 
 import asyncio
+import contextlib
 import os
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.client.channel import PLAIN, Tls
-from services.client.health import wait_until_serving
+from services.client.health import LIVENESS, READINESS, wait_until_serving
 from services.processes.child import child_command, python_command
 from services.processes.stop_signals import stop_signals
 
@@ -21,7 +22,11 @@ STEADY_S = 60.0
 PROGRESS_INTERVAL_S = 5.0
 STOP_TIMEOUT_S = 40.0
 """Time to drain after SIGTERM, somewhat more than the services' own limit; then SIGKILL."""
+DEATH_NOTICE_S = 5.0
+"""Time for the death of a service to be known after a call to it has failed."""
 LOG_TAIL_LINES = 20
+
+Result = TypeVar("Result")
 
 
 class ServiceFailedError(Exception):
@@ -51,6 +56,8 @@ class Service:
     """Variables that it gets besides ours."""
     log: Path | None = None
     """File for its standard error; None shares ours."""
+    starts_asleep: bool = False
+    """Whether it takes no requests before it is woken; it counts as started once it answers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,6 +109,24 @@ class Supervisor:
         self._children.append(child)
         if not await self._becomes_ready(child):
             raise ServiceFailedError(_describe_death(child), exit_code=_exit_code(child))
+
+    async def wait_for(
+        self, service: Service, work: Coroutine[Any, Any, Result], doing: str
+    ) -> Result:
+        """Waits for work of a service that was started, and says every few seconds that it does.
+
+        Raises:
+            ServiceFailedError: the service died first.
+        """
+        [child] = [each for each in self._children if each.service is service]
+        task = asyncio.create_task(work)
+        try:
+            if not await self._outlives(child, task, doing):
+                raise ServiceFailedError(_describe_death(child), exit_code=_exit_code(child))
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def watch(self) -> None:
         """Restarts services that die, until it is cancelled.
@@ -169,27 +194,44 @@ class Supervisor:
 
     async def _becomes_ready(self, child: _Child) -> bool:
         """Waits until the child takes requests, or has died."""
+        service, started = child.service, time.monotonic()
+        ready = asyncio.create_task(
+            wait_until_serving(
+                service.address,
+                service.tls,
+                service=LIVENESS if service.starts_asleep else READINESS,
+            )
+        )
+        try:
+            if not await self._outlives(child, ready, "starting"):
+                return False
+        finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
+        what = "asleep" if service.starts_asleep else "ready"
+        self._report(f"{service.name}: {what} after {time.monotonic() - started:.1f} s")
+        return True
+
+    async def _outlives(self, child: _Child, work: asyncio.Task[Any], doing: str) -> bool:
+        """Waits until work is done or the child has died; returns whether it lives."""
         death = asyncio.create_task(child.process.wait())
-        ready = asyncio.create_task(wait_until_serving(child.service.address, child.service.tls))
         started = time.monotonic()
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    {death, ready},
-                    timeout=PROGRESS_INTERVAL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    {death, work}, timeout=PROGRESS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                elapsed_s = time.monotonic() - started
-                if death in done:
-                    return False
-                if ready in done:
-                    self._report(f"{child.service.name}: ready after {elapsed_s:.1f} s")
-                    return True
-                self._report(f"{child.service.name}: still starting, {elapsed_s:.0f} s")
+                if not done:
+                    elapsed_s = time.monotonic() - started
+                    self._report(f"{child.service.name}: still {doing}, {elapsed_s:.0f} s")
+                    continue
+                with contextlib.suppress(TimeoutError):  # work may fail as the child dies
+                    async with asyncio.timeout(DEATH_NOTICE_S if _has_failed(work) else 0):
+                        await asyncio.shield(death)
+                return not death.done()
         finally:
             death.cancel()
-            ready.cancel()
-            await asyncio.gather(death, ready, return_exceptions=True)
+            await asyncio.gather(death, return_exceptions=True)
 
     async def _spawn(self, service: Service) -> Process:
         command = self._command(service.module, service.arguments)
@@ -237,6 +279,10 @@ async def run_until_signalled(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _has_failed(work: asyncio.Task[Any]) -> bool:
+    return work.done() and (work.cancelled() or work.exception() is not None)
 
 
 def _describe_refusal(service: Service, error: OSError) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -289,6 +290,58 @@ class TestServe:
         finished = run_octavo("serve", *ports, "--no-http", "/nowhere")
         assert finished.returncode == 2
         assert "octavo: engine exited with 2" in finished.stderr
+
+
+def test_models_share_a_card_and_a_killed_engine_comes_back_asleep(tmp_path):
+    log, other = tmp_path / "serve.log", tmp_path / "other"
+    shutil.copytree(TINY, other)
+    command = [INSTALLED, "serve", str(TINY), "--model", str(other), "--port", "0"]
+    command += ["--engine-port", "0", "--http-port", "0", "--num-kv-blocks", "64"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
+    try:
+        _wait_for(log, "over HTTP", process)
+        said = log.read_text()
+        assert "tiny, other share the card: one is awake, sleep is of level 1" in said
+        assert re.search(r"engine-1: tiny loaded in .* asleep in", said)
+        assert re.search(
+            r"engine-2: other loaded in .* asleep in .*engine-1: tiny awake", said, re.S
+        )
+        assert re.search(r"octavo chat --frontend \S+ --model tiny", said)
+        [url] = re.findall(r"over HTTP: +(http://\S+)/v1", said)
+
+        def ask(model):
+            body = {"model": model, "prompt": "Hi", "max_tokens": 2}
+            return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code
+
+        assert [ask("tiny"), ask("other"), ask("tiny")] == [200, 200, 200]
+        engines = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "services.engine" in child.cmdline()
+        ]
+        engines[0].kill()
+        _wait_for(log, r"(?s)starting it again.*engine-1: asleep after", process)
+        assert ask("other") == 200
+        while ask("tiny") == 503:
+            time.sleep(0.05)
+        assert ask("tiny") == 200
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start_of_a_shared_card(tmp_path):
+    bad = tmp_path / "bad"
+    shutil.copytree(TINY, bad)
+    for file in bad.glob("*.safetensors"):
+        file.write_bytes(b"")
+    ports = ("--port", "0", "--engine-port", "0", "--no-http")
+    finished = run_octavo("serve", *ports, "--model", str(TINY), "--model", str(bad))
+    assert finished.returncode == 1
+    assert "octavo: engine-2 exited with 1" in finished.stderr
+    assert "frontend: starting" not in finished.stderr
 
 
 def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:

@@ -9,10 +9,10 @@ import typer
 
 from services.client.channel import Tls
 from services.client.console import echo
-from services.client.gpus import divide_gpus, engine_needs, visible_gpus
-from services.client.model import engine_flags
 from services.client.serve_flags import ServeFlagError, divide_arguments
-from services.client.service_flags import ServiceFlags, check_arguments
+from services.client.serve_plan import ServeOptions, ServePlan, plan_services
+from services.client.service_flags import ServiceFlags
+from services.client.shared_card import start_in_turn
 from services.client.stack import (
     HTTP_PORT,
     LOOPBACK,
@@ -22,6 +22,7 @@ from services.client.stack import (
     http_port_of,
     plan_stack,
     with_http,
+    with_models,
 )
 from services.client.supervisor import ServiceFailedError, Supervisor, run_until_signalled
 from services.processes.standard_error import replace_standard_error
@@ -48,7 +49,7 @@ Words = Annotated[
     typer.Argument(
         metavar="MODEL|FLAGS",
         show_default=False,
-        help="The model, if not --model; and any flags of the engine or the frontend, which "
+        help="A model, if not --model; and any flags of the engine or the frontend, which "
         "`octavo engine --help` and `octavo frontend --help` list.",
     ),
 ]
@@ -62,12 +63,12 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     *,
     words: Words = [],  # noqa: B006  typer copies it
     model: Annotated[
-        str | None,
+        list[str],
         typer.Option(
             help="Checkpoint folder in Hugging Face form, GGUF file, or OWNER/NAME[@REVISION] on "
-            "the hub; the embedded model if absent."
+            "the hub; the embedded model if absent. Several models share the card, by turns."
         ),
-    ] = None,
+    ] = [],  # noqa: B006  typer copies it
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
     port: Port = DEFAULT_PORT,
     http_port: HttpPort = None,
@@ -114,47 +115,56 @@ def serve(  # noqa: PLR0913  a parameter is a flag
 
     - `octavo serve --engines 2 --engine-arg=--log-level=warning`
 
+    - `octavo serve --model Qwen/Qwen3-8B --model Qwen/Qwen3-4B --max-model-len 8192`
+
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
     require_extras("engine", "frontend")
     if http_port is not None and not http:
         raise ServiceFailedError("--no-http and --http-port exclude each other", exit_code=2)
     try:
-        division = divide_arguments(words, ServiceFlags.read(), model=model)
-        engine_words = [*division.engine, *_words(engine_arg)]
-        frontend_words = [*division.frontend, *_words(frontend_arg)]
-        check_arguments(
-            engine=engine_words, frontend=["--host", host, "--port", str(port), *frontend_words]
+        division = divide_arguments(words, ServiceFlags.read(), models=model)
+        options = ServeOptions(
+            engine_words=_words(engine_arg),
+            frontend_words=_words(frontend_arg),
+            num_engines=engines,
+            listen_flags=["--host", host, "--port", str(port)],
         )
+        plan = plan_services(division, options)
     except (ServeFlagError, UsageError) as error:
         raise ServiceFailedError(str(error), exit_code=2) from None
-    environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
-    model_words = engine_flags(division.model, engine_words)
     replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,
         port=port,
         engine_port=engine_port,
-        engine_environments=environments,
-        engine_arguments=[*model_words, *engine_words],
-        frontend_arguments=frontend_words,
+        engine_environments=plan.environments,
+        engine_arguments=plan.engine_words,
+        frontend_arguments=plan.frontend_words,
         tls=tls,
     )
+    if plan.model_words:
+        stack = with_models(stack, plan.model_words)
     check_tls(stack)
     if http:
         stack = with_http(stack, http_port)
-    for line in [*division.remarks, *_port_remarks(stack, port, http_port)]:
+    for line in [*division.remarks, *plan.remarks, *_port_remarks(stack, port, http_port)]:
         _report(line)
     supervisor = Supervisor(_report)
-    asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))
+    asyncio.run(run_until_signalled(_serve(supervisor, stack, plan), supervisor.kill))
 
 
-async def _serve(supervisor: Supervisor, stack: Stack) -> None:
+async def _serve(supervisor: Supervisor, stack: Stack, plan: ServePlan) -> None:
     try:
-        # At the same time: each of them loads the model by itself.
-        await asyncio.gather(*map(supervisor.start, stack.engines))
+        if plan.names:
+            await start_in_turn(
+                supervisor, stack.engines, plan.names, level=plan.level, report=_report
+            )
+        else:
+            # At the same time: each of them loads the model by itself.
+            await asyncio.gather(*map(supervisor.start, stack.engines))
         await supervisor.start(stack.frontend)
-        for line in closing_lines(stack):
+        for line in closing_lines(stack, *plan.names[:1]):
             _report(line)
         await supervisor.watch()
     finally:

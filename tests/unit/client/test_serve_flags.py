@@ -22,11 +22,11 @@ def divide(line: str, **others):
 
 @pytest.mark.parametrize("line", ["DIR", "DIR --max-num-seqs 4", "--max-num-seqs=4 DIR"])
 def test_a_word_that_belongs_to_no_flag_is_the_model(line):
-    assert divide(line).model == "DIR"
+    assert divide(line).models == ["DIR"]
 
 
 def test_without_a_model_it_is_the_embedded_one():
-    assert divide("--max-model-len 64").model is None
+    assert divide("--max-model-len 64").models == []
 
 
 def test_each_flag_goes_to_the_service_that_has_it():
@@ -78,9 +78,13 @@ def test_what_cannot_be_passed_on_is_answered_in_one_line(line, message):
 
 
 def test_one_model_named_twice_is_one():
-    assert divide("DIR", model="DIR").model == "DIR"
-    with pytest.raises(ServeFlagError, match="2 models"):
-        divide("DIR", model="OTHER")
+    assert divide("DIR", models=["DIR"]).models == ["DIR"]
+
+
+def test_further_models_come_with_their_flag():
+    assert divide("DIR", models=["OTHER", "DIR"]).models == ["DIR", "OTHER"]
+    with pytest.raises(ServeFlagError, match="--revision needs one model"):
+        divide("DIR --revision main", models=["OTHER"])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_traces_of_both_services_go_to_one_collector():
 def test_flags_without_effect_are_taken_and_said():
     line = "--trust-remote-code --swap-space 4 --enable-auto-tool-choice --no-enable-log-requests M"
     division = divide(line)
-    assert (division.model, division.engine, division.frontend) == ("M", [], [])
+    assert (division.models, division.engine, division.frontend) == (["M"], [], [])
     assert [remark.partition(" has no effect: ")[0] for remark in division.remarks] == [
         "--trust-remote-code", "--swap-space", "--enable-auto-tool-choice",
         "--no-enable-log-requests",
@@ -146,13 +150,13 @@ def test_flags_without_effect_are_taken_and_said():
 
 
 def test_a_revision_is_part_of_the_name():
-    assert divide("OWNER/NAME --revision v1").model == "OWNER/NAME@v1"
+    assert divide("OWNER/NAME --revision v1").models == ["OWNER/NAME@v1"]
 
 
 def test_a_switch_of_the_services_takes_no_value_from_the_next_word():
     switches = [name for name, is_switch in FLAGS.engine.items() if is_switch]
     division = divide_arguments([f"--{name}" for name in switches] + ["DIR"], FLAGS)
-    assert division.model == "DIR"
+    assert division.models == ["DIR"]
     read = read_flags(EngineConfig, [word for word in division.engine if "vllm" not in word])
     assert read.cache.enable_prefix_caching
 

@@ -1,0 +1,131 @@
+"""Flags of models that share a card, whether the host holds them, and their first turns."""
+
+import pytest
+
+from services.client.serve_flags import Division, ServeFlagError
+from services.client.serve_plan import ServeOptions, plan_services
+from services.client.shared_card import (
+    chosen_level,
+    divide_among_models,
+    fitting_level,
+    weights_bytes_of,
+)
+from services.settings.flags import UsageError
+from tests.support.processes import ROOT
+
+TINY = str(ROOT / "models" / "checkpoints" / "tiny")
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def plan(models, engine=(), frontend=(), **changes):
+    options = {
+        "engine_words": [],
+        "frontend_words": [],
+        "num_engines": 1,
+        "listen_flags": ["--port", "0"],
+        **changes,
+    }
+    division = Division(models=list(models), engine=list(engine), frontend=list(frontend))
+    return plan_services(division, ServeOptions(**options))
+
+
+@pytest.fixture
+def other(tmp_path):
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    for file in (ROOT / "models" / "checkpoints" / "tiny").iterdir():
+        (renamed / file.name).symlink_to(file)
+    return str(renamed)
+
+
+def test_a_flag_given_once_is_every_models_and_one_given_often_is_divided():
+    words = ["--max-model-len=64", "--max-num-seqs=1", "--max-num-seqs=2", "--enforce-eager"]
+    common, own = divide_among_models(words, 2)
+    assert common == ["--max-model-len=64", "--enforce-eager"]
+    assert own == [["--max-num-seqs=1"], ["--max-num-seqs=2"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-num-seqs=1"] * 2, "--max-num-seqs is given 2 times for 3 models: give it once"),
+        (["--lora=a=b"], "--lora: models that share a card have no adapters"),
+        (["--max-loras=2"], "--max-loras: models that share a card have no adapters"),
+    ],
+)
+def test_flags_that_cannot_be_divided_are_refused(words, message):
+    with pytest.raises(ServeFlagError, match=message):
+        divide_among_models(words, 3)
+
+
+def test_level_1_is_taken_where_the_host_holds_all_weights():
+    lines = []
+    assert fitting_level(0, [16 * GIB, 8 * GIB], lines.append, 24 * GIB) == 1
+    assert fitting_level(1, [16 * GIB, 8 * GIB], lines.append, 24 * GIB) == 1
+    assert fitting_level(2, [16 * GIB, 8 * GIB], lines.append, GIB) == 2
+    assert lines == []
+
+
+def test_too_little_host_memory_means_level_2_or_the_end_of_the_start():
+    lines = []
+    assert fitting_level(0, [16 * GIB, 8 * GIB], lines.append, 20 * GIB) == 2
+    [line] = lines
+    assert "take 16.0 + 8.0 GiB, and the host has 20.0 GiB free" in line
+    with pytest.raises(ServeFlagError, match=r"20\.0 GiB free .*: --swap-level 2 loads them again"):
+        fitting_level(1, [16 * GIB, 8 * GIB], lines.append, 20 * GIB)
+
+
+def test_the_level_is_read_from_flags_and_the_environment():
+    assert chosen_level([], {}) == 0
+    assert chosen_level(["--swap-level=2"], {}) == 2
+    assert chosen_level(["--swap-level", "1"], {"OCTAVO_FRONTEND_SWAP_LEVEL": "2"}) == 1
+    assert chosen_level([], {"OCTAVO_FRONTEND_SWAP_LEVEL": "2"}) == 2
+    with pytest.raises(ServeFlagError, match="--swap-level"):
+        chosen_level(["--swap-level=x"], {})
+
+
+def test_weights_are_the_sizes_of_the_checkpoints_files(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"12")
+    (tmp_path / "b.safetensors").write_bytes(b"345")
+    (tmp_path / "config.json").write_bytes(b"6")
+    assert weights_bytes_of(["--model", str(tmp_path)]) == 5
+    assert weights_bytes_of(["--model", str(tmp_path / "b.safetensors")]) == 3
+    assert weights_bytes_of([]) == 0
+
+
+def test_each_model_gets_an_engine_that_starts_asleep(other):
+    made = plan([TINY, other], ["--max-num-seqs=1", "--max-num-seqs=2", "--block-size=16"])
+    assert made.engine_words == ["--block-size=16", "--enable-sleep", "--start-asleep"]
+    assert made.model_words == [
+        ["--model", TINY, "--max-num-seqs=1"], ["--model", other, "--max-num-seqs=2"],
+    ]  # fmt: skip
+    assert made.names == ["tiny", "renamed"]
+    assert made.frontend_words == ["--swap-level", "1"]
+    assert made.environments == [{}, {}]
+    assert "tiny, renamed share the card" in made.remarks[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_engines": 2}, ServeFlagError, "--engines 2 is for one model; 2 models share a card"),
+        ({"engine": ["--served-model-name=x"]}, ServeFlagError, "2 models have the name 'x'"),
+        ({"frontend": ["--processes=2"]}, UsageError, "--swap-level and --processes exclude"),
+        ({"frontend": ["--allow-sleep"]}, UsageError, "--swap-level and --allow-sleep exclude"),
+        ({"frontend": ["--swap-level=3"]}, UsageError, "--swap-level"),
+        ({"engine": ["--max-num-seqs=1", "--max-num-seqs=0"]}, UsageError, "--max-num-seqs is '0'"),
+    ],
+)
+def test_a_shared_card_is_refused_before_anything_starts(other, changes, error, message):
+    with pytest.raises(error, match=message):
+        plan([TINY, other], **changes)
+
+
+def test_one_model_has_no_level_of_swaps():
+    with pytest.raises(ServeFlagError, match="give --model for each"):
+        plan([TINY], frontend=["--swap-level=1"])
