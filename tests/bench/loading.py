@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -63,9 +63,14 @@ def make_checkpoint(folder: Path, gigabytes: float) -> None:
     for layer in range(num_layers):
         for name, shape in LAYER_SHAPES.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    write_weights(folder, shapes)
+
+
+def write_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Writes small random weights in bfloat16, in shards with their index."""
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
-    noise = torch.randn(NOISE_LEN, dtype=torch.bfloat16)
+    noise = 0.02 * torch.randn(NOISE_LEN, dtype=torch.bfloat16)
     for name, shape in shapes.items():
         repeats = -(-math.prod(shape) // NOISE_LEN)
         shard[name] = noise.repeat(repeats)[: math.prod(shape)].view(shape)

@@ -330,3 +330,25 @@ def test_large_steps_compares_graphs_with_eager_steps(tmp_path):
         (64, 61, ""),
     ]
     assert all(row["eager_ms"] > 0 and row["padded_graph_ms"] > 0 for row in rows)
+
+
+def test_sleep_is_measured_beside_copies_and_loading(tmp_path):
+    out = tmp_path / "sleep.json"
+    few = ("--device", "cpu", "--repeats", "2", "--num-kv-blocks", "64", "--commit", "none")
+    run("tests.bench.sleep_times", "--shape", "tiny", *few, "--out", out)
+    content = json.loads(out.read_text())
+    assert content["problems"] == []
+    for level in (1, 2):
+        assert content["figures"][f"level {level}, waking"]["floor"] > 0
+        assert content["figures"][f"level {level}, falling asleep"]["median"] > 0
+
+
+def test_swaps_of_two_models_under_load_are_measured(tmp_path):
+    out = tmp_path / "swaps.json"
+    few = ("--device", "cpu", "--seconds", "3", "--streams", "2", "--max-tokens", "300")
+    turns = ("--swap-min-awake-s", "0.3", "--swap-drain-s", "0", "--commit", "none")
+    run("tests.bench.model_swaps", "--shape", "tiny", *few, *turns, "--out", out)
+    content = json.loads(out.read_text())
+    assert content["problems"] == []
+    assert content["facts"]["streams that ended"] >= 4
+    assert content["figures"]["swap"]["median"] > 0
