@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.hub.fetch import OTHER_TOKENIZER_FILES, SMALL_FILES
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
+from tests.support.forked_program import run_octavo
 from tests.support.hub import COMMIT, Hub, Repository
 from tests.support.processes import ROOT
 
@@ -42,12 +44,9 @@ def environment(hub, tmp_path):
 
 
 @pytest.fixture
-def octavo(environment, tmp_path):
+def octavo(environment):
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*OCTAVO, *arguments], env=environment | variables, cwd=tmp_path,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        return run_octavo(*arguments, environment=environment | variables)
 
     return run
 
@@ -126,6 +125,7 @@ def test_a_pull_that_was_ended_goes_on_where_it_stopped(
     assert large.is_waiting.wait(60)
     while not any(part.stat().st_size for part in (tmp_path / "hf").rglob("*.octavo-part")):
         assert first.poll() is None
+        time.sleep(0.02)
     first.send_signal(number)
     _, errors = first.communicate(timeout=60)
     assert first.returncode == -number
@@ -252,9 +252,12 @@ def test_serve_fetches_names_its_addresses_and_goes_on_without_the_hub(hub, envi
         serve.wait(60)
 
 
-def test_a_folder_of_the_same_name_wins(hub, octavo, tmp_path):
+def test_a_folder_of_the_same_name_wins(hub, environment, tmp_path):
     _folder(tmp_path / NAME)
-    finished = octavo("engine", "--model", NAME, "--port", "0")
+    finished = subprocess.run(
+        [*OCTAVO, "engine", "--model", NAME, "--port", "0"], env=environment, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert finished.returncode == 2
     assert f"{NAME}/config.json" in finished.stderr
     assert not hub.downloads
@@ -290,4 +293,5 @@ def _event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
 def _line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     while not (match := re.search(pattern, log.read_text(), re.MULTILINE)):
         assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
     return match[1]
