@@ -67,6 +67,8 @@ async def test_no_text_of_a_model_breaks_a_body_a_stream_or_the_next_turn(form):
 
         for reply, path in itertools.product(ODD_REPLIES[form], BODIES):
             engine.script = says(reply)
+            # A long one in larger steps: each step is a message and an event.
+            engine.tokens_per_step = 1 + len(reply) // 100
             whole = json.loads(await answer(path), parse_constant=pytest.fail)
             lines = (await answer(path, stream=True)).decode().splitlines()
             told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -102,6 +104,7 @@ async def test_no_text_of_a_model_breaks_a_stream_over_grpc(form):
     async with running(form) as (engine, stack, _):
         for reply in ODD_REPLIES[form]:
             engine.script = says(reply)
+            engine.tokens_per_step = 1 + len(reply) // 100
             outputs = [response.output async for response in stack.stub.Chat(request)]
             assert outputs[-1].finish_reason == FINISH_REASON_STOP
             assert any(output.tool_calls for output in outputs)
