@@ -81,7 +81,9 @@ def prefixes_of(steps):
 
 
 @pytest.mark.parametrize("cache_dtype", [None, FP8_CACHE_DTYPE], ids=["fp32", "fp8"])
-@pytest.mark.parametrize("config", [EAGER, DECODES, WHOLE, PIECES], ids=str)
+@pytest.mark.parametrize(
+    "config", [EAGER, DECODES, WHOLE, PIECES], ids=["eager", "decodes", "whole", "pieces"]
+)
 def test_tokens_are_those_without_sharing(folder, config, cache_dtype, tmp_path):
     config = config.model_copy(update={"compile_cache_dir": tmp_path})
     _, expected = run_engine(folder, EAGER, 0, cache_dtype=cache_dtype)

@@ -76,7 +76,8 @@ def test_drafts_are_verified_against_blocks_that_came_back(tmp_path):
     )  # fmt: skip
 
 
-def test_thousands_of_requests_over_few_blocks(tmp_path):
+@pytest.mark.parametrize("num_rounds", [40, 500])
+def test_hundreds_and_thousands_of_requests_over_few_blocks(tmp_path, num_rounds):
     write_checkpoint(tmp_path, "qwen3", max_position_embeddings=128)
     torch.set_num_threads(1)
-    compare(tmp_path, 40, num_rounds=500, **SIZES)
+    compare(tmp_path, 40, num_rounds=num_rounds, **SIZES)
