@@ -11,11 +11,12 @@ def collector_off() -> Iterator[None]:
     """Lets nothing be freed but by its last reference."""
     gc.collect()
     gc.disable()
-    gc.freeze()  # a process that has run many tests has millions of objects to look through
+    # A process that has run many tests has millions of objects to look through. They stay frozen:
+    # otherwise each later collection would look through them, those of tests/conftest.py included.
+    gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
         gc.enable()
 
 
