@@ -6,6 +6,7 @@ from services.engine.batch import StepFailure
 from services.engine.errors import MemoryExhaustedError, RequestFaultError
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, RequestStatus
+from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.scheduler import Scheduler
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output
 from tests.support.requests import make_request
@@ -148,3 +149,17 @@ def test_a_prefix_that_others_computed_outlives_a_step_that_fails():
     list(rig.run())
     assert second.num_cached_tokens == 12
     assert second.sink.token_ids == expected_output(second.prompt_token_ids, second.sampling)
+
+
+def test_a_suspect_waits_for_the_results_of_steps_without_it(rig):
+    other, suspect = make_request(6), make_request(9)
+    rig.scheduler.add(other)
+    rig.send()
+    suspect.max_num_tokens = len(suspect.token_ids) + 1
+    lose_worker(suspect, was_killed=False)
+    rig.scheduler.resume(suspect)
+    assert rig.scheduler.schedule() is None
+    rig.receive()
+    assert rig.send().requests == [suspect]
+    rig.receive()
+    assert [output.request for output in rig.run() if output.is_last] == [other]
