@@ -42,7 +42,8 @@ CASES = [
 for number, (batch, heads, prefixes, options) in enumerate(CASES):
     heads = Heads(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
     dtype = (torch.float32, torch.float16)[number % 2]
-    case = make_case(*batch, heads, dtype=dtype, has_fp8_cache=HAS_FP8, **options)
+    has_fp8 = {"16-bit": False, "fp8-cache": True, "in-turn": number % 4 in (1, 2)}[CACHE]
+    case = make_case(*batch, heads, dtype=dtype, has_fp8_cache=has_fp8, **options)
     case = with_shared(case, prefixes)
     exact = case.exact()
     case.leave_window()
@@ -52,7 +53,7 @@ for number, (batch, heads, prefixes, options) in enumerate(CASES):
         case.sliding_window, case.sinks, case.q.shape[2] ** -0.5, case.soft_cap,
     )
     live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
-    expected = case.exact_reading() if HAS_FP8 else exact
+    expected = case.exact_reading() if has_fp8 else exact
     assert_rows_close(output[live], expected.run()[live])
     assert output[~live].count_nonzero() == 0
     partials = case.metadata.workspace.prefix_lse
@@ -60,6 +61,6 @@ for number, (batch, heads, prefixes, options) in enumerate(CASES):
 """
 
 
-@pytest.mark.parametrize("has_fp8", [False, True], ids=["16-bit", "fp8-cache"])
-def test_requests_that_share_keys_get_what_each_gets_by_itself(has_fp8):
-    run_interpreted(f"HAS_FP8 = {has_fp8}\n{PROGRAM}")
+@pytest.mark.parametrize("cache", ["in-turn", "16-bit", "fp8-cache"])
+def test_requests_that_share_keys_get_what_each_gets_by_itself(cache):
+    run_interpreted(f"CACHE = {cache!r}\n{PROGRAM}")
