@@ -48,7 +48,7 @@ class EngineFleet:
         """Waits until a worker has stopped, so that its requests cannot end; returns its engine."""
         async with asyncio.timeout(60):
             while not (found := [engine for engine in self.engines if has_stopped(engine)]):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
         return found[0]
 
 

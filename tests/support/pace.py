@@ -50,7 +50,8 @@ async def stopped(engine: ServiceProcess) -> AsyncIterator[psutil.Process]:
 
     The engine is a tests.support.steered_engine started with `stop_after` some token.
     """
-    await until(lambda: has_stopped(engine))
+    # A look at all processes takes as long as dozens of tokens.
+    await until(lambda: has_stopped(engine), pause_s=0.05)
     worker = worker_of(engine)
     try:
         yield worker

@@ -31,7 +31,7 @@ async def running(opening: bytes = b"", **settings):
         yield pool
     finally:
         await pool.close()
-        await until(lambda: not children())
+        await until(lambda: not children(), pause_s=0.02)
 
 
 async def ask(
@@ -130,7 +130,7 @@ async def test_a_stopped_process_is_ended_too():
 async def test_a_question_that_finds_no_free_process_is_refused_in_time():
     async with running() as pool:
         hanging = asyncio.create_task(ask(pool, b"hang", timeout_s=2))
-        await until(children)
+        await until(children, pause_s=0.02)
         with pytest.raises(HelperBusyError):
             await ask(pool, b"echo", wait_s=0)
         with pytest.raises(HelperBrokenError):
@@ -156,7 +156,7 @@ async def test_the_end_of_the_pool_does_not_wait_for_questions_without_callers(n
             asyncio.create_task(ask(pool, b"hang", timeout_s=10**6, wait_s=10**6))
             for _ in range(num_asked)
         ]
-        await until(lambda: children())
+        await until(children, pause_s=0.02)
         for task in leaving:
             task.cancel()
         await asyncio.wait(leaving)
@@ -168,17 +168,17 @@ async def test_the_end_of_the_pool_waits_for_the_end_of_a_process_that_took_too_
     num_open = psutil.Process().num_fds()
     async with running(b"fork") as pool:
         leaving = asyncio.create_task(ask(pool, b"hang", timeout_s=SHORT_S))
-        await until(children)
+        await until(children, pause_s=0.02)
         leaving.cancel()
         # It was killed, and another process keeps its pipes open.
-        await until(lambda: not children())
+        await until(lambda: not children(), pause_s=0.02)
     assert psutil.Process().num_fds() <= num_open
 
 
 async def test_the_end_of_the_pool_waits_for_questions_with_callers():
     async with running() as pool:
         asked = asyncio.create_task(ask(pool, b"echo " + bytes(2**19)))
-        await until(lambda: children())
+        await until(children, pause_s=0.02)
     assert await asked == bytes(2**19)
 
 
