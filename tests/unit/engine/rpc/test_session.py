@@ -345,6 +345,9 @@ class TestSlowReader:
             await frontend.read_until(lambda f: len(f.steps) == 2)
             service.executors.last.resume()
             await until(lambda: service.core.counters.finished["length"] == 1)
+            await frontend.submit(1, request_id="r2")  # its end was not sent yet
+            await frontend.read_until(lambda f: f.rejected)
+            assert frontend.rejected[1].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
             await frontend.send(credit=Credit(steps_read=2))
             await frontend.read_until(lambda f: f.finished)
             assert len(frontend.steps) == 3
