@@ -230,7 +230,7 @@ class GraphSet:
             return None
         if self._provisional is not None:
             self._num_wanted[key] += 1  # the graph that replaces it comes first
-        if batch.prefixes is not None and not key.shares_prefixes:
+        if batch is not None and batch.prefixes is not None and not key.shares_prefixes:
             sharing = replace(key, shares_prefixes=True)
             self.want(sharing)
             self._num_wanted[sharing] += 1
