@@ -10,7 +10,13 @@ from services.engine.compilation.passes.pattern import Call, Match, Operand, fin
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
 _HIDDEN = Operand("hidden")
-_ROUTED = tuple(argument.name for argument in torch.ops.octavo.fused_moe.default._schema.arguments)
+_ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
+"""Arguments of adapters, with which experts stay as they are."""
+_ROUTED = tuple(
+    argument.name
+    for argument in torch.ops.octavo.fused_moe.default._schema.arguments
+    if argument.name not in _ADAPTERS
+)
 _FIRST = ("shared_gate_up", "shared_gate_up_scale", "shared_gate_up_bias")
 _SECOND = ("shared_down", "shared_down_scale", "shared_down_bias")
 
@@ -25,8 +31,9 @@ _GATED = (
     Call("octavo::silu_and_mul", (_product("octavo::linear", _HIDDEN, _FIRST),)),
 )
 _SHARED = tuple(_product("octavo::linear", gated, _SECOND) for gated in _GATED)
+_NO_ADAPTERS = (None,) * len(_ADAPTERS)
 _SUMS = tuple(
-    Call("add", (Call("octavo::fused_moe", tuple(map(Operand, _ROUTED))), shared, 1))
+    Call("add", (Call("octavo::fused_moe", (*map(Operand, _ROUTED), *_NO_ADAPTERS)), shared, 1))
     for shared in _SHARED
 )
 
