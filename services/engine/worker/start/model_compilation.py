@@ -77,7 +77,9 @@ class ModelCompilation:
             traced = model.with_trace()
             _build_other_kernels(traced, self._kernels, is_new=traced is not model, turns=turns)
             self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)
-            self._tower_code = compile_tower(traced)
+            if traced.model.visual is not None:
+                turns.give_way()
+                self._tower_code = compile_tower(traced)
         self._model = traced
 
     def install(
