@@ -2,11 +2,11 @@
 
 python -m tests.bench.image_encoder --shape qwen3-vl-8b qwen3.5-35b-a3b-images
 
-Random weights, images of noise, no text model. For each size an image and --images of it together;
---sides are patches on each side of an image, with patches of 16 pixels 32, 64 and 128 are 0.25, 1
+Random weights, images of noise, no text model. Each size is measured with each of --images at once.
+--sides are patches on each side of an image: with patches of 16 pixels 32, 64 and 128 are 0.25, 1
 and 4 megapixels. A graph has the images' own patches, a padded one an eighth more. Attention is
-also measured alone, with the same segments. On a CPU nothing is compiled by Inductor, and graphs
-are emulated.
+also measured alone, with the same segments, and with --tiles in other tiles. On a CPU Inductor
+compiles nothing, and graphs are emulated.
 """
 
 import argparse
@@ -36,6 +36,11 @@ from tests.bench.report import Report
 from tests.bench.tower_floor import FLOP_PER_MS, tower_floor_ms
 
 SEED = 1
+TILES = (
+    (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3),
+    (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 4),
+)  # fmt: skip
+"""Rows, keys, warps and stages of attention's tiles."""
 PADDING = 8
 """A padded graph has this part of its images' patches more."""
 
@@ -50,6 +55,7 @@ class TowerBench:
         self._pieces = pieces
         self._report = report
         self._rounds = arguments.rounds
+        self._tries_tiles = arguments.tiles
         self._device = torch.device(arguments.device)
         self._dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
         self._tower = self._make(shape, arguments.num_layers)
@@ -119,11 +125,24 @@ class TowerBench:
         heads = torch.randn(shape, device=self._device).to(self._dtype)
         q, k, v = heads.chunk(3, dim=1)
         flop = 4 * sum((height * width) ** 2 for height, width in grids) * vision.hidden_size
-        scale = vision.head_dim**-0.5
-        self._add(
-            "one attention", grids, lambda: segment_attention(q, k, v, bounds, scale),
-            floor_ms=flop / FLOP_PER_MS,
-        )  # fmt: skip
+        scale, floor_ms = vision.head_dim**-0.5, flop / FLOP_PER_MS
+
+        def attend() -> torch.Tensor:
+            return segment_attention(q, k, v, bounds, scale)
+
+        self._add("one attention", grids, attend, floor_ms=floor_ms)
+        if not self._tries_tiles:
+            return
+        from models.kernels.attention import segment_attention as kernel
+
+        for sizes in TILES:
+            tiles = kernel.SegmentTiles(*sizes)
+
+            def attend_so(tiles: kernel.SegmentTiles = tiles) -> torch.Tensor:
+                return kernel.segment_attention(q, k, v, bounds, scale, tiles)
+
+            name = "attention " + "x".join(map(str, sizes))
+            self._add(name, grids, attend_so, floor_ms=floor_ms)
 
     def _add(
         self,
@@ -160,6 +179,7 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--images", type=int, nargs="+", default=[1, 4], help="of each size")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tiles", action="store_true", help="also try other tiles of attention")
     parser.add_argument("--num-layers", type=int, help="of the encoder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="write the result to this file as JSON")

@@ -1,6 +1,7 @@
 """Attention of rows to all rows of their segment, without a cache."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,6 +12,22 @@ from models.operands.base_two import LOG2_E
 
 _LEAST_DOT = 16
 """Least sides of a product of tensor cores, in Triton."""
+
+
+class SegmentTiles(NamedTuple):
+    """Rows and keys of a tile, warps of a program, and tiles of keys that it loads ahead."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    stages: int
+
+
+def segment_tiles(head_dim: int, dtype: torch.dtype) -> SegmentTiles:
+    """Returns the tiles for heads of a size."""
+    if dtype == torch.float32 or head_dim >= 256:
+        return SegmentTiles(32, 32, 4, 1)
+    return SegmentTiles(128, 64, 4, 3) if head_dim < 128 else SegmentTiles(128, 64, 8, 2)
 
 
 @triton.jit
@@ -128,15 +145,21 @@ def _segment_attention_kernel(
 
 
 def segment_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: torch.Tensor,
+    scale: float,
+    tiles: SegmentTiles | None = None,
 ) -> torch.Tensor:
-    """Runs octavo::segment_attention."""
+    """Runs octavo::segment_attention; tiles: by default those of `segment_tiles`."""
     num_rows, num_heads, head_dim = q.shape
     q, k, v = (_with_whole_rows(each) for each in (q, k, v))
     output = torch.empty(num_rows, num_heads * head_dim, dtype=q.dtype, device=q.device)
-    rows, launch = _launcher(num_heads, head_dim, q.dtype, q.device)
+    tiles = tiles or segment_tiles(head_dim, q.dtype)
+    launch = _launcher(num_heads, head_dim, tiles, q.dtype, q.device)
     launch(
-        (triton.cdiv(num_rows, rows), num_heads, 1),
+        (triton.cdiv(num_rows, tiles.rows), num_heads, 1),
         q, k, v, bounds, output, num_rows, q.stride(0), k.stride(0), v.stride(0), scale * LOG2_E,
     )  # fmt: skip
     return output
@@ -149,18 +172,14 @@ def _with_whole_rows(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _launcher(
-    num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[int, Launch]:
-    """Returns the rows of a tile, and the kernel for heads of this form."""
-    del device  # each has its own builds
+    num_heads: int, head_dim: int, tiles: SegmentTiles, dtype: torch.dtype, device: torch.device
+) -> Launch:
+    """Returns the kernel for heads of this form."""
+    del dtype, device  # each has its own builds
     dims = max(_LEAST_DOT, 1 << (head_dim.bit_length() - 1))
     rest = max(_LEAST_DOT, triton.next_power_of_2(head_dim - dims)) if head_dim > dims else 0
-    rows, keys, num_warps, stages = 128, 64, 4 if dims <= 64 else 8, 3 if dims <= 64 else 2
-    if dtype == torch.float32 or dims > 128:
-        rows, keys, num_warps, stages = 32, 32, 4, 1
-    launch = Launch(
+    return Launch(
         _segment_attention_kernel,
-        NUM_HEADS=num_heads, HEAD_DIM=head_dim, DIMS=dims, REST=rest, ROWS=rows, KEYS=keys,
-        STAGES=stages, num_warps=num_warps,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, DIMS=dims, REST=rest, ROWS=tiles.rows,
+        KEYS=tiles.keys, STAGES=tiles.stages, num_warps=tiles.num_warps,
     )  # fmt: skip
-    return rows, launch
