@@ -63,10 +63,9 @@ def halves_rotation(coordinates: torch.Tensor, *, head_dim: int, theta: float) -
 def turn(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int = 1) -> torch.Tensor:
     """Rotates heads, [N, H, D], in float32, in parts that turn by themselves."""
     values = heads.float()
-    num_rows, num_heads, size = values.shape
-    parts = values.view(num_rows, num_heads, num_parts, size // num_parts)
-    first, second = parts.chunk(2, dim=-1)
-    swapped = torch.cat((-second, first), dim=-1).flatten(2)
+    halves = values.chunk(2 * num_parts, dim=-1)
+    pairs = zip(halves[::2], halves[1::2], strict=True)
+    swapped = torch.cat([x for first, second in pairs for x in (-second, first)], dim=-1)
     cos, sin = rotation.unsqueeze(1).unbind(2)
     return (values * cos + swapped * sin).to(heads.dtype)
 
