@@ -62,3 +62,10 @@ def test_the_load_of_each_data_parallel_rank_is_shown():
     text = shown(rank_loads=loads)
     assert "0: 2 running, 0 waiting, 7 KV blocks free; 1: 2 running, 1 waiting" in text
     assert "requests by rank" not in shown()
+
+
+def test_images_are_listed_by_how_they_were_encoded():
+    runs = {"graph": 5, "eager": 2}
+    text = shown(num_encoded_images=7, num_found_images=3, images_by_run=runs)
+    assert "7 encoded (2 eager, 5 graph), 3 found encoded" in text
+    assert "images" not in shown()

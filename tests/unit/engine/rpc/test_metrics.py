@@ -31,6 +31,24 @@ def ask(**changes) -> GenerateRequest:
     return GenerateRequest(**{**wish, **changes})
 
 
+async def test_images_are_counted_by_how_they_were_encoded(monkeypatch):
+    monkeypatch.setattr(metrics, "COLLECT_TIMEOUT_S", 60)
+    port = free_port()
+    async with (
+        running_service(engine_config(metrics_port=port)) as service,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        counters = service.core.counters
+        counters.scheduler.num_encoded_images = 7
+        counters.images_by_run.update({"graph": 5, "eager": 2})
+        text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        stats = await service.stub.GetStats(GetStatsRequest())
+    assert dict(stats.images_by_run) == {"graph": 5, "eager": 2}
+    for run, count in (("graph", 5), ("compiled", 0), ("eager", 2)):
+        sample = f'octavo_encoder_images_total{{model_name="fake",run="{run}"}}'
+        assert value(text, sample) == count
+
+
 async def test_figures_are_those_of_the_stats(monkeypatch):
     monkeypatch.setattr(metrics, "COLLECT_TIMEOUT_S", 60)
     port = free_port()
