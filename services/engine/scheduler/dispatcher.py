@@ -138,7 +138,7 @@ class GraphDispatcher:
         self._full: dict[int, _Sizes] = {}
         self._others = _Sizes(allows_padding)
         self._sharing: dict[tuple[int, ...], GraphKey] = {}
-        """Graphs of steps that share prefixes, by the sizes that plain ones have too."""
+        """Graphs of steps that share prefixes, by their sizes."""
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
