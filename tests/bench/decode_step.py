@@ -30,16 +30,18 @@ BATCH_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 class DecodeStep:
     """One step of `batch` requests with `context` tokens each, the newest included."""
 
-    def __init__(self, model, batch, context):
+    def __init__(self, model, batch, context, adapter_slots=None):
+        """adapter_slots: of each request, [batch] int32, of a model with room for adapters."""
         config = model.config
-        device = torch.device("cuda")
+        device = next(model.parameters()).device
         self.model = model
+        self.adapter_slots = adapter_slots
         generator = torch.Generator(device).manual_seed(batch)
         self.table = scattered_blocks([context] * batch, BLOCK_SIZE, generator, device)
         shape = (1 + self.table.numel(), BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
 
         def draw():
-            return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+            return torch.randn(shape, generator=generator, device=device, dtype=model.dtype)
 
         self.cache = [KVCacheData(k=draw(), v=draw()) for _ in range(config.num_hidden_layers)]
         self.token_ids = torch.randint(config.vocab_size, (batch,), device=device).int()
@@ -72,7 +74,12 @@ class DecodeStep:
             num_tokens=batch,
             max_q_len=1,
         )
-        step = ForwardContext(context=shape, attn_metadata=metadata, kv_cache_data=self.cache)
+        step = ForwardContext(
+            context=shape,
+            attn_metadata=metadata,
+            kv_cache_data=self.cache,
+            adapter_slots=self.adapter_slots,
+        )
         with forward_context(step):
             hidden = self.model(self.token_ids, self.positions)
         logits = self.model.compute_logits(hidden)

@@ -43,6 +43,27 @@ def offline(tmp_path_factory) -> Path:
     return out
 
 
+def test_adapters_beside_none_are_measured(tmp_path):
+    out = tmp_path / "adapters.json"
+    few = ("--requests", "3", "--rank", "4", "--adapters", "0", "1", "2", "--context", "16")
+    printed = run("tests.bench.adapters", "--shape", "tiny", "--device", "cpu", *few, "--json", out)
+    assert "2 adapters" in printed
+    rows = json.loads(out.read_text())["rows"]
+    assert list(rows) == ["no room", "0 adapters", "1 adapters", "2 adapters"]
+    assert all(row["median"] > 0 for row in rows.values())
+
+
+def test_random_traffic_of_adapters_gets_the_tokens_of_merged_models(tmp_path):
+    out = tmp_path / "soak.json"
+    small = ("--minutes", "0.05", "--adapters", "4", "--slots", "2")
+    printed = run("tests.bench.adapters_soak", *small, "--json", out)
+    assert "slot loads" in printed
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["requests"] > 0
+    assert figures["different"] == 0
+    assert figures["used blocks at the end"] == 0
+
+
 def test_prompts_with_images_are_measured(tmp_path):
     folder, out = tmp_path / "seeing", tmp_path / "images.json"
     folder.mkdir()

@@ -80,9 +80,16 @@ class Adapters:
         return [adapter for _, adapter in sorted(self._known.items())]
 
     @property
+    def _removed(self) -> list[Adapter]:
+        """Adapters that were removed while requests run that still need them."""
+        used = {id(each.adapter): each.adapter for each in self._live() if each.adapter is not None}
+        return [each for each in used.values() if self._known.get(each.name) is not each]
+
+    @property
     def must_read(self) -> bool:
         """Whether the next worker must read adapters before it serves."""
-        return bool(self._known or (self._config.start_adapters and not self._has_started))
+        must_start = bool(self._config.start_adapters) and not self._has_started
+        return must_start or bool(self._known or self._removed)
 
     def figures(self, resident: frozenset[bytes]) -> AdapterFigures | None:
         """Returns figures, given the adapters in slots; None if there are no slots."""
@@ -173,9 +180,9 @@ class Adapters:
             self._has_started = True
             self.version += bool(self._known)
             return
-        for name, known in list(self._known.items()):
+        for known in [*self._known.values(), *self._removed]:
             try:
-                adapter = await self._read(name, Path(known.path))
+                adapter = await self._read(known.name, Path(known.path))
             except InvalidRequestError as error:
                 self._drop(known, str(error))
                 continue
@@ -238,8 +245,9 @@ class Adapters:
     def _drop(self, adapter: Adapter, reason: str) -> None:
         """Forgets an adapter that the new worker does not have, and ends its requests."""
         log.error("adapter_was_lost", name=adapter.name, reason=reason)
-        del self._known[adapter.name]
-        self.version += 1
+        if self._known.get(adapter.name) is adapter:
+            del self._known[adapter.name]
+            self.version += 1
         for request in self._live():
             if request.adapter is adapter:
                 self._end(request, EngineUnavailableError("the request's adapter was lost"))
@@ -247,7 +255,8 @@ class Adapters:
     async def _forget(self, adapter: Adapter) -> None:
         """Frees an adapter's memory once no request and no other name needs it."""
         digest = adapter.digest
-        while any(  # noqa: ASYNC110  removals are too rare to watch every end of a request
+        # An adapter that is being read may be the same one, and the order to forget it the later.
+        while self._loading or any(  # noqa: ASYNC110  removals are too rare to watch every end
             each.adapter_digest == digest for each in self._live()
         ):
             await asyncio.sleep(UNUSED_POLL_S)
