@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE
 from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.hub.fetch import OTHER_TOKENIZER_FILES, SMALL_FILES
+from tests.support.adapters import write_adapter
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
 from tests.support.forked_program import run_octavo
 from tests.support.hub import COMMIT, Hub, Repository
@@ -295,3 +297,60 @@ def _line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
     return match[1]
+
+
+ADAPTER = """
+import sys
+from pathlib import Path
+from services.engine.checkpoint.adapter_folder import folder_under, start_folder
+from services.engine.errors import EngineError
+try:
+    place, name = sys.argv[1:]
+    print(start_folder(name) if place == "-" else folder_under(Path(place), name))
+except EngineError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.fixture
+def adapter(hub, environment, tmp_path):
+    """Runs the reading of an adapter's name under a folder, or of --lora with "-"."""
+    source = write_adapter(tmp_path / "source", {"q_proj": (torch.ones(4, 2), torch.ones(2, 4))})
+    for name in ("adapter_model.bin", "optimizer.pt", "README.md"):
+        (source / name).write_bytes(b"x")
+    hub.add("someone/sql", source)
+
+    def run(root: Path | str, name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", ADAPTER, str(root), name], env=environment, cwd=tmp_path,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_adapters_come_from_the_hub_without_other_files(hub, adapter, tmp_path):
+    root = _folder(tmp_path / "adapters")
+    for place in ("-", root):
+        hub.downloads.clear()
+        found = adapter(place, "someone/sql@main")
+        assert found.returncode == 0, found.stderr
+        folder = Path(found.stdout.strip())
+        names = {"adapter_config.json", "adapter_model.safetensors"}
+        assert {each.name for each in folder.iterdir()} == names
+        assert set(hub.downloads) == names
+        assert folder.is_relative_to(root) == (place is root)
+        hub.downloads.clear()
+        assert adapter(place, "someone/sql").stdout == found.stdout
+        assert not hub.downloads
+
+
+def test_a_folder_goes_before_the_hub_and_what_is_not_there_is_refused(hub, adapter, tmp_path):
+    own = tmp_path / "adapters" / "someone" / "sql"
+    own.mkdir(parents=True)
+    assert adapter(tmp_path / "adapters", "someone/sql").stdout.strip() == str(own)
+    assert not hub.downloads
+    missing = adapter(tmp_path / "adapters", "someone/absent")
+    assert missing.stderr.startswith(
+        "InvalidRequestError: adapter someone/absent cannot be fetched"
+    )
