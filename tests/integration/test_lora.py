@@ -1,5 +1,7 @@
 """Adapters through both services: names, rights, HTTP and the command line."""
 
+import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -147,6 +149,32 @@ def test_a_bad_adapter_is_refused_with_the_reason(served: Served) -> None:
     assert refused.status_code == 400
     assert "is a pickle" in refused.json()["error"]["message"]
     served.complete("first")
+
+
+def test_a_grammar_binds_the_output_of_an_adapter(served: Served) -> None:
+    texts = {}
+    with served.client() as client:
+        for model in ("tiny", "first"):
+            answer = client.completions.create(
+                model=model,
+                prompt=PROMPT,
+                max_tokens=40,
+                temperature=0,
+                extra_body={"structured_outputs": {"regex": "[a-z]{20}"}},
+            )
+            texts[model] = answer.choices[0].text
+    assert all(re.fullmatch("[a-z]{20}", text) for text in texts.values())
+    assert texts["tiny"] != texts["first"]
+
+
+def test_adapters_have_metrics_by_name(served: Served) -> None:
+    served.complete("first")
+    address = served.services.engine.address
+    stats = json.loads(CliRunner().invoke(app, ["stats", "--json", "--engine", address]).output)
+    assert stats["adapters"]["num_known"] >= 2
+    assert stats["adapters"]["num_slot_loads"] >= 1
+    table = CliRunner().invoke(app, ["stats", "--engine", address]).output
+    assert "slots in use" in table
 
 
 def test_the_command_line_adds_lists_and_removes(served: Served) -> None:
