@@ -28,7 +28,7 @@ class SchedulerCounts:
     num_adapter_loads: int = 0
     """Adapters copied into a slot."""
     num_adapter_evictions: int = 0
-    """Those that took the slot of another adapter."""
+    """Loads that took the slot of another adapter."""
     tiers: TierCounts = field(default_factory=TierCounts)
     """Blocks that went to the host's memory and came back."""
 

@@ -26,8 +26,8 @@ EVERY_MIXTURE = [
     each
     for each in EVERY_VARIANT
     if any(
-        key in _WITH_EXPERTS
-        for key in VARIANTS[each if isinstance(each, str) else each.values[0]][2]
+        VARIANTS[each if isinstance(each, str) else each.values[0]][2].get(key)
+        for key in _WITH_EXPERTS
     )
 ]
 
