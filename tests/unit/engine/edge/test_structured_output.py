@@ -21,6 +21,8 @@ from protos.engine.v1.engine_pb2 import Abort, GenerateRequest
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.edge.structured_output import structured_output_of
+from services.engine.grammar.compiler import LIVE
+from services.engine.grammar.probe_pool import ProbePool
 from tests.support.engine_harness import engine_config, running_service
 from tests.support.passing_time import pass_time
 from tests.support.waiting import until
@@ -140,6 +142,26 @@ async def test_a_request_can_be_aborted_while_its_grammar_is_compiled_and_its_ha
         await frontend.read_until(lambda f: 1 in f.rejected)
         await frontend.submit(1)
         await frontend.read_until(lambda f: 1 in f.finished)
+
+
+async def test_a_session_of_a_draining_engine_answers_for_a_grammar_that_is_compiled(monkeypatch):
+    check, may_go_on = ProbePool.check, asyncio.Event()
+
+    async def wait_and_check(self, wanted):
+        await may_go_on.wait()
+        return await check(self, wanted)
+
+    monkeypatch.setattr(ProbePool, "check", wait_and_check)
+    async with tiny_service() as service:
+        frontend = await Frontend(service.stub).open()
+        wanted = StructuredOutput(regex="a{3}")
+        await frontend.submit(1, sampling={"structured_output": wanted})
+        await until(lambda: service.server._grammars._counts.held(LIVE))
+        await service.core.drain.run(60)
+        await frontend.read_until(lambda f: f.is_draining)
+        may_go_on.set()
+        await frontend.read_until(lambda f: 1 in f.rejected)
+        assert frontend.rejected[1].code == grpc.StatusCode.UNAVAILABLE.value[0]
 
 
 async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle():
