@@ -41,14 +41,14 @@ def test_they_wait_for_a_prompt_that_comes_in_chunks_even_if_there_is_room():
 
 
 def test_no_request_waits_for_a_prompt_of_another_tenant(monkeypatch):
-    monkeypatch.setattr(planned_step, "MAX_PROMPT_LOGPROBS", 8)
+    monkeypatch.setattr(planned_step, "MAX_PROMPT_LOGPROBS", 4)
     rig = Rig(max_num_batched_tokens=64)
     prompt = list(range(24))
     first = make_request(prompt, prompt_logprobs=1, cache_salt="a")
     second = make_request(prompt, cache_salt="b")
     rig.add(first, second)
-    # The first one's chunk, which its log-probabilities cut, leaves room in the step.
-    assert rig.send().descriptor.context.num_tokens == 4 + 24
+    # The first one's chunk, which its log-probabilities cut, fills no block and leaves room.
+    assert rig.send().descriptor.context.num_tokens == 2 + 24
 
 
 def test_they_wait_for_a_prompt_whose_chunks_are_smaller_than_the_room(monkeypatch):
