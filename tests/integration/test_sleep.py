@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import grpc
@@ -15,6 +16,8 @@ from protos.engine.v1 import operator_pb2, operator_pb2_grpc
 from protos.engine.v1.engine_pb2 import GetStatsRequest, GetStatsResponse
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.client.cli import app
+from tests.support.held import worker_of
+from tests.support.pace import frozen
 from tests.support.processes import (
     ServiceProcess,
     Stack,
@@ -85,6 +88,11 @@ def stats_of(engine: ServiceProcess) -> GetStatsResponse:
         return stats
 
 
+def num_live(engine: ServiceProcess) -> int:
+    stats = stats_of(engine)
+    return stats.num_running + stats.num_waiting
+
+
 def test_a_frontend_leaves_out_an_engine_that_sleeps(served: Served) -> None:
     first, second = served.engines
     expected = served.text()
@@ -125,11 +133,20 @@ def test_kept_requests_of_a_sleeping_fleet_go_on_after_waking(served: Served) ->
     threads = [
         threading.Thread(target=lambda: answers.append(served.complete(200))) for _ in range(6)
     ]
-    for thread in threads:
-        thread.start()
-    while sum(stats_of(each).num_running for each in served.engines) < 6:
-        time.sleep(0.01)
-    assert served.call("POST", "/sleep?mode=keep").status_code == 200
+    slept = []
+    asked = threading.Thread(target=lambda: slept.append(served.call("POST", "/sleep?mode=keep")))
+    with ExitStack() as stack:
+        for each in served.engines:  # so that no request ends before its engine falls asleep
+            stack.enter_context(frozen(worker_of(each)))
+        for thread in threads:
+            thread.start()
+        while sum(num_live(each) for each in served.engines) < 6:
+            time.sleep(0.01)
+        asked.start()
+        while any(stats_of(each).sleep_state == "awake" for each in served.engines):
+            time.sleep(0.01)
+    asked.join()
+    assert slept[0].status_code == 200
     assert not answers
     waiting = [stats_of(each) for each in served.engines]
     assert sum(each.num_waiting for each in waiting) == 6
