@@ -72,6 +72,18 @@ def check_sampling(logits: torch.Tensor, *, first: int = 0, device: str = "cpu")
     assert torch.equal(drawn, expected), f"{logits.dtype} {logits.shape}: {drawn} for {expected}"
 
 
+def check_limits(*, device: str = "cpu") -> None:
+    """Fails unless each limit keeps the tokens that the reference keeps, drawn almost evenly."""
+    rows = [
+        limit | {"temperature": 100.0, "seed": seed}
+        for limit in ({"top_k": 2}, {"top_p": 0.1}, {"top_k": 5, "top_p": 0.5}, {"min_p": 0.95})
+        for seed in range(10)
+    ]
+    logits = random_logits(1, 40, torch.float32).repeat(len(rows), 1)
+    drawn = drawn_by_kernel(logits.to(device), token_choice(rows, device=device)).cpu()
+    assert torch.equal(drawn, reference_tokens(logits, token_choice(rows)))
+
+
 def odd_logits(vocab_size: int) -> dict[str, torch.Tensor]:
     """Returns logits that no model should give, with a row for each of the parameters."""
     shape = (len(PARAMS), vocab_size)

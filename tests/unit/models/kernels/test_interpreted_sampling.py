@@ -17,6 +17,7 @@ for vocab_size in (1, 7, 127, 5000):
     check_penalties(3, vocab_size)
 check_sampling(random_logits(len(PARAMS), 5000, torch.float32))
 check_sampling(random_logits(2, 32000, torch.float32), first=11)
+check_limits()
 for logits in odd_logits(300).values():
     check_sampling(logits)
 check_sampling(odd_logits(20000)["all tied"][:3], first=2)
