@@ -26,7 +26,7 @@ from services.engine.compilation.graphs.verdict import Comparison, compare
 
 _ROUNDS = list(signature(unified_attention_with_output).parameters).index("rounds")
 _AT_COS = 5
-_NUM_ROUTED = len(signature(fused_moe).parameters)
+_ROUTED = [each for each in signature(fused_moe).parameters.values() if each.default is each.empty]
 
 
 class FusionCheck(DispatchMode):
@@ -242,7 +242,7 @@ def _all_reduce_norm_linear(
 
 
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
-    routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
+    routed, shared = others[: len(_ROUTED) - 1], others[len(_ROUTED) - 1 :]
     weight, scale, bias, down, down_scale, down_bias = shared
     output = linear(_gated_linear(hidden, weight, bias, scale), down, down_bias, down_scale)
     return fused_moe(hidden, *routed) + output

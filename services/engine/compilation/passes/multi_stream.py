@@ -10,13 +10,9 @@ from services.engine.compilation.passes.pattern import Call, Match, Operand, fin
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
 _HIDDEN = Operand("hidden")
-_ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
-"""Arguments of adapters, with which experts stay as they are."""
-_ROUTED = tuple(
-    argument.name
-    for argument in torch.ops.octavo.fused_moe.default._schema.arguments
-    if argument.name not in _ADAPTERS
-)
+_ARGUMENTS = torch.ops.octavo.fused_moe.default._schema.arguments
+_ROUTED = tuple(each.name for each in _ARGUMENTS if not each.has_default_value())
+_WITHOUT_ADAPTERS = (None,) * (len(_ARGUMENTS) - len(_ROUTED))
 _FIRST = ("shared_gate_up", "shared_gate_up_scale", "shared_gate_up_bias")
 _SECOND = ("shared_down", "shared_down_scale", "shared_down_bias")
 
@@ -31,11 +27,8 @@ _GATED = (
     Call("octavo::silu_and_mul", (_product("octavo::linear", _HIDDEN, _FIRST),)),
 )
 _SHARED = tuple(_product("octavo::linear", gated, _SECOND) for gated in _GATED)
-_NO_ADAPTERS = (None,) * len(_ADAPTERS)
-_SUMS = tuple(
-    Call("add", (Call("octavo::fused_moe", (*map(Operand, _ROUTED), *_NO_ADAPTERS)), shared, 1))
-    for shared in _SHARED
-)
+_EXPERTS = Call("octavo::fused_moe", (*map(Operand, _ROUTED), *_WITHOUT_ADAPTERS))
+_SUMS = tuple(Call("add", (_EXPERTS, shared, 1)) for shared in _SHARED)
 
 
 class MultiStreamPass(GraphPass):
