@@ -83,9 +83,6 @@ class DataParallelLoop(StepLoop):
             for request in (*part.requests, *part.unsampled)
         }
 
-    def _send(self, step: ScheduledStep) -> None:
-        self._channel.send(step.descriptor, *(each.descriptor for each in step.others))
-
     def _count(self, step: ScheduledStep, result: StepResult) -> None:
         """Counts one step for all ranks, and shows their parts to watchers."""
         parts = (step, *step.others)

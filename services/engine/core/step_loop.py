@@ -198,7 +198,7 @@ class StepLoop:
                 break
             if self.experts is not None:
                 self.experts.begin_step()
-            self._channel.send(step.descriptor)
+            self._channel.send(step.descriptor, *(each.descriptor for each in step.others))
             self._in_flight.append(step)
         self._counters.schedule_ns += time.perf_counter_ns() - started_ns
         if not self._in_flight:

@@ -18,7 +18,8 @@ SHAPES = [
     "llama-4-scout", "mimo-v2-flash", "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b",
     "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4", "qwen3-30b-a3b-nvfp4", "qwen3-8b",
     "qwen3-8b-fp8", "qwen3-8b-fp8-rows",
-    "qwen3-vl-8b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.8-27b",
+    "qwen3-vl-8b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.5-35b-a3b-images",
+    "qwen3.8-27b",
 ]  # fmt: skip
 
 

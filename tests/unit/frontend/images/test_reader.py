@@ -130,10 +130,10 @@ async def test_an_image_that_takes_too_long_ends_its_process_alone():
 
 
 async def test_an_image_that_takes_too_much_processor_time_ends_its_process_alone():
-    progressive = encoded(Image.new("L", (8000, 8000)), "JPEG", progressive=True)
+    progressive = encoded(Image.new("L", (14000, 14000)), "JPEG", progressive=True)
     scan = progressive[progressive.rindex(b"\xff\xda") : -2]
     slow = progressive[:-2] + scan * 55 + progressive[-2:]
-    async with reading(limits=ImageLimits(cpu_s=1)) as reader:
+    async with reading(limits=ImageLimits(max_pixels=14000**2, cpu_s=1)) as reader:
         with pytest.raises(InvalidRequestError, match="decoding it broke down"):
             await reader.read(slow)
         assert (await reader.read(IMAGE)).tokens
