@@ -194,10 +194,10 @@ _PREFIXES = {
 }
 """Not measured: a warpgroup's rows, and keys so that two programs of heads of up to 128 share a
 multiprocessor. Larger heads have more threads, as transforming their queries takes registers."""
-_LEAST_SHARED_BYTES = {1: 256 * 2**20, 2: 128 * 2**20, 4: 128 * 2**20}
+_LEAST_SHARED_BYTES = {1: 128 * 2**20, 2: 128 * 2**20, 4: 128 * 2**20}
 """In layers of Qwen3-8B in 16 bits, 7 x 3,008 tokens are 86 MB, which did not pay (26.0 us each its
-own, 32.2 once), and 31 x 3,008 are 382 MB (91.5 and 44.3). With an FP8 cache 7 x 16,000 are 237 MB
-(60.9 and 78.7), 31 x 3,008 are 197 MB (54.1 and 55.6), and 47 x 3,008 are 299 MB (77.6 and 64.8).
+own, 32.2 once), and 31 x 3,008 are 382 MB (91.5 and 44.3). With an FP8 cache 7 x 3,008 are 45 MB
+(20.1 and 29.8), 31 x 3,008 are 197 MB (53.3 and 36.0), and 7 x 16,000 are 237 MB (60.5 and 50.8).
 Others were not measured (H200, 2026-11; docs/kernels/attention.md)."""
 _HELD = AttentionTiles(
     rows=16, keys=64, num_warps=4, num_stages=3, held_keys=128, num_dealt=352, least_part=128,
