@@ -84,12 +84,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         self._watchers.add(changed)
         try:
             last_sent = None
-            while not self._is_closed:
+            while True:
                 status = self._status_of(request.service)
                 if status != last_sent:
                     await context.write(_Response(status=status))
                     last_sent = status
                     continue  # the status may have changed while the write waited
+                if self._is_closed:
+                    return
                 changed.clear()
                 await changed.wait()
         finally:

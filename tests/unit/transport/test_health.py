@@ -73,3 +73,27 @@ async def test_closing_ends_every_watch():
         health.close()
         async with asyncio.timeout(60):
             assert await watch.read() is grpc.aio.EOF
+
+
+class SlowContext:
+    """A caller whose messages take a while to be sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.may_go_on = asyncio.Event()
+
+    async def write(self, message) -> None:
+        self.sent.append(message.status)
+        await self.may_go_on.wait()
+
+
+async def test_a_slow_watcher_sees_the_last_change_before_the_end():
+    health, caller = Health("api", counts=LocalCounts()), SlowContext()
+    health.set_ready(True)
+    watching = asyncio.create_task(health._watch(ask(""), caller))
+    await asyncio.sleep(0)
+    health.set_ready(False)
+    health.close()
+    caller.may_go_on.set()
+    await watching
+    assert caller.sent == [SERVING, NOT_SERVING]

@@ -189,7 +189,7 @@ LATENT = LatentCacheSpec(num_heads=16, latent_dim=512, rope_dim=64)
     [
         (None, [LAYER], torch.bfloat16, 2**15),
         (None, [LAYER, HALF], torch.bfloat16, 2**16),
-        (None, [LAYER], FP8_CACHE_DTYPE, -(-(2**28) // 2112)),
+        (None, [LAYER], FP8_CACHE_DTYPE, -(-(2**27) // 2112)),
         (None, [LATENT], torch.bfloat16, 0),
         (None, [LATENT, LAYER], torch.bfloat16, 2**15),
         (5, [LATENT], torch.bfloat16, 0),
