@@ -226,6 +226,8 @@ class InputBuffers:
             batch: the step.
             num_tokens: pads input_ids and positions to the size of a graph, with arbitrary tokens.
         """
+        if self.prefixes is not None:  # an ordered graph that cannot run may have read none
+            self.prefixes.write(batch.prefixes)
         inputs = self.gather(
             self.header(len(batch.row_ids), len(batch.sample_indices)),
             batch.num_tokens,

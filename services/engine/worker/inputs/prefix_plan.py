@@ -151,13 +151,13 @@ class PrefixBuffers:
         """Writes a step's plan, unless it is that of the step before or its graph reads none."""
         if prefixes is self._written or not _may_share(key):
             return
-        self._written = prefixes
         values = self._nothing.copy()
         if prefixes is not None:
             planned = prefixes.tiles, prefixes.requests, prefixes.tile_slots, prefixes.num_shared
             for part, content in zip(self._parts(values), planned, strict=True):
                 part[: content.size] = content.ravel()
         overwrite(self.memory, values)
+        self._written = prefixes  # what fails for lack of memory has written nothing
 
     def plan(self, seq_lens: Tensor, key: GraphKey | None = None) -> PrefixPlan | None:
         """Returns the plan of R requests with these sequence lengths, [R] int32.

@@ -13,11 +13,13 @@ from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import BatchDescriptor, SharedPrefixes, pack_int32, read_int32
 from services.engine.compilation.graphs.capture_plan import full_decode_key, piecewise_key
+from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.request import RequestStatus
-from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
+from services.engine.worker.inputs import prefix_plan
+from services.engine.worker.inputs.prefix_plan import PlannedPrefixes, PrefixBuffers
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
@@ -219,6 +221,60 @@ def test_graphs_of_other_steps_do_not_read_what_is_shared(tmp_path):
     with buffers.prefixes.building_kernels():
         assert plan(lengths) is not None
         assert plan(lengths, key) is None
+
+
+def test_a_plan_that_could_not_be_written_is_written_by_the_next_step(monkeypatch):
+    buffers = PrefixBuffers(8, torch.device("cpu"))
+    lengths = torch.full((8,), 20, dtype=torch.int32)
+
+    def fail(target, array):
+        raise MemoryError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix_plan, "overwrite", fail)
+        with pytest.raises(MemoryError):
+            buffers.write(PLANNED)
+    buffers.write(PLANNED)
+    assert buffers.plan(lengths).own_lens.tolist() == [12] * 4 + [20] * 4
+
+
+def test_a_step_whose_graph_is_given_up_does_not_share_what_an_earlier_one_did(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+
+    def run(shared_prefix_tokens):
+        engine = GraphEngine(
+            tmp_path, DECODES, shared_prefix_tokens=shared_prefix_tokens, num_blocks=300
+        )
+        engine.capture()
+        engine.run([SYSTEM], 2)
+        scheduler, ordered = engine.scheduler, []
+
+        def step(*given_up):
+            planned = scheduler.schedule()
+            ordered.append(planned.descriptor)
+            for key in given_up:  # after it was ordered
+                engine.prepared.graphs.give_up(key, GraphFaultError("planted"))
+            scheduler.update(planned, engine.runner.execute(planned.descriptor).message())
+
+        sharing = [make_request([*SYSTEM, 30 + i], max_tokens=20) for i in range(5)]
+        for request in sharing:
+            scheduler.add(request)
+        step()
+        # Its prompt runs without a graph, in a step with a plan of the requests before it.
+        other = make_request(list(range(40, 56)), max_tokens=20)
+        scheduler.add(other)
+        step()
+        scheduler.abort(sharing[0])
+        step(full_decode_key(8))
+        for _ in range(3):
+            step()
+        return [request.token_ids for request in (*sharing[1:], other)], ordered
+
+    expected, _ = run(0)
+    tokens, ordered = run(4)
+    assert ordered[1].attn_metadata.shared_prefixes.counts
+    assert ordered[2].graph_key.graph_bs == 8
+    assert tokens == expected
 
 
 def converse(engine, num_sessions, num_turns):
