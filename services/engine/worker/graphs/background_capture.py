@@ -113,19 +113,21 @@ class BackgroundCapture:
             compilation.install()
             self._compilation = None
             return None
-        if order.HasField("key"):
+        begins = order.HasField("key")
+        if begins:
             self._graphs.capture_first(read_key(order.key))
         if compilation is None:
-            return self._capture(is_idle=order.is_idle)
+            return self._capture(is_idle=order.is_idle, begins=begins)
         try:
-            return self._graphs.capture_slice()
+            return self._graphs.capture_slice(begins=begins)
         finally:
             compilation.turns.let_go()
 
-    def _capture(self, *, is_idle: bool) -> GraphOutcome | None:
+    def _capture(self, *, is_idle: bool, begins: bool) -> GraphOutcome | None:
         started_s = self._clock()
         share = SERVING_SHARE if self._graphs.is_next_missed else LEISURE_SHARE
-        outcome = self._graphs.capture_slice(max_under_test=self._max_under_test(is_idle))
+        max_under_test = self._max_under_test(is_idle)
+        outcome = self._graphs.capture_slice(max_under_test=max_under_test, begins=begins)
         ended_s = self._clock()
         self._next_s = ended_s + share * (ended_s - started_s)
         return outcome

@@ -181,22 +181,24 @@ class GraphSet:
         """Whether `capture_slice` would wait for the device."""
         return self._ends_test(max_under_test) and not self._under_test[0].is_decided
 
-    def capture_slice(self, *, max_under_test: int = 0) -> GraphOutcome | None:
+    def capture_slice(self, *, max_under_test: int = 0, begins: bool = True) -> GraphOutcome | None:
         """Runs the next slice of a capture, of `next_pending`, or ends the oldest test.
 
         Args:
             max_under_test: most graphs under test while others are captured; each holds memory for
                 its expected outputs.
+            begins: whether another capture may begin. Several ranks may want different graphs, and
+                none begins one that the others do not.
 
         Returns:
             The outcome of the test that it ended, if any but a provisional graph's that failed.
         """
-        if self._ends_test(max_under_test):
+        if self._ends_test(max_under_test if begins else 0):
             outcome = self._finish(self._under_test.popleft())
             return None if outcome.is_provisional and outcome.fault else outcome
         if self._begun is None:
             key = self.next_pending
-            if key is None:
+            if key is None or not begins:
                 return None
             self._begun = self._begin(key)
         self._advance(self._begun)

@@ -16,6 +16,7 @@ from protos.engine.v1.worker_pb2 import (
     WorkerReady,
 )
 from services.engine.batch import BatchDescriptor, step_result
+from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.worker.graphs.background_capture import (
@@ -73,9 +74,11 @@ class Graphs:
     def must_wait(self, *, max_under_test):
         return self._ends_test(max_under_test) and not self.is_decided
 
-    def capture_slice(self, *, max_under_test=0):
+    def capture_slice(self, *, max_under_test=0, begins=True):
         if self._ends_test(max_under_test):
             return self._under_test.popleft()
+        if self._begun is None and not begins:
+            return None
         self._clock.now_s += SLICE_S
         if self._begun is None:
             self._begun = self._sizes.popleft()
@@ -272,7 +275,10 @@ def test_a_rank_that_has_compiled_captures_with_the_others_until_all_have():
     rank = Rank()
     rank.compilation.is_done = True
     assert rank.capture.due(is_idle=False).is_compiled
-    captured = [rank.capture.obey(GraphOrder(is_compiled=False)) for _ in range(3)]
+    captured = []
+    for _ in range(3):
+        order = GraphOrder(key=wire_key(rank.graphs.next_pending), is_compiled=False)
+        captured.append(rank.capture.obey(order))
     assert [each and each.key for each in captured] == [None, None, decode_key(2)]
     assert not rank.compilation.is_installed
     rank.capture.obey(GraphOrder(is_compiled=True))

@@ -11,6 +11,7 @@ from services.engine.compilation.graphs.graph_runner import Captured, GraphCaptu
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.compilation.graphs.verdict import Verdict
 from services.engine.worker.graphs import graph_set
+from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.inputs.dummy_steps import dummy_batch
 from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
@@ -177,3 +178,41 @@ def test_a_sharing_graph_with_a_fault_is_not_captured_again(families):
     families[GraphKind.DECODE].fault = None
     assert graphs.replay(plain, sharing_batch(1, 1, 1, 1)) is not None
     assert graphs.num_pending == 0
+
+
+def test_ranks_that_want_different_graphs_capture_the_same_at_the_same_time():
+    plain = [graph_key(GraphKind.DECODE, size, size, 1) for size in (8, 4)]
+    sharing = [replace(key, shares_prefixes=True) for key in plain]
+    families = [FakeFamily() for _ in range(2)]
+    done = [[], []]
+
+    def rank(number):
+        def agree(fault):
+            done[number].append("agree")
+            return fault
+
+        def capture(key):
+            done[number].append(key)
+            return FakeFamily.capture(families[number], key)
+
+        families[number].capture = capture
+        graphs = GraphSet(
+            plain, {GraphKind.DECODE: families[number]}, on_demand=sharing, agree=agree
+        )
+        return graphs, BackgroundCapture(graphs)
+
+    (first, reporter), (second, other) = rank(0), rank(1)
+    for graphs, _ in ((first, reporter), (second, other)):
+        while graphs.num_pending:
+            captured(graphs)
+    for graphs in (first, second):
+        graphs.replay(plain[0], sharing_batch(*[1] * 8))
+    # Requests of one data-parallel rank share prefixes that those of the other do not.
+    second.replay(plain[1], sharing_batch(1, 1, 1, 1))
+    while first.num_pending:
+        order = reporter.due(is_idle=True)
+        for each in (reporter, other):
+            each.obey(order)
+        assert done[0] == done[1]
+    assert done[0][-2:] == [sharing[0], "agree"]
+    assert second.num_pending == 1
