@@ -170,12 +170,12 @@ class AdapterReader:
         ] = defaultdict(list)
         experts = []
         for module, factors in modules.items():
-            expert = ExpertModule.parse(module)
+            name = renamed(f"{module}.weight", self._model)
+            expert = ExpertModule.parse(module, name.removesuffix(".weight"))
             if expert is not None:
                 experts.append(self._of_experts(expert, factors, config, modules))
                 continue
             a, b = self._checked(module, factors, config.rank_of(module))
-            name = renamed(f"{module}.weight", self._model)
             if name in (_EMBEDDING, _HEAD):
                 yield from self._of_vocabulary(module, name, factors, config)
                 continue
@@ -239,9 +239,9 @@ class AdapterReader:
         rows = nn.Parameter(self._empty(len(layer.weight), len(a)), requires_grad=False)
         layer.weight_loader(rows, by_token, 0)
         if not is_table:
-            yield LayerAdapter(layer=layer, a=self._copied(a[None]), b=rows.detach())
+            yield _finite(LayerAdapter(layer=layer, a=self._copied(a[None]), b=rows.detach()))
             return
-        yield LayerAdapter(layer=layer, a=rows.detach().T[None], b=self._copied(b))
+        yield _finite(LayerAdapter(layer=layer, a=rows.detach().T[None], b=self._copied(b)))
 
     def _copied(self, values: torch.Tensor) -> torch.Tensor:
         return self._empty(*values.shape).copy_(values)
@@ -325,8 +325,8 @@ def _finite(share: LayerAdapter) -> LayerAdapter:
     Raises:
         ValueError: it cannot.
     """
-    if not bool(share.b.isfinite().all()):
-        raise ValueError(f"its scaled values exceed {share.b.dtype}")
+    if not all(bool(each.isfinite().all()) for each in (share.a, share.b)):
+        raise ValueError(f"its values, scaled, exceed {share.b.dtype}")
     return share
 
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from models.config_sections.fields import ConfigError, Fields
 
@@ -39,6 +38,39 @@ _PLAIN = re.compile(r"[\w.]+")
 _ANY_PARENT = r".*\."
 
 
+class ModuleValues:
+    """Values of some modules, by the ends of their names.
+
+    Hostile files have hundreds of thousands of modules and thousands of names, so a value is found
+    by the ends of a module's name, and names are not tried one after the other.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        """Takes values by name; of several with which a module's name ends the first counts."""
+        self._ordered = {name: (place, values[name]) for place, name in enumerate(values)}
+        self._most_dots = max((name.count(".") for name in values), default=-1)
+
+    @property
+    def all(self) -> list[float]:
+        """Every value."""
+        return [value for _, value in self._ordered.values()]
+
+    def of(self, module: str, default: float) -> float:
+        """Returns the value of the first name with which a module's name ends, as PEFT does."""
+        found = []
+        start = len(module)
+        for _ in range(self._most_dots + 1):
+            start = module.rfind(".", 0, start)
+            if len(module) - start > MAX_PATTERN_LENGTH + 1:
+                break
+            known = self._ordered.get(module[start + 1 :])
+            if known is not None:
+                found.append(known)
+            if start < 0:
+                break
+        return min(found)[1] if found else default
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
     """Ranks and scales of an adapter's modules."""
@@ -47,9 +79,8 @@ class AdapterConfig:
     alpha: float
     is_rank_stabilized: bool
     """Whether products are divided by the root of the rank (rsLoRA)."""
-    ranks: Mapping[str, int]
-    """Ranks of some modules, by the end of their names."""
-    alphas: Mapping[str, float]
+    ranks: ModuleValues
+    alphas: ModuleValues
     target_parameters: tuple[str, ...] = ()
     """Names of the parameters that are adapted without a module of their own."""
 
@@ -81,19 +112,19 @@ class AdapterConfig:
             rank=_rank(fields, "r"),
             alpha=fields.number("lora_alpha", 8.0),
             is_rank_stabilized=fields.flag("use_rslora"),
-            ranks={_plain(name): _rank(ranks, name) for name in ranks.values},
-            alphas={_plain(name): alphas.number(name) for name in alphas.values},
+            ranks=ModuleValues({_plain(name): _rank(ranks, name) for name in ranks.values}),
+            alphas=ModuleValues({_plain(name): alphas.number(name) for name in alphas.values}),
             target_parameters=_parameters(fields),
         )
 
     @property
     def max_rank(self) -> int:
         """The largest rank of a module."""
-        return max((self.rank, *self.ranks.values()))
+        return int(max((self.rank, *self.ranks.all)))
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of a module."""
-        return int(_of_module(self.ranks, module, self.rank))
+        return int(self.ranks.of(module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """Returns the factor of a module's product.
@@ -101,16 +132,8 @@ class AdapterConfig:
         Source: Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA".
         """
         rank = self.rank_of(module)
-        alpha = _of_module(self.alphas, module, self.alpha)
+        alpha = self.alphas.of(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
-
-
-def _of_module(values: Mapping[str, Any], module: str, default: float) -> float:
-    """Returns the value of the first name with which a module's name ends, as PEFT does."""
-    for name, value in values.items():
-        if module == name or module.endswith(f".{name}"):
-            return float(value)
-    return default
 
 
 def _pattern(fields: Fields, name: str) -> Fields:

@@ -25,7 +25,7 @@ from models.layers.weight import check_shape
 from models.loading.adapter_config import AdapterConfig
 
 _NAME = re.compile(
-    r"(?:.+\.)?layers\.(?P<layer>\d+)\.(?:\w+\.)?experts"
+    r"model\.layers\.(?P<layer>\d+)\.(?:\w+\.)?experts"
     r"(?:\.(?P<expert>\d+)\.(?P<projection>\w+)|(?P<inner>\.base_layer))?"
 )
 _GATE, _UP, _DOWN = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
@@ -46,9 +46,14 @@ class ExpertModule:
     is_inner: bool
 
     @classmethod
-    def parse(cls, name: str) -> "ExpertModule | None":
-        """Returns a module by its name; None if it is of another kind."""
-        match = _NAME.fullmatch(name)
+    def parse(cls, name: str, own_name: str) -> "ExpertModule | None":
+        """Returns a module; None if it is of another kind, or of no layer that makes tokens.
+
+        Args:
+            name: of the module.
+            own_name: after models.loading.names.renamed.
+        """
+        match = _NAME.fullmatch(own_name)
         if match is None:
             return None
         return cls(
@@ -186,8 +191,9 @@ def _stacked(
     factors: ExpertFactors, num_experts: int, num_inputs: int, num_outputs: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns A [E, r, K] and B [E, N, r] of a parameter that stacks all experts."""
-    a = factors.a.view(num_experts, -1, factors.a.shape[1])
-    b = factors.b.view(len(factors.b), -1, num_experts).permute(2, 0, 1)
+    rank = _rank_of(factors, num_experts)
+    a = factors.a.view(num_experts, rank, factors.a.shape[1])
+    b = factors.b.view(len(factors.b), rank, num_experts).permute(2, 0, 1)
     sizes = a.shape[2], b.shape[1]
     if sizes == (num_outputs, num_inputs) != (num_inputs, num_outputs):
         a, b = b.transpose(1, 2), a.transpose(1, 2)

@@ -216,6 +216,16 @@ def test_ranks_and_scales_of_single_modules_and_rslora(tmp_path):
     torch.testing.assert_close(logits, alone.run(alone.add(PROMPTS[0]), 4), rtol=1e-3, atol=1e-3)
 
 
+def test_factors_that_exceed_the_dtype_of_the_model_are_refused(tmp_path):
+    theirs = write_checkpoint(tmp_path / "base", "qwen3")
+    modules = dict(list(linear_modules(theirs, without=("lm_head",)).items())[:1])
+    [(name, (a, b))] = random_factors(modules).items()
+    for number, large in enumerate(((a * 1e6, b), (a, b * 1e6))):
+        folder = write_adapter(tmp_path / str(number), {name: large})
+        with pytest.raises(AdapterError, match=r"exceed torch\.float16"):
+            load_with_adapters(tmp_path / "base", folder, dtype=torch.float16)
+
+
 def test_a_slot_that_is_filled_again_keeps_nothing_of_the_adapter_before(tmp_path):
     theirs = write_checkpoint(tmp_path / "base", "qwen3")
     modules = linear_modules(theirs, without=("lm_head",))

@@ -137,6 +137,24 @@ def test_factors_that_do_not_fit_are_refused(tmp_path, name, reason):
         load_with_adapters(tmp_path / "base", folder, with_experts=True)
 
 
+@pytest.mark.parametrize("shapes", [((32, 0), (32, 32)), ((32, 24), (0, 32))])
+def test_stacked_factors_without_elements_are_refused(tmp_path, shapes):
+    write_checkpoint(tmp_path / "base", "qwen3_moe")
+    factors = {"model.layers.0.mlp.experts.down_proj": tuple(map(torch.zeros, shapes))}
+    folder = write_adapter(tmp_path / "adapter", factors)
+    with pytest.raises(AdapterError, match="of the model has 24 and 32"):
+        load_with_adapters(tmp_path / "base", folder, with_experts=True)
+
+
+def test_experts_of_a_draft_layer_are_not_those_of_the_first_layer(tmp_path):
+    """Checkpoints number draft layers by themselves, under `mtp.`."""
+    write_checkpoint(tmp_path / "base", "qwen3_moe")
+    factors = random_factors({"mtp.layers.0.mlp.experts.1.gate_proj": (24, 32)})
+    folder = write_adapter(tmp_path / "adapter", factors)
+    with pytest.raises(AdapterError, match="which the model does not have"):
+        load_with_adapters(tmp_path / "base", folder, with_experts=True)
+
+
 def test_experts_need_room(tmp_path):
     theirs = write_checkpoint(tmp_path / "base", "qwen3_moe")
     folder = write_adapter(tmp_path / "adapter", expert_factors(theirs))
