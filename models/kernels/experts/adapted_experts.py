@@ -27,7 +27,7 @@ def apply_adapted(
     order = PairOrder.of(ids, len(experts.down), experts.num_choices)
     multiply = partial(fp8_product if experts.is_fp8 else grouped_product, order=order)
     add = partial(add_expert_adapters, slots=adapters.slots, order=order)
-    x = order.sorted(hidden, num_pairs=order.top_k)
+    x = order.of_tokens(hidden)
     gate_up = multiply(x, experts.gate_up, experts.gate_up_scale, experts.gate_up_bias)
     add(gate_up, hidden, adapters.gate_up_a, adapters.gate_up_b)
     inner = experts.activate(gate_up.float()).to(hidden.dtype)

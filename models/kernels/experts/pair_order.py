@@ -47,14 +47,21 @@ class PairOrder:
         """Returns the tiles of `rows` rows, each of one expert, in the worst case."""
         return self.num_pairs if self.is_alone else self.num_pairs // rows + self.num_experts
 
-    def sorted(self, values: torch.Tensor, *, num_pairs: int = 1) -> torch.Tensor:
-        """Returns values of pairs in this order, [T * top_k, N].
+    def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of tokens' values, [T, N], for each pair in this order, [T * top_k, N].
 
-        Args:
-            values: [T * top_k / num_pairs, N], in the order of tokens.
-            num_pairs: neighbouring pairs that share a row of them.
+        Products read the order before they wait for kernels that begin early, such as the router's.
+        So one that does not must come between: this copy, also where each token has one pair.
         """
         if self.is_alone:
-            return values.repeat_interleave(num_pairs, 0) if num_pairs > 1 else values
+            return values.repeat_interleave(self.top_k, 0)
+        return values[self._rows // self.top_k]
+
+    def sorted(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns values of pairs, [T * top_k, N] in the order of tokens, in this order."""
+        return values if self.is_alone else values[self._rows]
+
+    @property
+    def _rows(self) -> torch.Tensor:
         # Past the last pair of an expert that is here they have no values.
-        return values[self.pairs.clamp(0, self.num_pairs - 1) // num_pairs]
+        return self.pairs.clamp(0, self.num_pairs - 1)

@@ -228,9 +228,8 @@ def _squared_results(
     del weights
     order = PairOrder.of(ids, len(experts.down), experts.num_choices)
     inner = fp8_product(
-        order.sorted(hidden, num_pairs=order.top_k),
-        experts.gate_up, experts.gate_up_scale, None, order=order,
-    )  # fmt: skip
+        order.of_tokens(hidden), experts.gate_up, experts.gate_up_scale, None, order=order
+    )
     x = order.sorted(inner).relu().square()
     return fp8_product(x, experts.down, experts.down_scale, None, order=order)
 
