@@ -1,5 +1,9 @@
 """Loads and removes adapters at engines."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import grpc
 
 from protos.common.v1.failure_pb2 import Failure
@@ -7,7 +11,11 @@ from protos.engine.v1.engine_pb2 import KnownAdapter
 from protos.engine.v1.operator_pb2 import LoadAdapterRequest, RemoveAdapterRequest
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
 from services.frontend.engine_client.messages import error_of
-from services.frontend.errors import InvalidRequestError, NotPermittedError
+from services.frontend.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    NotPermittedError,
+)
 
 LOAD_TIMEOUT_S = 600.0
 """An adapter may have to come from the hub first."""
@@ -28,10 +36,9 @@ class AdapterOrders:
             FrontendError, EngineFaultError: it does not, with its reason.
         """
         request = LoadAdapterRequest(name=name, path=path)
-        try:
-            answer = await self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise order_error(error, unserved=_UNSERVED) from None
+        answer = await answer_of(
+            lambda: self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S), unserved=_UNSERVED
+        )
         return KnownAdapter(name=name, digest=bytes.fromhex(answer.adapter.digest))
 
     async def remove(self, name: str) -> None:
@@ -41,19 +48,37 @@ class AdapterOrders:
             FrontendError, EngineFaultError: it does not, with its reason.
         """
         request = RemoveAdapterRequest(name=name)
-        try:
-            await self._stub.RemoveAdapter(request, timeout=REMOVE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise order_error(error, unserved=_UNSERVED) from None
+        await answer_of(
+            lambda: self._stub.RemoveAdapter(request, timeout=REMOVE_TIMEOUT_S), unserved=_UNSERVED
+        )
 
 
-def order_error(error: grpc.aio.AioRpcError, *, unserved: str) -> Exception:
-    """Returns the error of an operator's call that an engine refused.
+async def answer_of(call: Callable[[], Awaitable[Any]], *, unserved: str) -> Any:
+    """Returns the answer to an operator's call to an engine.
 
     Args:
-        error: of the call.
+        call: begins it.
         unserved: the message if the engine has no such call.
+
+    Raises:
+        FrontendError, EngineFaultError: the engine refused it, or was lost.
     """
+    lost = "the engine was lost before it answered"
+    try:
+        return await call()
+    except grpc.aio.AioRpcError as error:
+        raise _order_error(error, unserved) from None
+    except grpc.aio.UsageError:
+        raise EngineUnavailableError(lost) from None
+    except asyncio.CancelledError:
+        # A session that ends closes its channel, which cancels calls, not their callers.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise EngineUnavailableError(lost) from None
+
+
+def _order_error(error: grpc.aio.AioRpcError, unserved: str) -> Exception:
     code, message = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermittedError(message)

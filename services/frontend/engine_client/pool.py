@@ -19,7 +19,12 @@ from services.frontend.engine_client.routing import choose
 from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.swapper import SwapLimits, Swapper
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
-from services.frontend.errors import EngineUnavailableError, UnknownModelError
+from services.frontend.errors import (
+    EngineFaultError,
+    EngineUnavailableError,
+    FrontendError,
+    UnknownModelError,
+)
 from services.transport.tls import ClientTls
 
 log = structlog.get_logger()
@@ -200,9 +205,7 @@ class EnginePool:
                 engine.view.adapters[name] = adapter
         except BaseException:
             for engine in loaded:
-                if engine.adapter_orders is not None:
-                    await engine.adapter_orders.remove(name)
-                engine.view.adapters.pop(name, None)
+                await _take_back(engine, name)
             raise
 
     async def remove_adapter(self, name: str) -> None:
@@ -211,13 +214,24 @@ class EnginePool:
         Raises:
             EngineUnavailableError: no engine is ready.
             UnknownModelError: no engine has it.
+            FrontendError, EngineFaultError: an engine refuses it, with its reason; others have
+                removed it.
         """
         having = [each for each in self._ordered() if name in each[0].view.adapters]
         if not having:
             raise UnknownModelError(f"there is no adapter {name!r}")
+        failures = []
         for engine, orders in having:
-            await orders.remove(name)
+            try:
+                await orders.remove(name)
+            except UnknownModelError:
+                pass  # it was removed meanwhile
+            except (FrontendError, EngineFaultError) as error:
+                failures.append(error)
+                continue
             engine.view.adapters.pop(name, None)
+        if failures:
+            raise failures[0]
 
     def _ordered(self) -> list[tuple[EngineClient, AdapterOrders]]:
         """Returns the engines that take requests, with their orders."""
@@ -304,3 +318,13 @@ class EnginePool:
                 raise EngineUnavailableError(
                     f"it serves another model than the engines in use: {difference}"
                 )
+
+
+async def _take_back(engine: EngineClient, name: str) -> None:
+    """Has an engine remove an adapter that another one refused."""
+    try:
+        if engine.adapter_orders is not None:
+            await engine.adapter_orders.remove(name)
+        engine.view.adapters.pop(name, None)
+    except (FrontendError, EngineFaultError) as error:
+        log.warning("adapter_not_taken_back", name=name, error=str(error))

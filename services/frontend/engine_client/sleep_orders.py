@@ -10,7 +10,7 @@ from protos.engine.v1.engine_pb2 import GetStatsRequest, GetStatsResponse
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.engine.v1.operator_pb2 import SleepMode, SleepRequest, WakeRequest
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
-from services.frontend.engine_client.adapter_orders import order_error
+from services.frontend.engine_client.adapter_orders import answer_of
 from services.frontend.errors import EngineUnavailableError
 
 CALL_TIMEOUT_S = 5.0
@@ -40,7 +40,7 @@ class SleepOrders:
             FrontendError, EngineFaultError: it stays awake, with its reason.
         """
         request = SleepRequest(level=level, mode=MODES[mode])
-        await _call(self._operator.Sleep(request))
+        await _call(lambda: self._operator.Sleep(request))
 
     async def wake(self) -> None:
         """Wakes the engine.
@@ -48,7 +48,7 @@ class SleepOrders:
         Raises:
             FrontendError, EngineFaultError: it stays asleep, with its reason.
         """
-        await _call(self._operator.Wake(WakeRequest()))
+        await _call(lambda: self._operator.Wake(WakeRequest()))
 
     async def is_asleep(self) -> bool:
         """Returns whether the engine sleeps; raises FrontendError if it does not say so."""
@@ -64,7 +64,7 @@ class SleepOrders:
 
     async def _stats(self) -> GetStatsResponse:
         stats: GetStatsResponse = await _call(
-            self._stub.GetStats(GetStatsRequest(), timeout=CALL_TIMEOUT_S)
+            lambda: self._stub.GetStats(GetStatsRequest(), timeout=CALL_TIMEOUT_S)
         )
         return stats
 
@@ -127,8 +127,5 @@ async def _order_all(
     return answers
 
 
-async def _call(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise order_error(error, unserved=_UNSERVED) from None
+async def _call(call: Callable[[], Awaitable[Any]]) -> Any:
+    return await answer_of(call, unserved=_UNSERVED)

@@ -8,6 +8,7 @@ from protos.frontend.v1.operator_pb2_grpc import (
     OperatorServiceServicer,
     add_OperatorServiceServicer_to_server,
 )
+from services.frontend.errors import EngineUnavailableError
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.rpc.convert import refuse_unknown_fields
 
@@ -31,7 +32,9 @@ class OperatorServicer(OperatorServiceServicer):
         self._gate.check_is_operator()
         refuse_unknown_fields(request)
         await self._engines.load_adapter(request.name, request.path)
-        adapter = next(each for each in self._adapters() if each.name == request.name)
+        adapter = next((each for each in self._adapters() if each.name == request.name), None)
+        if adapter is None:
+            raise EngineUnavailableError("the engines were lost after they loaded the adapter")
         return operator_pb2.LoadAdapterResponse(adapter=adapter)
 
     async def RemoveAdapter(  # noqa: N802  the protocol's name

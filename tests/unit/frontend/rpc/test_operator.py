@@ -31,8 +31,9 @@ SQL = operator_pb2.LoadAdapterRequest(name="sql", path="adapters/sql")
 class Operator(OperatorServiceServicer):
     """The adapters of a fake engine."""
 
-    def __init__(self, *, refuses=False):
+    def __init__(self, *, refuses=False, keeps=False):
         self.refuses = refuses
+        self.keeps = keeps
         self.paths = {}
 
     async def LoadAdapter(self, request, context):  # noqa: N802
@@ -47,7 +48,8 @@ class Operator(OperatorServiceServicer):
         )
 
     async def RemoveAdapter(self, request, context):  # noqa: N802
-        del context
+        if self.keeps:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "its worker was lost")
         self.paths.pop(request.name)
         return engine_pb2.RemoveAdapterResponse()
 
@@ -104,6 +106,29 @@ async def test_no_engine_keeps_an_adapter_that_one_refuses(tmp_path):
         assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "its rank is too large")
         assert [each.paths for each in operators] == [{}, {}]
         assert not (await call("ListAdapters", operator_pb2.ListAdaptersRequest())).adapters
+
+
+async def test_an_engine_that_takes_nothing_back_keeps_others_from_nothing(tmp_path):
+    operators = Operator(keeps=True), Operator(), Operator(refuses=True)
+    async with fleet(tmp_path, *operators) as (_, call):
+        code, text = await refusal(call("LoadAdapter", SQL))
+        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "its rank is too large")
+        assert [len(each.paths) for each in operators] == [1, 0, 0]
+        [kept] = (await call("ListAdapters", operator_pb2.ListAdaptersRequest())).adapters
+        assert (kept.name, kept.num_engines) == ("sql", 1)
+
+
+async def test_an_engine_that_removes_nothing_keeps_others_from_nothing(tmp_path):
+    operators = Operator(keeps=True), Operator()
+    async with fleet(tmp_path, *operators) as (_, call):
+        await call("LoadAdapter", SQL)
+        remove = operator_pb2.RemoveAdapterRequest(name="sql")
+        code, text = await refusal(call("RemoveAdapter", remove))
+        assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "its worker was lost")
+        assert [len(each.paths) for each in operators] == [1, 0]
+        operators[0].keeps = False
+        await call("RemoveAdapter", remove)
+        assert not operators[0].paths
 
 
 async def test_keys_without_the_right_change_and_see_nothing(tmp_path):
