@@ -131,11 +131,16 @@ class Adapters:
                 f"--max-cpu-loras is {self._config.max_cpu_loras}, and there are as many adapters"
             )
         self._loading.add(name)
+        reading = asyncio.create_task(self._read_under(root, name, path))
         try:
-            folder = await asyncio.to_thread(folder_under, root, path)
-            adapter = await self._read(name, folder)
-        finally:
+            adapter = await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            self._forget_later(self._abandon(name, reading))
+            raise
+        except BaseException:
             self._loading.discard(name)
+            raise
+        self._loading.discard(name)
         self._known[name] = adapter
         self.version += 1
         log.info("adapter_loaded", name=name, rank=adapter.rank, num_bytes=adapter.num_bytes)
@@ -157,9 +162,7 @@ class Adapters:
             raise UnknownModelError(f"there is no adapter {name[:128]!r}", field="name")
         self.version += 1
         log.info("adapter_removed", name=name)
-        task = asyncio.create_task(self._forget(adapter))
-        self._forgetting.add(task)
-        task.add_done_callback(self._forgetting.discard)
+        self._forget_later(self._forget(adapter))
 
     async def use_worker(self, worker: AdapterWorker) -> None:
         """Has a new worker read all adapters; adapters that changed on disk are dropped.
@@ -222,6 +225,10 @@ class Adapters:
         """Reads nothing until the next worker."""
         self._worker = None
 
+    async def _read_under(self, root: Path | None, name: str, path: str) -> Adapter:
+        folder = await asyncio.to_thread(folder_under, root, path)
+        return await self._read(name, folder)
+
     async def _read(self, name: str, folder: Path) -> Adapter:
         if self._worker is None:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
@@ -251,6 +258,21 @@ class Adapters:
         for request in self._live():
             if request.adapter is adapter:
                 self._end(request, EngineUnavailableError("the request's adapter was lost"))
+
+    def _forget_later(self, forget: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(forget)
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    async def _abandon(self, name: str, reading: asyncio.Task[Adapter]) -> None:
+        """Frees an adapter whose caller has gone, once workers, which read on, have it."""
+        try:
+            adapter = await reading
+        except EngineError:
+            return
+        finally:
+            self._loading.discard(name)
+        await self._forget(adapter)
 
     async def _forget(self, adapter: Adapter) -> None:
         """Frees an adapter's memory once no request and no other name needs it."""

@@ -24,6 +24,8 @@ class Loras:
         self._adapters = adapters
         self._given: dict[str, LoraAdapter] = {}
         """Adapters that were loaded with this protocol, by name."""
+        self._loading: set[int] = set()
+        """Numbers of adapters that are being loaded."""
 
     async def load(self, request: LoadLoraRequest) -> LoadLoraResponse:
         """Loads an adapter; the same one again changes nothing.
@@ -44,9 +46,19 @@ class Loras:
             if known == wanted:
                 return LoadLoraResponse(adapter=known, already_loaded=True)
             if known.lora_id == wanted.lora_id:
-                raise DuplicateRequestError(f"lora_id {wanted.lora_id} is another adapter's")
-        await self._adapters.load(wanted.lora_name, wanted.source_path)
-        self._given[wanted.lora_name] = wanted
+                raise _taken(wanted)
+        if wanted.lora_id in self._loading:
+            raise _taken(wanted)
+        self._loading.add(wanted.lora_id)
+        try:
+            await self._adapters.load(wanted.lora_name, wanted.source_path)
+        finally:
+            self._loading.discard(wanted.lora_id)
+        # Others may have left by another protocol.
+        given = {**self._given, wanted.lora_name: wanted}
+        self._given = {
+            each.name: given[each.name] for each in self._adapters.all if each.name in given
+        }
         return LoadLoraResponse(adapter=wanted)
 
     def unload(self, name: str) -> UnloadLoraResponse:
@@ -75,3 +87,7 @@ class Loras:
             return given
         number = int.from_bytes(adapter.digest[:_ID_BYTES], "little") or 1
         return LoraAdapter(lora_id=number, lora_name=adapter.name, source_path=adapter.path)
+
+
+def _taken(adapter: LoraAdapter) -> DuplicateRequestError:
+    return DuplicateRequestError(f"lora_id {adapter.lora_id} is another adapter's")

@@ -8,7 +8,7 @@ from protos.engine.v1.worker_pb2 import AdapterRead
 from services.engine.config.lora import LoraConfig
 from services.engine.core import adapters as adapters_module
 from services.engine.core.adapters import Adapters
-from services.engine.errors import EngineUnavailableError
+from services.engine.errors import DuplicateRequestError, EngineUnavailableError
 from tests.support.requests import make_request
 from tests.support.waiting import until
 
@@ -106,3 +106,34 @@ async def test_the_next_worker_has_the_removed_adapters_of_running_requests(
     await until(lambda: not adapters._forgetting)
     assert not worker.held
     assert not adapters.must_read
+
+
+async def test_an_adapter_whose_caller_goes_while_it_is_read_is_forgotten(adapters, digests):
+    worker = Orders(digests)
+    await adapters.use_worker(worker)
+    worker.may_answer.clear()
+    loading = asyncio.create_task(adapters.load("a", "a"))
+    await until(lambda: worker.held)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    with pytest.raises(DuplicateRequestError):
+        await adapters.load("a", "a")
+    worker.may_answer.set()
+    await until(lambda: not worker.held and not adapters._forgetting)
+    assert not adapters.all
+    await adapters.load("a", "a")
+    assert worker.held == {b"a" * 32}
+
+
+async def test_an_adapter_that_cannot_be_read_once_its_caller_has_gone_leaves_its_name(adapters):
+    worker = Orders({})
+    await adapters.use_worker(worker)
+    loading = asyncio.create_task(adapters.load("a", "a"))
+    await asyncio.sleep(0)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert adapters._loading
+    await until(lambda: not adapters._forgetting)
+    assert not adapters._loading
