@@ -226,7 +226,11 @@ class Adapters:
         self._worker = None
 
     async def _read_under(self, root: Path | None, name: str, path: str) -> Adapter:
-        folder = await asyncio.to_thread(folder_under, root, path)
+        try:
+            folder = await asyncio.to_thread(folder_under, root, path)
+        except OSError as error:
+            text = f"the folder cannot be read: {error.strerror}"
+            raise InvalidRequestError(text, field="path") from None
         return await self._read(name, folder)
 
     async def _read(self, name: str, folder: Path) -> Adapter:

@@ -8,7 +8,11 @@ from protos.engine.v1.worker_pb2 import AdapterRead
 from services.engine.config.lora import LoraConfig
 from services.engine.core import adapters as adapters_module
 from services.engine.core.adapters import Adapters
-from services.engine.errors import DuplicateRequestError, EngineUnavailableError
+from services.engine.errors import (
+    DuplicateRequestError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
 from tests.support.requests import make_request
 from tests.support.waiting import until
 
@@ -137,3 +141,9 @@ async def test_an_adapter_that_cannot_be_read_once_its_caller_has_gone_leaves_it
     assert adapters._loading
     await until(lambda: not adapters._forgetting)
     assert not adapters._loading
+
+
+async def test_a_path_that_no_file_system_has_is_refused(adapters, digests):
+    await adapters.use_worker(Orders(digests))
+    with pytest.raises(InvalidRequestError, match="the folder cannot be read: File name too long"):
+        await adapters.load("a", "a" * 300)
