@@ -41,7 +41,8 @@ def read_kimi(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     fields = Fields(fields.file, named, fields.prefix)
     hidden_size = fields.count("hidden_size", 1152)
     sides = fields.values.get("merge_kernel_size", [2, 2])
-    if sides not in ([1, 1], [2, 2], [3, 3], [4, 4]):
+    is_square = sides in ([1, 1], [2, 2], [3, 3], [4, 4])
+    if not is_square or any(type(side) is not int for side in sides):
         raise fields.error("merge_kernel_size", "one small number twice")
     eps = whole.number("projection_layer_norm_eps", fields.number("projector_ln_eps", 1e-5))
     return KimiVisionConfig(

@@ -8,7 +8,9 @@ from pathlib import Path
 from models.config_sections.fields import Fields
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""Files with the settings of image processors; the second has them under `image_processor`."""
+"""Files with the settings of image processors."""
+_PROCESSOR_PARTS = ("image_processor", "media_proc_cfg")
+"""Parts of such a file that may have the settings: the second file's, and Kimi K2.5's."""
 
 MAX_SIDE = 2**16
 """Largest number in a grid."""
@@ -173,7 +175,8 @@ def processor_fields(folder: Path) -> Fields:
     for name in PROCESSOR_FILES:
         if (folder / name).exists():
             fields = Fields.read(folder / name)
-            return fields.section("image_processor") if fields.has("image_processor") else fields
+            part = next(filter(fields.has, _PROCESSOR_PARTS), None)
+            return fields if part is None else fields.section(part)
     return Fields(folder / PROCESSOR_FILES[0], {})
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 IMAGE_ROWS = ("row", "column", "height", "width", "start", "end")
 """Rows of `image_layout`."""
 
-_MOST_GRIDS = 512
-"""Grids that are remembered; an image of a megapixel takes 100 KiB."""
+_MOST_GRIDS = 64
+"""Grids that are remembered. An image of a megapixel takes 100 KiB, the largest some MiB."""
 
 
 def image_layout(

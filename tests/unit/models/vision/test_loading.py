@@ -111,11 +111,18 @@ def test_vectors_have_the_dtype_of_the_model(folder):
     assert (rounded - exact).abs().mean() <= 0.05 * exact.abs().mean()
 
 
-@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
-def test_colours_are_scaled_as_the_processor_says(folder, name):
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("preprocessor_config.json", None),
+        ("preprocessor_config.json", "media_proc_cfg"),
+        ("processor_config.json", "image_processor"),
+    ],
+)
+def test_colours_are_scaled_as_the_processor_says(folder, name, part):
     settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "rescale_factor": 0.01}
-    if name.startswith("processor"):
-        settings = {"image_processor": settings}
+    if part is not None:
+        settings = {part: settings}
     (folder / name).write_text(json.dumps(settings))
     colours = ModelConfig.from_folder(folder, sees_images=True).vision.colours
     assert (colours.mean, colours.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
@@ -170,6 +177,14 @@ def test_kimis_published_names_are_those_of_transformers(tmp_path):
     }
     save_file(renamed, tmp_path / "model.safetensors")
     assert torch.equal(vectors_of_kimi(tmp_path), expected)
+
+
+@pytest.mark.parametrize("sides", [[2.0, 2.0], [True, True], [2, 3], [5, 5], 2, None])
+def test_kimi_joins_squares_of_a_small_side(tmp_path, sides):
+    write_vision_checkpoint(tmp_path, "kimi")
+    change_config(tmp_path, "vision_config", merge_kernel_size=sides)
+    with pytest.raises(ConfigError, match="it must be one small number twice"):
+        ModelConfig.from_folder(tmp_path, sees_images=True)
 
 
 def vectors_of_kimi(folder):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.vision import patch_layout
 from tests.support.image_prompts import random_picture
 
 
@@ -59,3 +60,13 @@ def test_segments_of_padding_are_short_and_end_with_it(seeing, grids):
     assert (ends[-150:] - starts[-150:]).max() == 64
     assert starts[-150:].min() == layout.shape[1]
     assert ends.max() == padded.shape[1]
+
+
+def test_what_is_remembered_of_grids_stays_small():
+    layouts = [patch_layout._of_image, patch_layout._of_windows]
+    largest = (256, 256, 2)  # 16,384 vectors, the most of an image by default
+    sizes = [layouts[0](*largest, (4,)).nbytes, layouts[1](*largest, 4).nbytes]
+    most = sum(
+        size * layout.cache_info().maxsize for size, layout in zip(sizes, layouts, strict=True)
+    )
+    assert most <= 256 * 2**20
