@@ -91,6 +91,8 @@ def run_worker(
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
         server.weights = started.weights
+        if started.capture is not None:
+            started.weights.on_swap = started.capture.begin_again
         sleeper = None if started.memory is None else Sleeper(started.memory)
         server.serve(started.runner, started.ready, started.capture, sleeper)
     except EOFError:

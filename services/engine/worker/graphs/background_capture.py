@@ -123,6 +123,10 @@ class BackgroundCapture:
         finally:
             compilation.turns.let_go()
 
+    def begin_again(self) -> None:
+        """Begins the captures under way anew, after the weights have changed."""
+        self._graphs.begin_again()
+
     def _capture(self, *, is_idle: bool, begins: bool) -> GraphOutcome | None:
         started_s = self._clock()
         share = SERVING_SHARE if self._graphs.is_next_missed else LEISURE_SHARE

@@ -131,10 +131,8 @@ class GraphSet:
         self._told = None
         if self._provisional is None:
             return
-        unfinished = [*self._under_test, *([self._begun] if self._begun else [])]
-        again = {*self._pending, *self._provisional, *(each.key for each in unfinished)}
-        self._begun = None
-        self._under_test.clear()
+        self.begin_again()
+        again = {*self._pending, *self._provisional}
         self._pending = [key for key in (*self.planned, *self.on_demand) if key in again]
         if self._provisional:
             log.info(
@@ -143,6 +141,15 @@ class GraphSet:
                 total_mb=sum(self._provisional.values()) // 2**20,
             )
         self._provisional = None
+
+    def begin_again(self) -> None:
+        """Begins unfinished captures anew: their tests expect results of the model of before."""
+        unfinished = [each.key for each in (*self._under_test, self._begun) if each is not None]
+        for key in set(unfinished) - self._captured:
+            self._families[key.kind].drop(key)
+        self._pending = [*unfinished, *self._pending]
+        self._begun = None
+        self._under_test.clear()
 
     @property
     def next_pending(self) -> GraphKey | None:

@@ -61,6 +61,8 @@ class WeightStore:
         """The check whose weights may be loaded."""
         self._loaded: list[_Source] = []
         """Weights that were loaded over the first ones, or over each other."""
+        self.on_swap: Callable[[], None] = lambda: None
+        """Called once other weights are loaded between two steps."""
 
     @property
     def is_checking(self) -> bool:
@@ -93,6 +95,7 @@ class WeightStore:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._load(checked)
+            self.on_swap()
         return [OrderAnswer(order_id=command.order_id)]
 
     def finished(self) -> Iterable[OrderAnswer]:

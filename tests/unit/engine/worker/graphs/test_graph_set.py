@@ -9,10 +9,12 @@ from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import Captured, GraphCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.compilation.graphs.verdict import Verdict
 from services.engine.worker.graphs import graph_set
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.graph_set import GraphSet
+from services.engine.worker.graphs.whole_graphs import WholeGraphs
 from services.engine.worker.inputs.dummy_steps import dummy_batch
 from services.engine.worker.inputs.prefix_plan import PlannedPrefixes
 
@@ -216,3 +218,38 @@ def test_ranks_that_want_different_graphs_capture_the_same_at_the_same_time():
         assert done[0] == done[1]
     assert done[0][-2:] == [sharing[0], "agree"]
     assert second.num_pending == 1
+
+
+class Scaled:
+    """A program whose result depends on a weight."""
+
+    implied = None
+
+    def __init__(self):
+        self.weight, self._x = torch.ones(1), torch.zeros(4)
+
+    def inputs(self, key):
+        return {"x": self._x}
+
+    def program(self, key):
+        return lambda: (self._x * self.weight,)
+
+    def write_dummy(self, key, variant):
+        self._x.fill_(1 + variant)
+
+
+@pytest.mark.parametrize("num_slices", [0, 1, 2, 3, 4])
+def test_captures_under_way_begin_anew_with_other_weights(num_slices):
+    program = Scaled()
+    graphs = GraphSet(KEYS[:2], dict.fromkeys(GraphKind, WholeGraphs(program, ReplayRecorder())))
+    for _ in range(num_slices):
+        assert graphs.capture_slice(max_under_test=1) is None
+    program.weight.fill_(5)
+    graphs.begin_again()
+    assert graphs.num_pending == 2
+    outcomes = [captured(graphs) for _ in KEYS[:2]]
+    assert {each.key for each in outcomes} == set(KEYS[:2])
+    assert [each.fault for each in outcomes] == ["", ""]
+    with torch.inference_mode():
+        (output,) = graphs.replay(KEYS[0], batch(2, 2))
+    assert torch.equal(output, torch.full((4,), 10.0))
