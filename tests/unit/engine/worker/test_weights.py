@@ -140,6 +140,20 @@ async def test_tokens_after_an_update_are_those_of_the_new_checkpoint(tmp_path, 
         assert (ranks.core.weights.version, ranks.core.weights.num_updates) == ("2", 2)
 
 
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}], ids=["one rank", "TP 2"])
+async def test_no_graph_is_lost_to_an_update_during_its_capture(tmp_path, options):
+    case = Case(tmp_path)
+    sizes = list(range(1, 9))
+    flags = GRAPHS | {"cudagraph_capture_sizes": sizes, "capture_while_serving": True}
+    async with ranks_core(case.config(**flags, **options)) as ranks:
+        for path in ("1", "2") * 4:
+            await updated(ranks, path)
+        graphs = ranks.core.stats().graphs
+        await until(lambda: len(graphs.figures) == graphs.num_planned, timeout_s=120)
+        assert not [each.fault for each in graphs.figures if each.fault]
+        assert await ranks.generate(PROMPTS, GREEDY) == case.expected("2")
+
+
 async def test_requests_finish_on_the_old_weights_and_new_ones_wait(tmp_path):
     case = Case(tmp_path)
     async with ranks_core(case.config()) as ranks:
