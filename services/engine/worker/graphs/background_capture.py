@@ -124,7 +124,7 @@ class BackgroundCapture:
             compilation.turns.let_go()
 
     def begin_again(self) -> None:
-        """Begins the captures under way anew, after the weights have changed."""
+        """Begins the captures under way again, after the weights have changed."""
         self._graphs.begin_again()
 
     def _capture(self, *, is_idle: bool, begins: bool) -> GraphOutcome | None:

@@ -143,7 +143,7 @@ class GraphSet:
         self._provisional = None
 
     def begin_again(self) -> None:
-        """Begins unfinished captures anew: their tests expect results of the model of before."""
+        """Begins unfinished captures again: their tests expect results of the model of before."""
         unfinished = [each.key for each in (*self._under_test, self._begun) if each is not None]
         for key in set(unfinished) - self._captured:
             self._families[key.kind].drop(key)

@@ -239,7 +239,7 @@ class Scaled:
 
 
 @pytest.mark.parametrize("num_slices", [0, 1, 2, 3, 4])
-def test_captures_under_way_begin_anew_with_other_weights(num_slices):
+def test_captures_under_way_begin_again_with_other_weights(num_slices):
     program = Scaled()
     graphs = GraphSet(KEYS[:2], dict.fromkeys(GraphKind, WholeGraphs(program, ReplayRecorder())))
     for _ in range(num_slices):
