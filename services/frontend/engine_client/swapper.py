@@ -101,13 +101,13 @@ class Swapper:
     @property
     def num_waiting(self) -> dict[str, int]:
         """Requests that wait for each model."""
-        return {seat.name: len(seat.waiting) for seat in self._seats.values()}
+        return {seat.name: len(seat.waiting) for seat in self._connected_last}
 
     @property
     def awake(self) -> dict[str, bool]:
         """Whether each model is awake."""
         return {
-            seat.name: seat.phase in (Phase.AWAKE, Phase.CLOSING) for seat in self._seats.values()
+            seat.name: seat.phase in (Phase.AWAKE, Phase.CLOSING) for seat in self._connected_last
         }
 
     def ask(self, name: str, *, was_refused: bool = False) -> Turn:
@@ -137,6 +137,7 @@ class Swapper:
     def note(self, engine: SharingEngine) -> None:
         """Takes note of a change of an engine's connection or readiness."""
         if engine.info is not None and engine not in self._seats:
+            self._forget(engine.info.model)
             self._seats[engine] = Seat(
                 engine.info.model, engine, now_s=self._clock(), on_end=self._news.set
             )
@@ -255,7 +256,18 @@ class Swapper:
         return seat.is_connected and self._clock() >= seat.retry_at_s
 
     def _seat(self, name: str) -> Seat | None:
-        return next((seat for seat in self._seats.values() if seat.name == name), None)
+        return {seat.name: seat for seat in self._connected_last}.get(name)
+
+    @property
+    def _connected_last(self) -> list[Seat]:
+        """The seats; one whose engine moved to another address comes before its successor."""
+        return sorted(self._seats.values(), key=lambda seat: seat.is_connected)
+
+    def _forget(self, name: str) -> None:
+        """Drops lost engines of a model, which has another address now."""
+        for engine, seat in list(self._seats.items()):
+            if seat.name == name and not seat.is_connected and not self._may_hold(seat):
+                del self._seats[engine]
 
     def _lose(self, seat: Seat) -> None:
         """Fails requests that wait for a lost engine; running ones fail with its session."""
@@ -309,6 +321,8 @@ class Swapper:
         self, seat: Seat, *, started_s: float, slept: str = "", num_kept: int = 0
     ) -> None:
         """Gives a model the card, which is free since another one fell asleep, or was free."""
+        if not seat.is_connected:  # lost while the other one fell asleep
+            return
         slept_s = self._clock()
         seat.enter(Phase.CHANGING, slept_s)
         try:

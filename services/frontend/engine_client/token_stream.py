@@ -170,9 +170,17 @@ class TokenStream:
             return
         self._end()
         swapper = self._pool.swapper
-        if swapper is not None and isinstance(error, EngineUnavailableError):
-            self._needs_turn = not self._is_aborted and swapper.is_swapped_out(self._model.model)
-        self._error = None if self._needs_turn else error
+        if (
+            swapper is None
+            or self._is_aborted
+            or not isinstance(error, EngineUnavailableError)
+            or not swapper.is_swapped_out(self._model.model)
+        ):
+            self._error = error
+            return
+        self._needs_turn = True
+        self._is_over = self._is_admitted = False
+        self._abort = self._abort_unsent
 
     def _end_overrun(self) -> None:
         """Ends the request, of which the engine has sent more tokens than it may have."""
@@ -206,9 +214,9 @@ class TokenStream:
         swapper = self._pool.swapper
         assert swapper is not None, "there are turns only at shared cards"
         self._turn = swapper.ask(self._model.model, was_refused=self._turn is not None)
-        self._needs_turn = self._is_over = self._is_admitted = False
-        self._abort = self._abort_unsent
-        if not await self._turn.wait(self._request.deadline_s):
+        self._needs_turn = False
+        self._pending = TokenBatch()  # what is unread is computed again
+        if not await self._turn.wait(self._request.deadline_s) or self._is_over:
             return
         try:
             self._send(self._continued())
@@ -218,7 +226,10 @@ class TokenStream:
 
     def _abort_unsent(self) -> None:
         """Ends a request that no engine has."""
-        usage = Usage(prompt_tokens=_num_prompt_tokens(self._request))
+        usage = Usage(
+            prompt_tokens=_num_prompt_tokens(self._request),
+            output_tokens=len(self._tokens) + len(self._pending.token_ids),
+        )
         self.put_finished(Finished(finish_reason=ABORTED, usage=usage))
 
     def _continued(self) -> EngineRequest:

@@ -1,7 +1,8 @@
 """A request's stream at a model that shares its card: it waits for turns and loses no token."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from services.frontend.engine_client.pool import PoolLimits
 from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineUnavailableError, OverloadedError
-from tests.support.shared_card import Card, sharing, virtual
+from tests.support.shared_card import Card, now, sharing, virtual
 
 PROMPT = [5, 6, 7]
 ASLEEP = EngineUnavailableError("the engine is asleep")
@@ -164,3 +165,59 @@ async def test_a_full_queue_refuses_the_stream():
             await open_stream(pool, "b").admitted()
         waiting.cancel()
         await running
+
+
+@asynccontextmanager
+async def refused_stream(*, unread: Sequence[int] = ()):
+    """Yields a pool and a stream that gave token 8 and was refused as its model fell asleep."""
+    async with sharing("a", "b", min_awake_s=1, drain_s=1) as card:
+        pool = Pool(card)
+        stream = open_stream(pool, "a")
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(2)
+        pool.sent[0][1].put([8], ())
+        assert (await reading).token_ids == [8]
+        other = card.start("b", 1)
+        await asyncio.sleep(2.2)
+        pool.sent[0][1].put(unread, ())
+        pool.sent[0][1].put_error(ASLEEP)
+        yield pool, stream
+        await other
+
+
+@virtual
+async def test_a_refused_request_that_is_aborted_before_it_is_read_is_not_sent_again():
+    async with refused_stream(unread=[9]) as (pool, stream):
+        stream.abort()
+        batch = await stream.read()
+        assert (batch.token_ids, batch.finish_reason) == ([9], ABORTED)
+        assert (batch.usage.prompt_tokens, batch.usage.output_tokens) == (len(PROMPT), 2)
+        await asyncio.sleep(5)
+        assert len(pool.sent) == 1
+
+
+@virtual
+async def test_unread_tokens_of_a_refused_request_do_not_come_twice():
+    async with refused_stream(unread=[9]) as (pool, stream):
+        admitting = asyncio.create_task(stream.admitted())
+        await asyncio.sleep(5)
+        request, sink = pool.sent[1]
+        assert request.prompt_token_ids == pack_uint32([*PROMPT, 8])
+        sink.put([9, 10], ())
+        await admitting
+        assert (await stream.read()).token_ids == [9, 10]
+        finish(sink)
+
+
+@virtual
+async def test_a_request_aborted_as_its_turn_begins_is_not_sent():
+    async with sharing("a") as card:
+        pool = Pool(card)
+        stream = open_stream(pool, "a")
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(0)
+        [turn] = card.swapper._seats[card.engines[0]].waiting
+        turn.begin(now())
+        stream.abort()
+        assert (await reading).finish_reason == ABORTED
+        assert pool.sent == []

@@ -12,7 +12,7 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from tests.support.shared_card import SLEEP_S, STEP_S, WAKE_S, now, sharing, virtual
+from tests.support.shared_card import SLEEP_S, STEP_S, WAKE_S, Engine, now, sharing, virtual
 
 
 @virtual
@@ -270,3 +270,33 @@ async def test_another_operators_sleep_is_noticed_and_demand_ends_it():
         card.engines[0].is_asleep = True
         card.swapper.note(card.engines[0])
         assert await card.request("a", 1) == pytest.approx(WAKE_S)
+
+
+@virtual
+async def test_an_engine_lost_while_it_waits_for_the_card_leaves_it_to_others():
+    async with sharing("a", "b", "c", min_awake_s=0, drain_s=0) as card:
+        first = card.start("a", 1)
+        await first
+        lost = card.start("b", 1)
+        await asyncio.sleep(SLEEP_S / 2)
+        other = card.start("c", 1)
+        await card.lose(card.engines[1])
+        with pytest.raises(EngineUnavailableError, match="'b' was lost"):
+            await lost
+        assert await other < SLEEP_S + WAKE_S + STEP_S
+        assert card.swapper.counts.num_failures == {}
+
+
+@virtual
+async def test_a_model_whose_engine_has_another_address_is_found_there():
+    async with sharing("a", "b") as card:
+        await card.request("b", 1)
+        for _ in range(3):
+            await card.lose(card.engines[0])
+            card.engines[0] = Engine("a", card)
+            card.find(card.engines[0])
+            assert await card.request("a", 1) > 0
+            assert card.swapper.num_waiting == {"a": 0, "b": 0}
+            assert card.swapper.awake == {"a": True, "b": False}
+            await card.request("b", 1)
+        assert len(card.swapper._seats) == 2
