@@ -24,7 +24,7 @@ from services.frontend.pipeline.request import (
     prompts_of,
 )
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
-from services.frontend.pipeline.samples import Samples
+from services.frontend.pipeline.samples import Samples, wait_until_admitted
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.served_models import ServedModels
 from services.frontend.pipeline.submission import Submission
@@ -201,8 +201,7 @@ class Pipeline:
                 for index in range(options.num_samples):
                     generations.append(new_sample(len(generations), index))
                     record.story.routes.append(generations[-1].route)
-            for generation in generations:
-                await generation.admitted()
+            await wait_until_admitted(generations)
         except BaseException:  # the caller may be gone
             for generation in generations:
                 generation.close()

@@ -92,6 +92,18 @@ class Samples:
         self._reads[asyncio.ensure_future(anext(self._generations[index]))] = index
 
 
+async def wait_until_admitted(generations: Sequence[Generation]) -> None:
+    """Waits until engines admit all generations, which ask for turns at a shared card at once.
+
+    Raises:
+        FrontendError, EngineFaultError: no engine admits one of them.
+    """
+    if len(generations) == 1:
+        await generations[0].admitted()
+    else:
+        await asyncio.gather(*(each.admitted() for each in generations))
+
+
 def sample_id(request_id: str, index: int) -> str:
     """Returns the engine's id of the request's output with this index."""
     return request_id if index == 0 else f"{request_id}#{index}"

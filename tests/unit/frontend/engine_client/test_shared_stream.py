@@ -22,6 +22,7 @@ from services.frontend.engine_client.pool import PoolLimits
 from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineUnavailableError, OverloadedError
+from services.frontend.pipeline.samples import wait_until_admitted
 from tests.support.shared_card import Card, now, sharing, virtual
 
 PROMPT = [5, 6, 7]
@@ -221,3 +222,18 @@ async def test_a_request_aborted_as_its_turn_begins_is_not_sent():
         stream.abort()
         assert (await reading).finish_reason == ABORTED
         assert pool.sent == []
+
+
+@virtual
+async def test_all_samples_of_a_request_take_the_same_turn():
+    async with sharing("a", "b") as card:
+        pool = Pool(card)
+        streams = [open_stream(pool, "a") for _ in range(3)]
+        admitting = asyncio.create_task(wait_until_admitted(streams))
+        await asyncio.sleep(2)
+        assert len(pool.sent) == len(streams)
+        for _, sink in pool.sent:
+            sink.put_admitted("")
+        await admitting
+        for _, sink in pool.sent:
+            finish(sink)
