@@ -57,11 +57,17 @@ def divide_arguments(
     divider = _Divider(flags, arguments)
     divider.run()
     division = divider.division
-    division.models = list(dict.fromkeys([*_one_word(divider.models), *models]))
+    first = _one_word(divider.models)
+    division.models = [*first, *(each for each in models if each not in first)]
     if divider.revision is not None:
         if len(division.models) != 1:
             raise ServeFlagError("--revision needs one model: OWNER/NAME@REVISION")
         division.models[0] += f"@{divider.revision}"
+    if len(division.models) > 1 and divider.num_speculations > 1:
+        raise ServeFlagError(
+            "--speculative-config holds for all models: --speculative-method, --draft-model and "
+            "--num-speculative-tokens can be given once for each"
+        )
     try:
         division.engine += speculation_flags(divider.speculation)
     except ValueError as error:
@@ -90,6 +96,7 @@ class _Divider:
         self.models: list[str] = []
         self.revision: str | None = None
         self.speculation: dict[str, Any] = {}
+        self.num_speculations = 0
 
     def run(self) -> None:
         """Sorts all arguments."""
@@ -174,6 +181,7 @@ class _Divider:
         if flag.key:
             self.speculation[flag.key] = value
             return
+        self.num_speculations += 1
         try:
             self.speculation |= json.loads(value)
         except (ValueError, TypeError):

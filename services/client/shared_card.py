@@ -38,7 +38,8 @@ def divide_among_models(words: Sequence[str], num_models: int) -> tuple[list[str
     """
     values: dict[str, list[str]] = {}
     for word in words:
-        values.setdefault(word.partition("=")[0], []).append(word)
+        name = word.partition("=")[0].removeprefix("--")
+        values.setdefault(f"--{name.removeprefix('no-')}", []).append(word)
     for flag, given in values.items():
         if flag.startswith(("--lora", "--max-lora")):
             raise ServeFlagError(f"{flag}: models that share a card have no adapters")

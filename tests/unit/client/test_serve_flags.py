@@ -79,12 +79,17 @@ def test_what_cannot_be_passed_on_is_answered_in_one_line(line, message):
 
 def test_one_model_named_twice_is_one():
     assert divide("DIR", models=["DIR"]).models == ["DIR"]
+    assert divide("", models=["DIR", "DIR"]).models == ["DIR", "DIR"], "two names, see check_names"
 
 
 def test_further_models_come_with_their_flag():
     assert divide("DIR", models=["OTHER", "DIR"]).models == ["DIR", "OTHER"]
     with pytest.raises(ServeFlagError, match="--revision needs one model"):
         divide("DIR --revision main", models=["OTHER"])
+    speculation = """--speculative-config {"method":"ngram"}"""
+    assert divide(speculation, models=["A", "B"]).engine == ["--speculative-method=ngram"]
+    with pytest.raises(ServeFlagError, match=r"--draft-model and .* once for each"):
+        divide(f"{speculation} {speculation}", models=["A", "B"])
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def test_a_flag_given_once_is_every_models_and_one_given_often_is_divided():
     common, own = divide_among_models(words, 2)
     assert common == ["--max-model-len=64", "--enforce-eager"]
     assert own == [["--max-num-seqs=1"], ["--max-num-seqs=2"]]
+    assert divide_among_models(["--no-enforce-eager", "--enforce-eager"], 2) == (
+        [], [["--no-enforce-eager"], ["--enforce-eager"]],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,13 @@ def test_each_model_gets_an_engine_that_starts_asleep(other):
 def test_a_shared_card_is_refused_before_anything_starts(other, changes, error, message):
     with pytest.raises(error, match=message):
         plan([TINY, other], **changes)
+
+
+def test_one_model_can_be_served_twice_with_names_of_its_own():
+    made = plan([TINY, TINY], ["--served-model-name=a", "--served-model-name=b"])
+    assert made.names == ["a", "b"]
+    with pytest.raises(ServeFlagError, match="2 models have the name 'tiny': give --served-model"):
+        plan([TINY, TINY])
 
 
 def test_one_model_has_no_level_of_swaps():
