@@ -151,7 +151,7 @@ class Swapper:
             seat.enter(Phase.UNKNOWN, self._clock())
         elif not engine.is_connected and seat.is_connected:
             self._lose(seat)
-        elif engine.is_asleep and seat.phase in (Phase.AWAKE, Phase.CLOSING):
+        elif seat.phase is not Phase.CHANGING and engine.is_asleep != (seat.phase is Phase.ASLEEP):
             seat.enter(Phase.UNKNOWN, self._clock())  # an order of another program, or old news
         self._news.set()
 

@@ -300,3 +300,15 @@ async def test_a_model_whose_engine_has_another_address_is_found_there():
             assert card.swapper.awake == {"a": True, "b": False}
             await card.request("b", 1)
         assert len(card.swapper._seats) == 2
+
+
+@virtual
+async def test_another_operators_wake_is_noticed_before_another_model_gets_the_card():
+    async with sharing("a", "b") as card:
+        await card.request("a", 1)
+        await card.request("b", 1)
+        card.engines[1].is_asleep, card.engines[0].is_asleep = True, False
+        for engine in card.engines:
+            card.swapper.note(engine)
+        assert await card.request("b", 1) == pytest.approx(SLEEP_S + WAKE_S)
+        assert card.engines[0].modes[-1] == "recompute"
