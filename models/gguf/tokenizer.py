@@ -10,6 +10,7 @@ from typing import Any
 from models.gguf.errors import GgufError
 from models.gguf.metadata import ARCHITECTURE_KEY
 from models.gguf.model import GgufModel
+from models.tokenizers.errors import TokenizerFormatError
 from models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from models.tokenizers.sentencepiece import sentencepiece_parts, spelled
 from models.tokenizers.tokenizer_json import (
@@ -127,12 +128,15 @@ class GgufTokenizer:
         if isinstance(architecture, str) and architecture.startswith("gemma"):
             # Its scores do not follow the order of its merges; that of its tokens does.
             scores = [-token_id for token_id in range(len(self.tokens))]
-        return sentencepiece_parts(
-            [spelled(token) for token in self.tokens],
-            scores,
-            self.named().get("unk_token"),
-            has_prefix=self._flag("add_space_prefix", default=True),
-        )
+        try:
+            return sentencepiece_parts(
+                [spelled(token) for token in self.tokens],
+                scores,
+                self.named().get("unk_token"),
+                has_prefix=self._flag("add_space_prefix", default=True),
+            )
+        except TokenizerFormatError as error:
+            raise GgufError(f"{self.model.path}: {error}") from error
 
     def _vocabulary(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token}

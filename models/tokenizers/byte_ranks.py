@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from models.tokenizers.errors import TokenizerFormatError, check_merges
+
 MAX_TOKEN_BYTES = 512
 """Longer tokens are not split: merges for each of their splits would take long."""
 
@@ -24,16 +26,31 @@ def spelled(token: bytes) -> str:
     return token.decode("latin-1").translate(_CHARACTERS)
 
 
+def check_bytes(ranks: Mapping[bytes, int]) -> None:
+    """Checks that every text has tokens: the library drops a byte that is none, without an error.
+
+    Raises:
+        TokenizerFormatError: a byte is no token.
+    """
+    for byte in range(256):
+        if bytes([byte]) not in ranks:
+            raise TokenizerFormatError(f"the byte 0x{byte:02X} is no token")
+
+
 def merges(ranks: Mapping[bytes, int]) -> list[list[str]]:
     """Returns all pairs of tokens that together are a token, the one with the lowest rank first.
 
     tiktoken merges the two neighbours whose bytes together have the lowest rank. So every way to
     make a token is a merge, and those of one token follow each other.
+
+    Raises:
+        TokenizerFormatError: they are too many.
     """
-    found = []
+    found: list[tuple[int, int, int, bytes, int]] = []
     for token, rank in ranks.items():
         if len(token) > MAX_TOKEN_BYTES:
             continue
+        check_merges(len(found))
         for place in range(1, len(token)):
             left, right = ranks.get(token[:place]), ranks.get(token[place:])
             if left is not None and right is not None:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from models.tokenizers.errors import check_merges
+
 _SPACE = "\u2581"
 MAX_TOKEN_CHARACTERS = 512
 """Longer tokens are not split: merges for each of their splits would take long."""
@@ -36,6 +38,9 @@ def sentencepiece_parts(
         has_prefix: whether texts get a space in front.
         has_bytes: whether what no token spells becomes tokens of its bytes.
         normalizers: before spaces are spelled.
+
+    Raises:
+        TokenizerFormatError: too many pairs of tokens make a token.
     """
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if token}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -68,10 +73,11 @@ def sentencepiece_parts(
 
 def _merges(vocabulary: dict[str, int], ranks: Sequence[float]) -> list[list[str]]:
     """Returns all pairs of tokens that together are a token, that with the highest rank first."""
-    found = []
+    found: list[tuple[float, str, str]] = []
     for token, token_id in vocabulary.items():
         if len(token) > MAX_TOKEN_CHARACTERS or ranks[token_id] == -math.inf:
             continue
+        check_merges(len(found))
         pairs = [
             (token[:place], token[place:])
             for place in range(1, len(token))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from models.tokenizers.byte_ranks import merges, spelled
+from models.tokenizers.byte_ranks import check_bytes, merges, spelled
 from models.tokenizers.errors import TokenizerFormatError
 from models.tokenizers.pre_tokenizers import PreTokenizer
 from models.tokenizers.tokenizer_json import (
@@ -20,7 +20,7 @@ from models.tokenizers.tokenizer_json import (
 )
 
 BOS, EOS = "<s>", "</s>"
-_MAX_SPECIAL = 2**16
+_MAX_SPECIAL = 2**13
 
 
 def read_tekken(content: bytes) -> dict[str, Any]:
@@ -29,7 +29,8 @@ def read_tekken(content: bytes) -> dict[str, Any]:
     Special tokens have the first ids, and the others follow by their ranks.
 
     Raises:
-        TokenizerFormatError: it is damaged, or of a version without a table of special tokens.
+        TokenizerFormatError: it is damaged, has no token for a byte, or is of a version without a
+            table of special tokens.
     """
     try:
         whole = json.loads(content)
@@ -38,11 +39,15 @@ def read_tekken(content: bytes) -> dict[str, Any]:
         size = whole["config"]["default_vocab_size"]
         special = {each["rank"]: each["token_str"] for each in whole["special_tokens"]}
         tokens = [base64.b64decode(each["token_bytes"], validate=True) for each in whole["vocab"]]
+        order = [each["rank"] for each in whole["vocab"]]
     except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise TokenizerFormatError(f"it cannot be read: {reason}") from error
     _check(pattern, num_special, size, special)
+    if order != list(range(len(tokens))) or len(set(tokens)) != len(tokens):
+        raise TokenizerFormatError("its tokens are not in the order of their ranks, or come twice")
     ranks = {token: rank for rank, token in enumerate(tokens[: size - num_special])}
+    check_bytes(ranks)
     ids = {spelled(token): num_special + rank for token, rank in ranks.items()}
     texts = [special.get(token_id, f"<SPECIAL_{token_id}>") for token_id in range(num_special)]
     parts = byte_level_parts(PreTokenizer((pattern,)).steps(), ids, merges(ranks), takes_whole=True)

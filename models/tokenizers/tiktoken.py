@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.tokenizers.byte_ranks import merges, spelled
+from models.tokenizers.byte_ranks import check_bytes, merges, spelled
 from models.tokenizers.errors import TokenizerFormatError
 from models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from models.tokenizers.tokenizer_json import byte_level_parts, tokenizer_json
@@ -24,7 +24,8 @@ def read_tiktoken(content: bytes, added_tokens: Sequence[Mapping[str, Any]]) -> 
         added_tokens: entries of `added_tokens`.
 
     Raises:
-        TokenizerFormatError: a line is no token and rank, or a token or rank comes twice.
+        TokenizerFormatError: a line is no token and rank, a token or rank comes twice, or a byte
+            is no token.
     """
     ranks: dict[bytes, int] = {}
     try:
@@ -35,6 +36,7 @@ def read_tiktoken(content: bytes, added_tokens: Sequence[Mapping[str, Any]]) -> 
         raise TokenizerFormatError(f"line {len(ranks) + 1} is no token and rank") from error
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
         raise TokenizerFormatError("a token or a rank comes twice")
+    check_bytes(ranks)
     pre = PRE_TOKENIZERS["kimi-k2"]
     ids = {spelled(token): rank for token, rank in ranks.items()}
     parts = byte_level_parts(pre.steps(), ids, merges(ranks), takes_whole=pre.takes_whole)

@@ -84,11 +84,12 @@ def fetch(name: HubName, *, has_weights: bool = True, gguf_file: str = "", repor
 
 def _fetch(name: HubName, *, has_weights: bool, gguf_file: str, report: Report) -> Path:
     try:
-        folder = _fetch_small(name, SMALL_FILES)
+        folder = _fetch_small(name.repository, name.revision, SMALL_FILES)
         if gguf_file or not (folder / CONFIG_FILE).is_file():
             return _fetch_gguf(name, folder, gguf_file, report)
         if not (folder / TOKENIZER_FILE).is_file():
-            folder = _fetch_small(name, OTHER_TOKENIZER_FILES)
+            # By its commit: the branch may have moved since.
+            folder = _fetch_small(name.repository, folder.name, OTHER_TOKENIZER_FILES)
         if has_weights:
             files = _weight_files(folder, name)
             # By its commit: the branch may have moved since the index was read.
@@ -106,11 +107,11 @@ def _fetch(name: HubName, *, has_weights: bool, gguf_file: str, report: Report) 
     return folder
 
 
-def _fetch_small(name: HubName, patterns: Sequence[str]) -> Path:
+def _fetch_small(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """Returns the folder of a model, after bringing its files that match a pattern."""
     folder = huggingface_hub.snapshot_download(
-        name.repository,
-        revision=name.revision,
+        repository,
+        revision=revision,
         allow_patterns=list(patterns),
         tqdm_class=bar_class(_ignore, 0),
     )

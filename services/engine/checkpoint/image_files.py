@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from models.config_sections.fields import ConfigError, Fields
-from services.engine.checkpoint.model_files import read_bounded
-from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 
 PROCESSOR_FILE = "processor_config.json"
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
@@ -77,8 +77,11 @@ def token_ids(folder: Path, spellings: list[str]) -> list[int]:
         ModelFolderError: it cannot be read.
     """
     path = folder / _TOKENIZER_FILE
+    content = TokenizerFiles.from_folder(folder).content(_TOKENIZER_FILE)
+    if content is None:
+        raise ModelFolderError(f"{path} cannot be read: there is none")
     try:
-        tokenizer = json.loads(read_bounded(path, TOKENIZER_FILE_BYTES[_TOKENIZER_FILE]))
+        tokenizer = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     added = tokenizer.get("added_tokens") if isinstance(tokenizer, dict) else None

@@ -13,7 +13,7 @@ from services.engine.checkpoint.model_files import ModelFolderError, read_bounde
 from services.engine.checkpoint.sentencepiece_model import read_sentencepiece
 
 _Config: TypeAlias = Mapping[str, Any]
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def make_tokenizer(folder: Path, config_json: bytes | None) -> dict[str, bytes]:
@@ -59,14 +59,18 @@ def _added_tokens(config: _Config) -> list[dict[str, Any]]:
     tokens = []
     try:
         for token_id, given in config.get("added_tokens_decoder", {}).items():
-            token = added_token(
-                int(token_id), given["content"], is_special=given.get("special", False)
-            )
+            token = added_token(int(token_id), given["content"], is_special=False)
             tokens.append(token | {name: given[name] for name in _FLAGS if name in given})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerFormatError(
             "added_tokens_decoder of tokenizer_config.json has a malformed token"
         ) from error
+    for token in tokens:
+        if not isinstance(token["content"], str) or not all(type(token[n]) is bool for n in _FLAGS):
+            raise TokenizerFormatError(
+                f"added_tokens_decoder of tokenizer_config.json has the malformed token "
+                f"{token['id']}"
+            )
     return sorted(tokens, key=lambda token: int(token["id"]))
 
 

@@ -34,7 +34,8 @@ def read_sentencepiece(
         config: tokenizer_config.json, which says whether texts get tokens of begin and end.
 
     Raises:
-        TokenizerFormatError: it is no such file, or its vocabulary is not one of byte pairs.
+        TokenizerFormatError: it is no such file, damaged, or its vocabulary is not one of byte
+            pairs.
     """
     try:
         model = Model.FromString(content)
@@ -44,6 +45,7 @@ def read_sentencepiece(
         raise TokenizerFormatError("it is no SentencePiece model with pieces")
     if model.trainer_spec.model_type != _BYTE_PAIRS:
         raise TokenizerFormatError("its vocabulary is not one of byte pairs, as an LLM's is")
+    _check(model)
     texts = [each.piece for each in model.pieces]
     unknown = next((each.piece for each in model.pieces if each.type == _UNKNOWN), None)
     spec = model.normalizer_spec
@@ -62,6 +64,14 @@ def read_sentencepiece(
     } | {each["id"]: each for each in added_tokens}
     parts["post_processor"] = _ends(model, added, config)
     return tokenizer_json(parts, [added[number] for number in sorted(added)])
+
+
+def _check(model: Model) -> None:
+    if any(math.isnan(each.score) for each in model.pieces):
+        raise TokenizerFormatError("a piece's score is no number")
+    merged = [each.piece for each in model.pieces if each.type in _MERGED]
+    if len(set(merged)) != len(merged):
+        raise TokenizerFormatError("a piece comes twice")
 
 
 def _normalizers(spec: NormalizerSpec) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class TokenizerFiles:
 
         Raises:
             ModelFolderError: one is too large, no regular file, a link out of the folder, or of
-                another format and damaged.
+                another format and damaged, or made too large.
         """
         files = []
         for name, max_bytes in sorted(TOKENIZER_FILE_BYTES.items()):
@@ -62,7 +62,13 @@ class TokenizerFiles:
         contents = {file.name: file.content for file in files}
         if "tokenizer.json" not in contents:
             made = make_tokenizer(folder, contents.get("tokenizer_config.json"))
-            files += [TokenizerFile(*each) for each in made.items()]
+            for name, content in made.items():
+                if len(content) > TOKENIZER_FILE_BYTES[name]:
+                    raise ModelFolderError(
+                        f"{folder}: the {name} made of its tokenizer has {len(content)} bytes; the "
+                        f"limit is {TOKENIZER_FILE_BYTES[name]}"
+                    )
+                files.append(TokenizerFile(name, content))
             files.sort(key=lambda file: file.name)
         return cls(tuple(files), _sha256(tuple(files)))
 
@@ -84,6 +90,7 @@ def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> Non
             to vocab_size + MAX_TOKENS_BEYOND - 1.
     """
     path = folder / "tokenizer.json"
+    where = path if path.is_file() else f"the tokenizer of {folder}"
     try:
         content = json.loads(files.content("tokenizer.json") or b"")
     except (ValueError, RecursionError) as error:
@@ -94,7 +101,7 @@ def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> Non
     for token_id in _token_ids(content):
         if type(token_id) is not int or not 0 <= token_id < limit:
             raise ModelFolderError(
-                f"{path}: a token has the id {shown(token_id)}; ids are below {limit} where the "
+                f"{where}: a token has the id {shown(token_id)}; ids are below {limit} where the "
                 f"model has {vocab_size} tokens"
             )
 

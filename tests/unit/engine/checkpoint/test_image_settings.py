@@ -21,6 +21,7 @@ from services.engine.checkpoint.image_settings import ImageSettings, image_setti
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.frontend.images.processor import ImageProcessor
 from tests.support.image_files import picture
+from tests.unit.models.tokenizers.test_byte_ranks import tekken_of
 
 HALF = [0.5, 0.5, 0.5]
 ADDED = ["[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<begin>"]
@@ -89,6 +90,17 @@ def read(
 def without_common(found: ImageSettings) -> dict:
     common = {"resample", "rescale_factor", "image_mean", "image_std"}
     return {name: value for name, value in found.settings.items() if name not in common}
+
+
+def test_tokens_of_images_are_found_in_a_made_tokenizer(tmp_path):
+    octets = {bytes([byte]): byte for byte in range(256)}
+    special = [{"rank": r, "token_str": t} for r, t in enumerate(["[IMG_BREAK]", "[IMG_END]"])]
+    (tmp_path / "tekken.json").write_text(
+        json.dumps(tekken_of(octets) | {"special_tokens": special})
+    )
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(MISTRAL3))
+    found = image_settings(tmp_path, {"model_type": "mistral3", "vision_config": {}})
+    assert (found.settings["break_token_id"], found.settings["end_token_id"]) == (0, 1)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import math
 import random
 
 import pytest
@@ -10,7 +11,11 @@ import tokenizers
 
 from protos.sentencepiece.v1.model_pb2 import Model, NormalizerSpec, Piece, TrainerSpec
 from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.checkpoint.tokenizer_files import TokenizerFiles
+from services.engine.checkpoint.tokenizer_files import (
+    TOKENIZER_FILE_BYTES,
+    TokenizerFiles,
+    check_token_ids,
+)
 from tests.unit.models.tokenizers.test_byte_ranks import tekken_of
 
 SPACE = "\u2581"
@@ -41,6 +46,12 @@ def sentencepiece(**spec) -> Model:
             **{"add_dummy_prefix": True, "remove_extra_whitespaces": False} | spec
         ),
     )
+
+
+def with_pieces(*pieces: Piece) -> bytes:
+    model = sentencepiece()
+    model.pieces.extend(pieces)
+    return model.SerializeToString()
 
 
 def expected(text, model, *, has_prefix=True):
@@ -144,6 +155,13 @@ def test_tokenizer_json_comes_first(tmp_path):
             Model(pieces=[Piece(piece="a")]).SerializeToString(),
             "not one of byte pairs",
         ),
+        *(
+            ("tokenizer.model", with_pieces(*pieces), reason)
+            for pieces, reason in (
+                ([Piece(piece="cab", score=math.nan)], "score is no number"),
+                ([Piece(piece="caab"), Piece(piece="caab")], "a piece comes twice"),
+            )
+        ),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, name, content, reason):
@@ -153,13 +171,39 @@ def test_damaged_files_are_refused(tmp_path, name, content, reason):
 
 
 @pytest.mark.parametrize(
-    "config", ["[", "[]", '{"added_tokens_decoder": {"x": {}}}', '{"added_tokens_decoder": 5}']
+    "config",
+    [
+        "[",
+        "[]",
+        '{"added_tokens_decoder": {"x": {}}}',
+        '{"added_tokens_decoder": 5}',
+        '{"added_tokens_decoder": {"300": {"content": 5}}}',
+        '{"added_tokens_decoder": {"300": {"content": []}}}',
+        '{"added_tokens_decoder": {"300": {"content": "x", "special": "yes"}}}',
+        '{"added_tokens_decoder": {"300": {"content": "x", "lstrip": null}}}',
+    ],
 )
 def test_a_damaged_config_beside_ranks_is_refused(tmp_path, config):
     (tmp_path / "tiktoken.model").write_bytes(b"YQ== 0\n")
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(ModelFolderError, match="tokenizer_config"):
         TokenizerFiles.from_folder(tmp_path)
+
+
+def test_a_file_whose_tokenizer_json_is_too_large_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken_of(OCTETS)))
+    monkeypatch.setitem(TOKENIZER_FILE_BYTES, "tokenizer.json", 999)
+    with pytest.raises(ModelFolderError, match="made of its tokenizer has"):
+        TokenizerFiles.from_folder(tmp_path)
+
+
+def test_a_made_tokens_id_out_of_range_names_no_file_that_is_not_there(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece().SerializeToString())
+    config = {"added_tokens_decoder": {"-3": {"content": "<|im_end|>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    files = TokenizerFiles.from_folder(tmp_path)
+    with pytest.raises(ModelFolderError, match=r"^the tokenizer of .*: a token has the id -3"):
+        check_token_ids(files, tmp_path, 1000)
 
 
 def test_links_out_of_the_folder_and_large_files_are_refused(tmp_path):

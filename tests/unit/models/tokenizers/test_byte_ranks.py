@@ -10,6 +10,7 @@ import regex
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from models.tokenizers import errors
 from models.tokenizers.byte_ranks import MAX_TOKEN_BYTES, merges, spelled
 from models.tokenizers.errors import TokenizerFormatError
 from models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
@@ -146,6 +147,9 @@ def test_very_long_tokens_are_not_split():
     [
         ({"vocab": [{"token_bytes": "?"}]}, "cannot be read"),
         ({"vocab": 5}, "cannot be read"),
+        ({"vocab": [{"rank": 0, "token_bytes": "YQ=="}]}, "0x00 is no token"),
+        ({"vocab": [{"rank": 1, "token_bytes": "YQ=="}]}, "order of their ranks"),
+        ({"vocab": [{"rank": r, "token_bytes": "YQ=="} for r in (0, 1)]}, "come twice"),
         ({"config": {"pattern": "a"}}, "no 'default_num_special_tokens'"),
         ({"config": {"pattern": 1}}, "pattern"),
         ({"config": {"default_num_special_tokens": 10**9}}, "cannot be special"),
@@ -172,3 +176,16 @@ def test_damaged_tekken_files_are_refused(ranks, change, reason):
 def test_damaged_ranks_are_refused(content):
     with pytest.raises(TokenizerFormatError):
         read_tiktoken(content, [])
+
+
+def test_a_byte_without_a_token_is_refused(ranks):
+    few = {token: rank for token, rank in ranks.items() if token != b"q"}
+    lines = b"".join(b"%s %d\n" % (base64.b64encode(t), r) for t, r in few.items())
+    with pytest.raises(TokenizerFormatError, match="the byte 0x71 is no token"):
+        read_tiktoken(lines, [])
+
+
+def test_too_many_merges_are_refused(ranks, monkeypatch):
+    monkeypatch.setattr(errors, "MAX_MERGES", 20)
+    with pytest.raises(TokenizerFormatError, match="more than 20 pairs"):
+        merges(ranks)
