@@ -4,6 +4,7 @@ Source: github.com/huggingface/transformers, src/transformers/convert_slow_token
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ def sentencepiece_parts(
     unknown: str | None,
     *,
     has_prefix: bool,
+    prefixes_once: bool = False,
     has_bytes: bool = True,
+    whole: Sequence[str] = (),
     normalizers: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns normalizer, pre_tokenizer, decoder and model of tokenizer.json.
@@ -36,7 +39,9 @@ def sentencepiece_parts(
             infinity: nothing is merged into it.
         unknown: the token for what no other one spells.
         has_prefix: whether texts get a space in front.
+        prefixes_once: whether only what begins a text gets it, and not what follows an added token.
         has_bytes: whether what no token spells becomes tokens of its bytes.
+        whole: tokens that are taken wherever their text is, and never merged.
         normalizers: before spaces are spelled.
 
     Raises:
@@ -44,7 +49,15 @@ def sentencepiece_parts(
     """
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if token}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix and not prefixes_once else []
+    steps: list[dict[str, Any]] = []
+    if has_prefix and prefixes_once:
+        first = {"replacement": _SPACE, "prepend_scheme": "first", "split": False}
+        steps.append({"type": "Metaspace", **first})
+    if whole:
+        texts = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
+        isolated = {"pattern": {"Regex": texts}, "behavior": "Isolated", "invert": False}
+        steps.append({"type": "Split", **isolated})
     without_prefix = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     decoders = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -54,7 +67,7 @@ def sentencepiece_parts(
     ]
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*normalizers, *prefix, spaces]},
-        "pre_tokenizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps} if steps else None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
@@ -64,7 +77,7 @@ def sentencepiece_parts(
             "end_of_word_suffix": None,
             "fuse_unk": True,
             "byte_fallback": has_bytes,
-            "ignore_merges": False,
+            "ignore_merges": bool(whole),
             "vocab": vocabulary,
             "merges": _merges(vocabulary, ranks),
         },

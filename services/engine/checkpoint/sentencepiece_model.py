@@ -17,8 +17,9 @@ from protos.sentencepiece.v1.model_pb2 import Model, NormalizerSpec
 
 _BYTE_PAIRS = 2
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-_MERGED = (0, 1, _USER_DEFINED)
-"""Types of pieces that texts are made of."""
+_MERGED = (0, 1)
+"""Types of pieces that are made of others."""
+_MAX_WHOLE = 2**14
 _BOS_ID, _EOS_ID = 1, 2
 """Where the file does not say."""
 
@@ -31,7 +32,8 @@ def read_sentencepiece(
     Args:
         content: of tokenizer.model.
         added_tokens: entries of `added_tokens`, which count more than the file's.
-        config: tokenizer_config.json, which says whether texts get tokens of begin and end.
+        config: tokenizer_config.json, which says whether texts get tokens of begin and end, and
+            what gets a space in front.
 
     Raises:
         TokenizerFormatError: it is no such file, damaged, or its vocabulary is not one of byte
@@ -53,14 +55,16 @@ def read_sentencepiece(
         texts,
         [each.score if each.type in _MERGED else -math.inf for each in model.pieces],
         unknown,
-        has_prefix=not spec.HasField("add_dummy_prefix") or spec.add_dummy_prefix,
+        has_prefix=_has_prefix(spec, config),
+        prefixes_once=config.get("legacy") is False,
         has_bytes=model.trainer_spec.byte_fallback,
+        whole=[each.piece for each in model.pieces if each.type == _USER_DEFINED and each.piece],
         normalizers=_normalizers(spec),
     )
     added = {
-        number: added_token(number, each.piece, is_special=each.type != _USER_DEFINED)
+        number: added_token(number, each.piece, is_special=True)
         for number, each in enumerate(model.pieces)
-        if each.type in (_UNKNOWN, _CONTROL, _USER_DEFINED) and each.piece.strip("\u2581")
+        if each.type in (_UNKNOWN, _CONTROL) and each.piece.strip("\u2581")
     } | {each["id"]: each for each in added_tokens}
     parts["post_processor"] = _ends(model, added, config)
     return tokenizer_json(parts, [added[number] for number in sorted(added)])
@@ -72,6 +76,16 @@ def _check(model: Model) -> None:
     merged = [each.piece for each in model.pieces if each.type in _MERGED]
     if len(set(merged)) != len(merged):
         raise TokenizerFormatError("a piece comes twice")
+    if sum(each.type == _USER_DEFINED for each in model.pieces) > _MAX_WHOLE:
+        raise TokenizerFormatError(f"it has more than {_MAX_WHOLE} pieces defined by a user")
+
+
+def _has_prefix(spec: NormalizerSpec, config: Mapping[str, Any]) -> bool:
+    """Returns whether texts get a space in front; tokenizer_config.json counts more."""
+    given = config.get("add_prefix_space")
+    if isinstance(given, bool):
+        return given
+    return not spec.HasField("add_dummy_prefix") or spec.add_dummy_prefix
 
 
 def _normalizers(spec: NormalizerSpec) -> list[dict[str, Any]]:
@@ -82,7 +96,7 @@ def _normalizers(spec: NormalizerSpec) -> list[dict[str, Any]]:
         found.append({"type": "Precompiled", "precompiled_charsmap": table})
     if not spec.HasField("remove_extra_whitespaces") or spec.remove_extra_whitespaces:
         found += [
-            {"type": "Strip", "strip_left": True, "strip_right": True},
+            {"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         ]
     return found

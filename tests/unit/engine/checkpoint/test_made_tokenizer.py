@@ -99,6 +99,51 @@ def test_sentencepiece_drops_spaces_where_it_says_so(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
     _, library = made(tmp_path)
     assert library.encode("  a   b ").ids == library.encode("a b").ids
+    # Only spaces go: a chat template's lines end in newlines.
+    assert library.decode(library.encode("\n a\n\n \t").ids) == "\n a\n\n \t"
+
+
+def test_pieces_of_a_user_are_taken_whole_and_get_no_space_after_them(tmp_path):
+    model = sentencepiece()
+    model.pieces.extend([Piece(piece=3 * SPACE, type=USER_DEFINED), Piece(piece="|", score=-2000)])
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    _, library = made(tmp_path)
+    for text, pieces in {
+        "a<|tool|>b|c": ["a", "<|tool|>", "b|c"],
+        "a     b": ["a", "   ", "  b"],
+        "<|tool|>": ["", "<|tool|>"],
+    }.items():
+        ids = []
+        for number, piece in enumerate(pieces):
+            spelled = piece.replace(" ", SPACE)
+            whole = [i for i, p in enumerate(model.pieces) if p.piece == spelled and p.type == 4]
+            prefix = "" if number else " "
+            ids += whole or expected(prefix + piece, model, has_prefix=False)
+        assert library.encode(text, add_special_tokens=False).ids == ids
+
+
+@pytest.mark.parametrize(
+    ("config", "begins", "goes_on"),
+    [
+        ({}, True, True),
+        ({"legacy": True}, True, True),
+        ({"legacy": False}, True, False),
+        ({"add_prefix_space": False}, False, False),
+        ({"legacy": False, "add_prefix_space": False}, False, False),
+    ],
+)
+def test_a_config_says_what_gets_a_space_in_front(tmp_path, config, begins, goes_on):
+    model = sentencepiece()
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    added = {"600": {"content": "<|im_end|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": added, **config})
+    )
+    _, library = made(tmp_path)
+    ids = library.encode("ab<|im_end|>ab", add_special_tokens=False).ids
+    first, last = (expected("ab", model, has_prefix=each) for each in (begins, goes_on))
+    assert ids == [*first, 600, *last]
+    assert library.decode(ids) in ("ab ab", "abab")
 
 
 def test_what_tokenizer_config_adds_counts_more(tmp_path):
