@@ -28,8 +28,17 @@ class PinnedPages:
 
         Args:
             num_bytes: at least 1.
+
+        Raises:
+            MemoryError: the system refuses as many pages.
         """
-        pages = mmap.mmap(-1, num_bytes, flags=_PRIVATE)
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=_PRIVATE)
+        except OSError as error:
+            raise MemoryError(
+                f"the system refuses {num_bytes / 2**30:.2f} GiB of the host's memory: "
+                f"{error.strerror}"
+            ) from error
         with contextlib.suppress(
             OSError
         ):  # Large pages are pinned sooner; not all systems have them.
