@@ -91,6 +91,28 @@ def test_pull_brings_other_tokenizers_only_where_there_is_no_tokenizer_json(hub,
     assert (folder / "tiktoken.model").read_bytes() == b"YQ== 0"
 
 
+class MovingBranch(dict[str, str]):
+    """Revisions whose main branch moves once it was looked up."""
+
+    def get(self, name, default=None):
+        found = super().get(name, default)
+        if name == "main":
+            self["main"] = COMMIT[::-1]
+        return found
+
+
+def test_another_tokenizer_is_of_the_commit_of_the_other_files(hub, octavo, tmp_path):
+    source = copy_checkpoint(TINY_CHECKPOINT, _folder(tmp_path / "source"))
+    (source / "tokenizer.json").unlink()
+    (source / "tiktoken.model").write_bytes(b"YQ== 0")
+    revisions = MovingBranch(main=COMMIT, before=COMMIT)
+    hub.add("octavo/moving", source, revisions=revisions)
+    folder = pulled(octavo("pull", "octavo/moving"))
+    assert revisions["main"] != COMMIT
+    assert {"config.json", "tiktoken.model"} <= {each.name for each in folder.iterdir()}
+    assert folder.name == COMMIT
+
+
 def test_pull_brings_the_files_that_the_index_names(hub, octavo, tmp_path):
     source = copy_checkpoint(TINY_CHECKPOINT, _folder(tmp_path / "source"))
     split_in_two(source)
