@@ -181,13 +181,12 @@ def _encoder_sizes(
 ) -> tuple[int, ...]:
     """Returns the patches of each graph of the encoder, ascending; none where it runs without.
 
-    Its graphs come with those of steps with prompts, which need it. All stages of a pipeline plan
-    the same graphs, and only the first has an encoder. In batch-invariant mode padding would change
-    how products are rounded.
+    Its graphs come with those of steps with prompts, which need it. In batch-invariant mode padding
+    would change how products are rounded.
     """
     encoder = runner.encoder
     has_graphs = mode.mixed_mode() is not CUDAGraphMode.NONE
-    if encoder is None or not has_graphs or runner.model.stage.size > 1 or is_batch_invariant():
+    if encoder is None or not has_graphs or is_batch_invariant():
         return ()
     vision = encoder.tower.config
     return config.encoder_sizes(most_shared_patches(vision, limits), vision.patch_unit)
