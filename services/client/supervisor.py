@@ -177,11 +177,12 @@ class Supervisor:
         description = _describe_death(child)
         while True:
             child.num_deaths += 1
-            if child.num_deaths > MAX_RESTARTS:
+            # Models that share its card go on without it.
+            if child.num_deaths > MAX_RESTARTS and not child.service.starts_asleep:
                 raise ServiceFailedError(
                     f"{description}; {MAX_RESTARTS} restarts failed", exit_code=_exit_code(child)
                 )
-            backoff_s = self._first_backoff_s * 2 ** (child.num_deaths - 1)
+            backoff_s = self._first_backoff_s * 2 ** min(child.num_deaths - 1, MAX_RESTARTS)
             self._report(f"{description}; starting it again in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
             try:

@@ -25,7 +25,8 @@ def main() -> None:
         marker.touch()
     server = grpc.server(ThreadPoolExecutor())
     servicer = health.HealthServicer()
-    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("", "liveness"):
+        servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     stop = threading.Event()

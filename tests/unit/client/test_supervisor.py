@@ -116,6 +116,20 @@ async def test_a_service_that_dies_too_often_is_given_up(supervisor, reports, tm
     assert sum("starting it again" in line for line in reports.lines) == MAX_RESTARTS
 
 
+async def test_an_engine_that_shares_its_card_is_not_given_up(supervisor, reports, tmp_path):
+    await supervisor.start(service("serve"))
+    await supervisor.start(service(tmp_path / "ran_once", starts_asleep=True))
+    watching = asyncio.create_task(supervisor.watch())
+    other, asleep = supervisor.pids
+    os.kill(asleep, signal.SIGKILL)
+    await reports.wait_for("starting it again", count=MAX_RESTARTS + 2)
+    assert not watching.done()
+    assert supervisor.pids[0] == other
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+
+
 async def test_a_start_that_the_system_refuses_is_tried_again(supervisor, reports, monkeypatch):
     await supervisor.start(service("serve"))
     watching = asyncio.create_task(supervisor.watch())
