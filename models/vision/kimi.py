@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.compile_support import support_torch_compile
 from models.config_sections.kimi_tower import KimiVisionConfig
 from models.layers.vision_tower import TowerLayers, VisionTower
-from models.vision.attention import FusedAttention
 from models.vision.feed_forward import FeedForward
 from models.vision.patch_grid import PatchEmbedding, bicubic
 from models.vision.patch_layout import IMAGE_ROWS, image_layout
+from models.vision.qwen_vl import QwenBlock
 
 NORM_EPS = 1e-5
 
@@ -41,27 +40,6 @@ def pair_rotation(coordinates: torch.Tensor, *, head_dim: int, theta: float) -> 
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
-@support_torch_compile({"hidden": 0, "rotation": 0, "bounds": 0})
-class KimiBlock(nn.Module):
-    """Attention and feed-forward, each after a norm."""
-
-    def __init__(self, config: KimiVisionConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.norm1 = nn.LayerNorm(size, NORM_EPS)
-        self.norm2 = nn.LayerNorm(size, NORM_EPS)
-        self.attn = FusedAttention(size, config.num_heads, turns_pairs=True)
-        self.mlp = FeedForward((size, config.intermediate_size, size), config.hidden_act)
-
-    def forward(
-        self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
-    ) -> torch.Tensor:
-        """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.attn(self.norm1(hidden), rotation, bounds)
-        output: torch.Tensor = hidden + self.mlp(self.norm2(hidden))
-        return output
-
-
 class KimiEncoder(nn.Module):
     """Maps patches to hidden states."""
 
@@ -72,7 +50,15 @@ class KimiEncoder(nn.Module):
         self.patch_embed = PatchEmbedding(size, config.patch_size, bias=True)
         self.positions = nn.Parameter(torch.empty(*config.num_positions, size))
         self.blocks = TowerLayers(
-            [KimiBlock(config) for _ in range(config.num_layers)],
+            [
+                QwenBlock(
+                    config,
+                    [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                    FeedForward((size, config.intermediate_size, size), config.hidden_act),
+                    turns_pairs=True,
+                )
+                for _ in range(config.num_layers)
+            ],
             hidden_size=size,
             rotation_size=config.head_dim,
         )

@@ -22,6 +22,7 @@ from models.config_sections.towers import (
     Qwen25VLVisionConfig,
     QwenVisionConfig,
 )
+from models.config_sections.vision import VisionConfig
 from models.layers.norm import RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
 from models.vision.attention import FusedAttention, patch_rotation
@@ -111,17 +112,20 @@ class QwenBlock(nn.Module):
 
     def __init__(
         self,
-        config: QwenVisionConfig,
+        config: VisionConfig,
         norms: Sequence[nn.Module],
         mlp: nn.Module,
         *,
         bias: bool = True,
         out_bias: bool = True,
+        turns_pairs: bool = False,
     ) -> None:
         super().__init__()
         self.norm1, self.norm2 = norms
         size, num_heads = config.hidden_size, config.num_heads
-        self.attn = FusedAttention(size, num_heads, bias=bias, out_bias=out_bias)
+        self.attn = FusedAttention(
+            size, num_heads, bias=bias, out_bias=out_bias, turns_pairs=turns_pairs
+        )
         self.mlp = mlp
 
     def forward(

@@ -14,7 +14,7 @@ from services.engine.core.adapters import Adapters
 from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnknownModelError
 
 _ID_BYTES = 7
-"""Of a digest, so that the number is positive and as good as unique."""
+"""Bits of a digest: the number is positive and as good as unique."""
 
 
 class Loras:

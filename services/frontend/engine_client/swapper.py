@@ -32,7 +32,7 @@ ASK_AGAIN_S = 1.0
 MAX_BACKOFF_S = 30.0
 LEAST_DOUBLED_S = 1.0
 MAX_DOUBLINGS = 12
-"""Of the time for running requests to end: enough for the prompt of any context."""
+"""Most doublings of the time for running requests to end: enough for any context's prompt."""
 MAX_SLEEP_FAILURES = 5
 """Failures in a row, of an engine that must fall asleep, after which others stop waiting."""
 RECOMPUTE = "recompute"

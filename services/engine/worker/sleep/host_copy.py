@@ -31,7 +31,7 @@ class HostCopy:
         self._device = device
         sizes = [each.nbytes for each in tensors]
         self.num_bytes: int = sum(sizes)
-        """Of all tensors."""
+        """Bytes of all tensors."""
         if self.num_bytes > num_available_bytes:
             raise MemoryError(
                 f"the weights take {self.num_bytes / 2**30:.2f} GiB of the host's memory, which "

@@ -82,6 +82,29 @@ class Family(BaseModel, ABC):
         return image.resize((width, height), Image.Resampling(self.resample))
 
 
+class WindowFamily(Family):
+    """A family whose windows of patches each become one token. A grid is (height, width)."""
+
+    merge_size: Side
+    """Patches along the side of a window that becomes one token."""
+
+    @property
+    def min_patches(self) -> int:
+        """Patches of one window."""
+        return self.merge_size**2
+
+    def num_patches(self, grid: Grid) -> int:
+        """Returns height times width."""
+        total = product(grid, 2, num_factors=2)
+        if any(side % self.merge_size for side in grid):
+            raise ValueError(f"a grid {grid} that is not made of windows of {self.merge_size}")
+        return total
+
+    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
+        """Returns one image token for each window."""
+        return (image_token_id,) * (self.num_patches(grid) // self.merge_size**2)
+
+
 def product(grid: Grid, length: int, *, num_factors: int) -> int:
     """Returns the product of a grid's first values.
 

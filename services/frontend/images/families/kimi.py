@@ -7,29 +7,20 @@ from PIL import Image
 from pydantic import Field
 
 from services.frontend.images.families.family import (
-    Family,
-    Grid,
     Patches,
     Side,
+    WindowFamily,
     patchify,
-    product,
 )
 
 
-class Kimi(Family):
+class Kimi(WindowFamily):
     """Settings of Kimi's image processor. A grid is (height, width) in patches."""
 
-    merge_size: Side
-    """Patches along the side of a window that becomes one token."""
     max_own_patches: Annotated[int, Field(ge=1)]
     """Larger images shrink to about this number."""
     max_side_patches: Side
     """Longer sides shrink to this number."""
-
-    @property
-    def min_patches(self) -> int:
-        """Patches of one window."""
-        return self.merge_size**2
 
     def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
         """Shrinks to the limits, fills up to whole windows and cuts window by window."""
@@ -40,17 +31,6 @@ class Kimi(Family):
         whole.paste(self._resized(image, height, width))
         values = patchify(whole, self.patch_size, merge_size=self.merge_size)
         return Patches((rows * self.merge_size, columns * self.merge_size), values)
-
-    def num_patches(self, grid: Grid) -> int:
-        """Returns height times width."""
-        total = product(grid, 2, num_factors=2)
-        if any(side % self.merge_size for side in grid):
-            raise ValueError(f"a grid {grid} that is not made of windows of {self.merge_size}")
-        return total
-
-    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
-        """Returns one image token for each window."""
-        return (image_token_id,) * (self.num_patches(grid) // self.merge_size**2)
 
     def resized_size(self, height: int, width: int, *, max_patches: int) -> tuple[int, int]:
         """Returns the height and width that an image is resized to, before it is filled up.

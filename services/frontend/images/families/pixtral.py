@@ -5,21 +5,18 @@ import math
 from PIL import Image
 
 from services.frontend.images.families.family import (
-    Family,
     Grid,
     Patches,
     Side,
     TokenId,
+    WindowFamily,
     patchify,
-    product,
 )
 
 
-class Pixtral(Family):
+class Pixtral(WindowFamily):
     """Settings of transformers' PixtralImageProcessor. A grid is (height, width) in patches."""
 
-    merge_size: Side
-    """Patches along the side of a window that becomes one token."""
     max_height: Side
     max_width: Side
     """Larger images shrink to these, before sides are rounded up to whole windows."""
@@ -28,23 +25,11 @@ class Pixtral(Family):
     end_token_id: TokenId
     """Ends the last row."""
 
-    @property
-    def min_patches(self) -> int:
-        """Patches of one window."""
-        return self.merge_size**2
-
     def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
         """Resizes to whole windows and cuts row by row."""
         height, width = self.resized_size(image.height, image.width, max_patches=max_patches)
         values = patchify(self._resized(image, height, width), self.patch_size)
         return Patches((height // self.patch_size, width // self.patch_size), values)
-
-    def num_patches(self, grid: Grid) -> int:
-        """Returns height times width."""
-        total = product(grid, 2, num_factors=2)
-        if any(side % self.merge_size for side in grid):
-            raise ValueError(f"a grid {grid} that is not made of windows of {self.merge_size}")
-        return total
 
     def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
         """Returns rows of image tokens with a break between them and an end after the last."""

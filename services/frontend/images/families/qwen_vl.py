@@ -8,33 +8,23 @@ from pydantic import Field
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.images.families.family import (
-    Family,
-    Grid,
     Patches,
-    Side,
+    WindowFamily,
     patchify,
-    product,
 )
 
 MAX_ASPECT_RATIO = 200
 """Limit of `smart_resize` in transformers."""
 
 
-class QwenVL(Family):
+class QwenVL(WindowFamily):
     """Settings of transformers' Qwen2VLImageProcessor. A grid is (height, width) in patches."""
 
-    merge_size: Side
-    """Patches along the side of a window that becomes one token."""
     temporal_patch_size: Annotated[int, Field(ge=1, le=16)]
     """Frames of a patch. One is sent; the encoder repeats it."""
     min_pixels: Annotated[int, Field(ge=1)]
     max_pixels: Annotated[int, Field(ge=1)]
     """Smaller and larger images are resized to these areas."""
-
-    @property
-    def min_patches(self) -> int:
-        """Patches of one window."""
-        return self.merge_size**2
 
     def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
         """Resizes to whole windows and cuts window by window."""
@@ -42,17 +32,6 @@ class QwenVL(Family):
         resized = self._resized(image, height, width)
         values = patchify(resized, self.patch_size, merge_size=self.merge_size)
         return Patches((height // self.patch_size, width // self.patch_size), values)
-
-    def num_patches(self, grid: Grid) -> int:
-        """Returns height times width."""
-        total = product(grid, 2, num_factors=2)
-        if any(side % self.merge_size for side in grid):
-            raise ValueError(f"a grid {grid} that is not made of windows of {self.merge_size}")
-        return total
-
-    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
-        """Returns one image token for each window."""
-        return (image_token_id,) * (self.num_patches(grid) // self.merge_size**2)
 
     def resized_size(self, height: int, width: int, *, max_patches: int) -> tuple[int, int]:
         """Returns the height and width that an image is resized to.

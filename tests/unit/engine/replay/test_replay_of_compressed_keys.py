@@ -5,11 +5,9 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
-from services.engine.replay.command import replay
-from services.engine.replay.config import ReplayConfig
 from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.random_checkpoints import write_checkpoint
-from tests.unit.engine.replay.test_replay import record
+from tests.unit.engine.replay.test_replay import record, run
 
 
 @pytest.fixture(scope="module", params=["deepseek_v4", "deepseek_v4_odd"])
@@ -20,24 +18,10 @@ def recorded(request, tmp_path_factory):
     return folder, record(folder, tmp_path_factory.mktemp("trace"))
 
 
-def run(recorded, against, **loading):
-    folder, trace = recorded
-    report: list[str] = []
-    config = ReplayConfig.from_flags(
-        trace=trace,
-        model=folder,
-        against=against,
-        device="cpu",
-        use_inductor=False,
-        compilation_level=3 if against == "piecewise" else 0,
-        compile_cache_dir=trace.parent / "compiled",
-    )
-    return replay(config, report.append, **loading), "\n".join(report)
-
-
 @pytest.mark.parametrize("against", ["eager", "full", "piecewise"])
 def test_an_honest_recording_shows_no_difference(recorded, against):
-    totals, report = run(recorded, against)
+    folder, trace = recorded
+    totals, report = run(trace, folder, against)
     assert totals.is_clean, report
     assert totals.num_by_graph == 0 if against == "eager" else totals.num_by_graph > 10
 
@@ -63,6 +47,7 @@ def test_changed_entries_show_in_the_output_of_their_layer(recorded):
         return loaded
 
     changed: list[int] = []
-    totals, report = run(recorded, "full", load=load)
+    folder, trace = recorded
+    totals, report = run(trace, folder, "full", load)
     assert not totals.is_clean
     assert f"first tensor: layer {changed[0]} attention output" in report
