@@ -4,6 +4,7 @@ Calls of operators without output can be interrupted, to capture the code betwee
 """
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,35 @@ def direct_register_custom_op(
 
     _CALLS[operator] = call
     return cast("_Function", call)
+
+
+def operator(
+    result: Callable[..., torch.Tensor] | None = None, *, mutates: Sequence[str] = ()
+) -> Callable[[_Function], _Function]:
+    """Returns a decorator that registers a function under its name.
+
+    Args:
+        result: makes an output of the right shape of the operator's arguments, which it takes by
+            name, without those left out; None if there is no output.
+        mutates: arguments that the operator writes to.
+    """
+
+    def register(function: _Function) -> _Function:
+        names = tuple(inspect.signature(function).parameters)
+        fake = None
+        if result is not None:
+
+            def fake(*args: Any) -> torch.Tensor:
+                return result(**dict(zip(names, args, strict=False)))
+
+        return direct_register_custom_op(function.__name__, function, mutates, fake)
+
+    return register
+
+
+def like(name: str) -> Callable[..., torch.Tensor]:
+    """Returns what makes a contiguous output like the argument of a name."""
+    return lambda **given: given[name].new_empty(given[name].shape)
 
 
 def direct_call(operator: Any) -> Callable[..., Any] | None:

@@ -5,10 +5,11 @@ from torch.nn import functional
 
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 
 
-def _gated_rms_norm(
+@operator(like("x"))
+def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
     weight: torch.Tensor,
@@ -51,20 +52,3 @@ def _gated_rms_norm(
         return output.to(x.dtype)
 
     return row_wise(gated, x, gate)
-
-
-def _fake_gated_rms_norm(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    has_silu: bool = True,
-    gates_first: bool = False,
-) -> torch.Tensor:
-    del gate, weight, eps, has_silu, gates_first
-    return x.new_empty(x.shape)
-
-
-gated_rms_norm = direct_register_custom_op(
-    "gated_rms_norm", _gated_rms_norm, (), _fake_gated_rms_norm
-)

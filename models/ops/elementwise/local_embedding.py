@@ -4,10 +4,11 @@ import torch
 from torch.nn import functional
 
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 
 
-def _local_embedding(token_ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
+@operator(lambda token_ids, weight, **_: weight.new_empty((*token_ids.shape, weight.shape[1])))
+def local_embedding(token_ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
     """Returns the vectors of a run of token ids, and zeros for all other ids.
 
     Args:
@@ -27,15 +28,3 @@ def _local_embedding(token_ids: torch.Tensor, weight: torch.Tensor, first: int) 
     is_foreign = (local_ids < 0) | (local_ids >= weight.shape[0])
     vectors = functional.embedding(local_ids.masked_fill(is_foreign, 0), weight)
     return vectors.masked_fill_(is_foreign.unsqueeze(-1), 0)
-
-
-def _fake_local_embedding(
-    token_ids: torch.Tensor, weight: torch.Tensor, first: int
-) -> torch.Tensor:
-    del first
-    return weight.new_empty((token_ids.shape[0], weight.shape[1]))
-
-
-local_embedding = direct_register_custom_op(
-    "local_embedding", _local_embedding, (), _fake_local_embedding
-)

@@ -5,10 +5,11 @@ from torch.nn import functional
 
 from models.batch_invariance import is_batch_invariant, row_wise
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+@operator(like("x"))
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous, like x.
 
     A weight in float32 multiplies before the result is rounded.
@@ -27,12 +28,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return row_wise(lambda row: functional.rms_norm(row, weight.shape, weight, eps), x.contiguous())
 
 
-def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    del weight, eps
-    return x.new_empty(x.shape)
-
-
-def _add_rms_norm(
+@operator(like("residual"), mutates=("residual",))
+def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Adds x to the residual stream in place; returns the normalised sum.
@@ -50,16 +47,3 @@ def _add_rms_norm(
         return kernel.add_rms_norm(x.contiguous(), residual, weight, eps, rounds=rounds)
     residual.add_(x.sum(0) if x.dim() > residual.dim() else x)
     return rms_norm(residual, weight, eps)
-
-
-def _fake_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    del x, weight, eps
-    return residual.new_empty(residual.shape)
-
-
-rms_norm = direct_register_custom_op("rms_norm", _rms_norm, (), _fake_rms_norm)
-add_rms_norm = direct_register_custom_op(
-    "add_rms_norm", _add_rms_norm, ("residual",), _fake_add_rms_norm
-)

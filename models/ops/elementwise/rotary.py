@@ -4,10 +4,11 @@ import torch
 
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 
 
-def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+@operator(like("x"))
+def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turns each pair (x[i], x[i + D/2]) of every head of x [T, H, D] by its token's angle.
 
     The table holds the sign of the first half's sine, so the rotation is three operations: x * cos
@@ -29,11 +30,3 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> tor
 def _turned(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)
-
-
-def _fake_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    del cos, signed_sin
-    return x.new_empty(x.shape)
-
-
-rotary = direct_register_custom_op("rotary", _rotary, (), _fake_rotary)

@@ -3,12 +3,11 @@
 import torch
 
 from models.forward_context import get_forward_context
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 
 
-def _rotation_rows(
-    table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor
-) -> torch.Tensor:
+@operator(lambda table, positions, **_: table.new_empty((*positions.shape, *table.shape[1:])))
+def rotation_rows(table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
     """Looks up each token's rotation, [T, 1, N], column by column at the position on its axis.
 
     Positions in time, height and width come from the forward context; without images they are all
@@ -25,13 +24,3 @@ def _rotation_rows(
         return table.index_select(0, positions)
     each = metadata.rope_positions[:, : positions.shape[0]].index_select(0, axes)
     return table.squeeze(1).gather(0, each.t()).unsqueeze(1)
-
-
-def _fake_rotation_rows(
-    table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor
-) -> torch.Tensor:
-    del axes
-    return table.new_empty(positions.shape[0], *table.shape[1:])
-
-
-rotation_rows = direct_register_custom_op("rotation_rows", _rotation_rows, (), _fake_rotation_rows)

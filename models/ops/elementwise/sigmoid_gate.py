@@ -4,10 +4,11 @@ import torch
 
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 
 
-def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+@operator(like("x"))
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Returns x * sigmoid(gate), contiguous, like x.
 
     x: [T, K], gate: [T, K] or [T, 1]; rows may be apart.
@@ -18,11 +19,3 @@ def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
         return kernel.sigmoid_gate(x, gate)
     return row_wise(lambda x, gate: x * gate.sigmoid(), x, gate)
-
-
-def _fake_sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    del gate
-    return x.new_empty(x.shape)
-
-
-sigmoid_gate = direct_register_custom_op("sigmoid_gate", _sigmoid_gate, (), _fake_sigmoid_gate)

@@ -5,10 +5,11 @@ from torch.nn import functional
 
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 
 
-def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+@operator(lambda x, **_: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Returns silu(gate) * up of [..., 2 * I] that holds gate, then up: [..., I], contiguous.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
@@ -25,10 +26,3 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def _gated(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
-
-
-def _fake_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-silu_and_mul = direct_register_custom_op("silu_and_mul", _silu_and_mul, (), _fake_silu_and_mul)

@@ -5,11 +5,12 @@ import torch
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.moe import apply_experts, with_slots
 
 
-def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(like("hidden"))
+def chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     weights: torch.Tensor,
     ids: torch.Tensor,
@@ -50,11 +51,3 @@ def _chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         return apply_experts(hidden, weights, ids, experts, rounds_activations=experts.is_fp8)
 
     return row_wise(apply, hidden, weights, ids)
-
-
-def _fake_chosen_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-chosen_moe = direct_register_custom_op("chosen_moe", _chosen_moe, (), _fake_chosen_moe)

@@ -13,10 +13,11 @@ from models.batch_invariance import is_batch_invariant, row_wise
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights, Routing
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.moe import apply_experts, route
 
 
+@operator(like("hidden"))
 def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
@@ -140,11 +141,3 @@ def own_slots(ids: torch.Tensor, expert_map: torch.Tensor) -> torch.Tensor:
     """Maps chosen experts, [T, top_k], to this rank's slots, or to their number for others'."""
     columns = torch.arange(len(ids), device=ids.device) % expert_map.shape[1]
     return expert_map[ids, columns.unsqueeze(1)].long()
-
-
-def _fake(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-direct_register_custom_op("expert_parallel_moe", expert_parallel_moe, (), _fake)

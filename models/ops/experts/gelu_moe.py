@@ -5,11 +5,12 @@ import torch
 from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights, Routing
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.moe import apply_experts, route, with_slots
 
 
-def _gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(like("hidden"))
+def gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
     expert_scale: torch.Tensor,
@@ -50,11 +51,3 @@ def _gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         return apply_experts(hidden, weights * expert_scale[ids], ids, experts)
 
     return row_wise(apply, hidden, router_logits)
-
-
-def _fake_gelu_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-gelu_moe = direct_register_custom_op("gelu_moe", _gelu_moe, (), _fake_gelu_moe)

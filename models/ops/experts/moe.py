@@ -8,12 +8,13 @@ from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
 from models.number_formats import BLOCK
 from models.operands.experts import ExpertAdapters, ExpertWeights, Routing
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.expert_formats import expert_values
 from models.ops.products.add_adapters import add_slots
 from models.ops.products.fp8_linear import quantize
 
 
+@operator(like("hidden"))
 def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
@@ -211,11 +212,3 @@ def _linear(
     scale = None if scales is None else scales[expert]
     matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
     return functional.linear(x, matrix, None if biases is None else biases[expert])
-
-
-def _fake_fused_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-direct_register_custom_op("fused_moe", fused_moe, (), _fake_fused_moe)

@@ -10,7 +10,7 @@ import torch
 from models.batch_invariance import is_batch_invariant
 from models.kernels.gpu import has_kernels
 from models.operands.weight_scales import is_by_block
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.moe import fused_moe
 from models.ops.products.activation_rounding import rounds_activations
 from models.ops.products.fp8_linear import (
@@ -26,6 +26,7 @@ MOST_TOKENS = 512
 they lose 1 % with 2048, which fill the GPU alone (H200, 2026-11)."""
 
 
+@operator(like("hidden"))
 def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
@@ -103,11 +104,3 @@ def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """Returns the second stream of a device, always the same."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
-
-
-def _fake(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-direct_register_custom_op("fused_moe_with_shared", fused_moe_with_shared, (), _fake)

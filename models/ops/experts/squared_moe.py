@@ -3,12 +3,13 @@
 import torch
 
 from models.operands.experts import ExpertWeights, Routing
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.experts.expert_parallel import own_experts
 from models.ops.experts.moe import routed_experts, with_slots
 
 
-def _squared_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(like("hidden"))
+def squared_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     hidden: torch.Tensor,
     router_logits: torch.Tensor,
     up: torch.Tensor,
@@ -62,11 +63,3 @@ def _squared_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         hidden, router_logits, correction_bias, routing, experts, expert_map, expert_load,
         is_gathered=is_gathered,
     )  # fmt: skip
-
-
-def _fake_squared_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-squared_moe = direct_register_custom_op("squared_moe", _squared_moe, (), _fake_squared_moe)

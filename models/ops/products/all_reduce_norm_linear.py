@@ -6,7 +6,7 @@ Layers do not call it: a compiler's pass inserts it.
 import torch
 
 from models.operands.weight_scales import is_by_block
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.products.linear import linear
 from models.ops.products.norm_linear import (
     add_norm_linear,
@@ -14,12 +14,14 @@ from models.ops.products.norm_linear import (
     gated_or_not,
     rounds_in_norm,
 )
+from models.ops.products.product_like import product_like
 from models.ops.ranks.all_reduce import all_reduce
 from models.ops.ranks.all_reduce_norm import all_reduce_norm, fitting_sum
 from models.parallel.collectives import begun
 
 
-def _all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(product_like("residual"), mutates=("residual",))
+def all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
     x: torch.Tensor,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
@@ -60,23 +62,3 @@ def _all_reduce_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasse
         return gated_or_not(*rounded, weight, bias, weight_scale, dtype, is_gated=is_gated)
     normed = all_reduce_norm(x, residual, norm_weight, eps, group)
     return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
-
-
-def _fake_all_reduce_norm_linear(  # noqa: PLR0913  # as the operator
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    group: str,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_gated: bool,
-    weight_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    del x, norm_weight, eps, group, bias, weight_scale
-    return residual.new_empty((*residual.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
-
-
-all_reduce_norm_linear = direct_register_custom_op(
-    "all_reduce_norm_linear", _all_reduce_norm_linear, ("residual",), _fake_all_reduce_norm_linear
-)

@@ -6,7 +6,7 @@ Layers do not call it: a compiler's pass inserts it.
 import torch
 
 from models.operands.weight_scales import is_by_block
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.products.fp8_linear import product_of_rounded, rounded_gated_product
 from models.ops.products.linear_residual import (
@@ -15,9 +15,11 @@ from models.ops.products.linear_residual import (
     linear_residual_norm_linear,
 )
 from models.ops.products.norm_linear import add_norm_linear, rounded_norm, rounds_in_norm
+from models.ops.products.product_like import product_like
 
 
-def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(product_like("residual", "next_weight", "is_next_gated"), mutates=("residual",))
+def feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -69,34 +71,3 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
     if next_weight is None:
         return add_rms_norm(*following)
     return add_norm_linear(*following, next_weight, next_bias, is_next_gated, next_scale)
-
-
-def _fake_feed_forward(  # noqa: PLR0913  # as the operator
-    residual: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    last_norm_weight: torch.Tensor,
-    last_eps: float,
-    next_weight: torch.Tensor | None,
-    next_bias: torch.Tensor | None,
-    is_next_gated: bool,
-    *others: object,
-) -> torch.Tensor:
-    del x, weight, bias, norm_weight, eps, gate_up, gate_up_bias, down, down_bias
-    del last_norm_weight, last_eps, next_bias, others
-    size = residual.shape[-1]
-    if next_weight is not None:
-        size = next_weight.shape[0] // (2 if is_next_gated else 1)
-    return residual.new_empty((*residual.shape[:-1], size))
-
-
-feed_forward = direct_register_custom_op(
-    "feed_forward", _feed_forward, ("residual",), _fake_feed_forward
-)

@@ -7,14 +7,16 @@ import torch
 
 from models.batch_invariance import is_batch_invariant
 from models.kernels.tuning.tiles import VectorTiles
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.products.activation_rounding import leaves_rounded
 from models.ops.products.fp8_linear import plain_product, product_of_stored
 from models.ops.products.invariant_linear import invariant_linear
+from models.ops.products.product_like import product_like
 from models.ops.products.product_tiles import tiles_of_few_tokens
 
 
-def _linear(
+@operator(product_like("x"))
+def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -51,11 +53,3 @@ def _linear(
     from models.kernels.products.matrix_linear import matrix_linear
 
     return matrix_linear(x, weight, bias, tiles.unsplit(), weight_scale=weight_scale)
-
-
-def _fake_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-linear = direct_register_custom_op("linear", _linear, (), _fake_linear)

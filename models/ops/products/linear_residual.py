@@ -9,13 +9,14 @@ import torch
 from models.batch_invariance import is_batch_invariant
 from models.kernels.gpu import has_kernels
 from models.kernels.tuning.tiles import VectorTiles
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.products.activation_rounding import leaves_rounded
 from models.ops.products.fp8_linear import product_of_stored, rounded_product
 from models.ops.products.invariant_linear import invariant_addends
 from models.ops.products.linear import linear
 from models.ops.products.norm_linear import add_norm_linear, norm_linear, rounds_in_norm
+from models.ops.products.product_like import product_like
 from models.ops.products.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 
 _MANY_TOKENS = 512
@@ -23,7 +24,8 @@ _MANY_TOKENS = 512
 does."""
 
 
-def _linear_residual(
+@operator(mutates=("residual",))
+def linear_residual(
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -49,7 +51,8 @@ def _linear_residual(
         residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
 
 
-def _linear_residual_norm(
+@operator(like("residual"), mutates=("residual",))
+def linear_residual_norm(
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -66,12 +69,8 @@ def _linear_residual_norm(
     return add_rms_norm(product, residual, norm_weight, eps)
 
 
-def _fake_linear_residual_norm(residual: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return residual.new_empty(residual.shape)
-
-
-def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(product_like("residual", "next_weight"), mutates=("residual",))
+def linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -93,23 +92,6 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no datac
     return add_norm_linear(
         product, residual, norm_weight, eps, *following, is_gated, next_weight_scale
     )
-
-
-def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
-    residual: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    next_weight: torch.Tensor,
-    next_bias: torch.Tensor | None,
-    is_gated: bool,
-    *others: object,
-) -> torch.Tensor:
-    del x, weight, bias, norm_weight, eps, next_bias, others
-    num_outputs = next_weight.shape[0] // (2 if is_gated else 1)
-    return residual.new_empty((*residual.shape[:-1], num_outputs))
 
 
 def add_product(
@@ -159,15 +141,3 @@ def add_product(
         residual.addmm_(x, weight.t())
         return None
     return linear(x, weight, bias, weight_scale)
-
-
-linear_residual = direct_register_custom_op("linear_residual", _linear_residual, ("residual",))
-linear_residual_norm = direct_register_custom_op(
-    "linear_residual_norm", _linear_residual_norm, ("residual",), _fake_linear_residual_norm
-)
-linear_residual_norm_linear = direct_register_custom_op(
-    "linear_residual_norm_linear",
-    _linear_residual_norm_linear,
-    ("residual",),
-    _fake_linear_residual_norm_linear,
-)

@@ -11,7 +11,7 @@ from models.batch_invariance import is_batch_invariant
 from models.kernels.gpu import has_kernels
 from models.kernels.tuning.tiles import VectorTiles
 from models.operands.weight_scales import is_by_block
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.activation_rounding import rounds_activations
@@ -22,10 +22,12 @@ from models.ops.products.fp8_linear import (
 )
 from models.ops.products.invariant_linear import invariant_gated_linear
 from models.ops.products.linear import linear
+from models.ops.products.product_like import product_like
 from models.ops.products.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 
 
-def _gated_linear(
+@operator(product_like("x", is_gated=True))
+def gated_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -67,12 +69,8 @@ def _gated_linear(
     return silu_and_mul(linear(x, weight, bias, weight_scale))
 
 
-def _fake_gated_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
-
-
-def _norm_linear(
+@operator(product_like("x"))
+def norm_linear(
     x: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
@@ -99,7 +97,8 @@ def _norm_linear(
     return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
-def _add_norm_linear(
+@operator(product_like("residual"), mutates=("residual",))
+def add_norm_linear(
     x: torch.Tensor,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
@@ -115,20 +114,6 @@ def _add_norm_linear(
         return gated_or_not(*rounded, weight, bias, weight_scale, residual.dtype, is_gated=is_gated)
     normed = add_rms_norm(x, residual, norm_weight, eps)
     return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
-
-
-def _fake_add_norm_linear(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_gated: bool,
-    weight_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    del x, norm_weight, eps, bias, weight_scale
-    return residual.new_empty((*residual.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 
 def rounds_in_norm(x: torch.Tensor, weight_scale: torch.Tensor | None) -> bool:
@@ -180,23 +165,3 @@ def gated_or_not(  # each is an operand of the product
     assert weight_scale is not None, "rounds_in_norm checked it"
     product = gated_product_of_rounded if is_gated else product_of_rounded
     return product(rounded, scale, weight, weight_scale, bias, dtype)
-
-
-def _fake_norm_linear(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_gated: bool,
-    weight_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    del norm_weight, eps, bias, weight_scale
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
-
-
-gated_linear = direct_register_custom_op("gated_linear", _gated_linear, (), _fake_gated_linear)
-norm_linear = direct_register_custom_op("norm_linear", _norm_linear, (), _fake_norm_linear)
-add_norm_linear = direct_register_custom_op(
-    "add_norm_linear", _add_norm_linear, ("residual",), _fake_add_norm_linear
-)

@@ -12,12 +12,14 @@ from models.kernels.products.packed.packed_configurations import (
 )
 from models.kernels.tuning.tiles import PackedTiles
 from models.operands.packed_weights import bits_of, columns_per_scale, packed_values
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.invariant_linear import invariant_gated_linear, invariant_linear
+from models.ops.products.product_like import product_like
 
 
-def _packed_linear(
+@operator(product_like("x"))
+def packed_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
@@ -65,7 +67,7 @@ def packed_addends(
 
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""A weight, its scales and zeros, as in _packed_linear."""
+"""A weight, its scales and zeros, as in packed_linear."""
 
 
 def _product(
@@ -76,7 +78,7 @@ def _product(
     is_gated: bool,
     may_split: bool = False,
 ) -> torch.Tensor:
-    """Runs _packed_linear in a kernel that unpacks the weight, if one takes it.
+    """Runs packed_linear in a kernel that unpacks the weight, if one takes it.
 
     A gated product has no bias, and N is a multiple of 8.
     may_split: returns parts of the sums, [S, T, N] float32, where that is faster.
@@ -108,7 +110,7 @@ def _product(
 def _invariant_linear(
     x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, *, is_gated: bool
 ) -> torch.Tensor:
-    """Runs _packed_linear; each row's sum has one order for a weight's shape.
+    """Runs packed_linear; each row's sum has one order for a weight's shape.
 
     A product of the unpacked weight has the bits of one that unpacks it on its way.
     """
@@ -155,18 +157,3 @@ def _values(
     from models.kernels.products.packed.unpack import unpack
 
     return unpack(weight, weight_scale, weight_zero, dtype)
-
-
-def _fake_packed_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    weight_zero: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    is_gated: bool,
-) -> torch.Tensor:
-    del weight_scale, weight_zero, bias
-    return x.new_empty((x.shape[0], weight.shape[0] // (2 if is_gated else 1)))
-
-
-packed_linear = direct_register_custom_op("packed_linear", _packed_linear, (), _fake_packed_linear)

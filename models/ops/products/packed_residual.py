@@ -5,12 +5,13 @@ octavo::packed_linear_residual_norm. Layers do not call it: a compiler's pass in
 
 import torch
 
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.products.packed_linear import packed_addends
 
 
-def _packed_linear_residual_norm(
+@operator(like("residual"), mutates=("residual",))
+def packed_linear_residual_norm(
     residual: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -37,16 +38,3 @@ def _packed_linear_residual_norm(
     """
     addends = packed_addends(x, weight, weight_scale, weight_zero, bias)
     return add_rms_norm(addends, residual, norm_weight, eps)
-
-
-def _fake_packed_linear_residual_norm(residual: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return residual.new_empty(residual.shape)
-
-
-packed_linear_residual_norm = direct_register_custom_op(
-    "packed_linear_residual_norm",
-    _packed_linear_residual_norm,
-    ("residual",),
-    _fake_packed_linear_residual_norm,
-)

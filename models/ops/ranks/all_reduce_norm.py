@@ -3,13 +3,14 @@
 import torch
 
 from models.batch_invariance import is_batch_invariant
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.ranks.all_reduce import all_reduce
 from models.parallel.collectives import FusedSum, begun, fused_sum
 
 
-def _all_reduce_norm(
+@operator(like("residual"), mutates=("residual",))
+def all_reduce_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
 ) -> torch.Tensor:
     """Adds every rank's x to the residual stream in place; returns the normalised sum.
@@ -29,13 +30,6 @@ def _all_reduce_norm(
         return add_rms_norm(all_reduce(x, group), residual, weight, eps)
     with begun():
         return fused.add_norm(x, residual, weight, eps)
-
-
-def _fake_all_reduce_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
-) -> torch.Tensor:
-    del x, weight, eps, group
-    return residual.new_empty(residual.shape)
 
 
 def fitting_sum(
@@ -71,8 +65,3 @@ def ordered_sum(parts: torch.Tensor) -> torch.Tensor:
     for part in parts:
         total += part.float()
     return total
-
-
-all_reduce_norm = direct_register_custom_op(
-    "all_reduce_norm", _all_reduce_norm, ("residual",), _fake_all_reduce_norm
-)

@@ -6,11 +6,12 @@ the group has kernels of its own and rows are few, those run instead of the grou
 
 import torch
 
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.parallel.collectives import begun, fused_rows, gather_into, reduce_scatter_into
 
 
-def _gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+@operator(lambda x, size, **_: x.new_empty((size * x.shape[0], *x.shape[1:])))
+def gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """Returns every rank's rows, [size * T, H], in rank order.
 
     x: [T, H], of one shape on all ranks.
@@ -26,12 +27,8 @@ def _gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     return stacked.flatten(0, 1)
 
 
-def _fake_gather_rows(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    del group
-    return x.new_empty((size * x.shape[0], *x.shape[1:]))
-
-
-def _reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+@operator(lambda x, size, **_: x.new_empty((x.shape[0] // size, *x.shape[1:])))
+def reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """Returns this rank's rows, [T, H], of the sum of every rank's x.
 
     x: [size * T, H], of one shape on all ranks; the rows of `gather_rows`.
@@ -46,14 +43,3 @@ def _reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     share = x.new_empty(shape)
     reduce_scatter_into(share, x.contiguous(), group)
     return share
-
-
-def _fake_reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    del group
-    return x.new_empty((x.shape[0] // size, *x.shape[1:]))
-
-
-gather_rows = direct_register_custom_op("gather_rows", _gather_rows, (), _fake_gather_rows)
-reduce_scatter = direct_register_custom_op(
-    "reduce_scatter", _reduce_scatter, (), _fake_reduce_scatter
-)

@@ -6,12 +6,13 @@ depends on the number of rows and on the rank that gets them.
 
 import torch
 
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.ranks.all_reduce import sum_in_order
 from models.parallel.collectives import exchange_shares
 
 
-def _ordered_reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+@operator(lambda x, size, **_: x.new_empty((x.shape[0] // size, *x.shape[1:])))
+def ordered_reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """Returns this rank's rows, [T, H], of the sum of every rank's x.
 
     x: [size * T, H], of one shape on all ranks; the rows of `gather_rows`.
@@ -22,13 +23,3 @@ def _ordered_reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Ten
     parts = torch.empty_like(shares)
     exchange_shares(parts, shares, group)
     return sum_in_order(parts)
-
-
-def _fake(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    del group
-    return x.new_empty((x.shape[0] // size, *x.shape[1:]))
-
-
-ordered_reduce_scatter = direct_register_custom_op(
-    "ordered_reduce_scatter", _ordered_reduce_scatter, (), _fake
-)
