@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from models.layers.self_attention import SelfAttention
 from models.layers.weight import Replicated, empty_parameter
 from models.parallel.group import ParallelGroup
 
@@ -64,14 +63,13 @@ class ApertusForCausalLM(CausalLM):
         ".feedforward_layernorm.": ".post_attention_layernorm.",
     }
 
+    has_head_norms: ClassVar[bool] = True
+
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group, has_head_norms=True),
-            XieluMLP(config, group),
-        )
+    def make_feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the feed-forward part of the layer of a number."""
+        del index
+        return XieluMLP(config, group)
 
     def is_unused(self, name: str) -> bool:
         """Returns whether a stored tensor repeats another part of the model, or is a constant."""

@@ -10,9 +10,8 @@ from typing import ClassVar
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.latent_attention import LatentAttention
-from models.layers.moe import feed_forward
 from models.parallel.group import ParallelGroup
 
 
@@ -25,10 +24,6 @@ class DeepseekV2ForCausalLM(CausalLM):
     }
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            LatentAttention(config, index, group),
-            feed_forward(config, index, group),
-        )
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
+        return LatentAttention(config, index, group)

@@ -7,8 +7,7 @@ Source: Zeng et al. 2025, "GLM-4.5", section 2.1.
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward
+from models.layers.decoder import CausalLM
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import ParallelGroup
 
@@ -17,10 +16,6 @@ class Glm4MoeForCausalLM(CausalLM):
     """GLM-4.5 with its language-model head."""
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group, has_head_norms=config.use_qk_norm),
-            feed_forward(config, index, group),
-        )
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
+        return SelfAttention(config, index, group, has_head_norms=config.use_qk_norm)

@@ -10,10 +10,8 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.mamba2 import Mamba2
-from models.layers.moe import optional_feed_forward
-from models.layers.self_attention import SelfAttention
 from models.parallel.group import ParallelGroup
 
 
@@ -36,21 +34,13 @@ class GraniteMoeHybridForCausalLM(CausalLM):
     }
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            _mixer(config, index, group),
-            optional_feed_forward(config, index, group),
-        )
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention or other mixer of the layer of a number."""
+        if config.mixer(index) == STATE:
+            return Mamba2(config, index, group)
+        return super().make_mixer(config, index, group)
 
     def renamed(self, name: str) -> str:
         """Returns a stored tensor's name in the model's family."""
         shared = ".mlp." if self.config.moe is None else ".mlp.shared_experts."
         return super().renamed(name).replace(".shared_mlp.", shared)
-
-
-def _mixer(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-    if config.mixer(index) == STATE:
-        return Mamba2(config, index, group)
-    return SelfAttention(config, index, group)

@@ -5,13 +5,7 @@ Source: transformers 5.23, models/hy_v3.
 
 from typing import ClassVar
 
-from torch import nn
-
-from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward
-from models.layers.self_attention import SelfAttention
-from models.parallel.group import ParallelGroup
+from models.layers.decoder import CausalLM
 
 
 class HYV3ForCausalLM(CausalLM):
@@ -24,11 +18,4 @@ class HYV3ForCausalLM(CausalLM):
         ".mlp.shared_mlp.": ".mlp.shared_experts.",
     }
 
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group, has_head_norms=True),
-            feed_forward(config, index, group),
-        )
+    has_head_norms: ClassVar[bool] = True

@@ -11,11 +11,10 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.gated_latent_attention import GatedLatentAttention
 from models.layers.kimi_delta import KimiDeltaAttention
 from models.layers.latent_attention import LatentAttention
-from models.layers.moe import feed_forward
 from models.parallel.group import ParallelGroup
 
 
@@ -36,16 +35,8 @@ class KimiLinearForCausalLM(CausalLM):
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            cls._mixer(config, index, group),
-            feed_forward(config, index, group),
-        )
-
-    @classmethod
-    def _mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention or other mixer of the layer of a number."""
         if config.mixer(index) == STATE:
             return KimiDeltaAttention(config, index, group, has_small_gates=True)
         return LatentAttention(config, index, group)
@@ -64,7 +55,8 @@ class BailingHybridForCausalLM(KimiLinearForCausalLM):
     expert_names: ClassVar[tuple[str, str, str] | None] = CausalLM.expert_names
 
     @classmethod
-    def _mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention or other mixer of the layer of a number."""
         if config.mixer(index) == STATE:
             return KimiDeltaAttention(config, index, group, has_small_gates=False)
         return GatedLatentAttention(config, index, group)

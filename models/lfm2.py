@@ -10,9 +10,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import optional_feed_forward
-from models.layers.self_attention import SelfAttention
+from models.layers.decoder import CausalLM
 from models.layers.short_conv import ShortConv
 from models.parallel.group import ParallelGroup
 
@@ -38,17 +36,11 @@ class Lfm2ForCausalLM(CausalLM):
     }
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
+    has_head_norms: ClassVar[bool] = True
+
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            _mixer(config, index, group),
-            optional_feed_forward(config, index, group),
-        )
-
-
-def _mixer(config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-    if config.mixer(index) == STATE:
-        return ShortConv(config, index, group)
-    return SelfAttention(config, index, group, has_head_norms=True)
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention or other mixer of the layer of a number."""
+        if config.mixer(index) == STATE:
+            return ShortConv(config, index, group)
+        return super().make_mixer(config, index, group)

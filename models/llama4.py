@@ -11,8 +11,7 @@ from typing import ClassVar
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import optional_feed_forward
+from models.layers.decoder import CausalLM
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import ParallelGroup
 
@@ -28,10 +27,7 @@ class Llama4ForCausalLM(CausalLM):
     transposes_stacked_experts: ClassVar[bool] = True
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
         has_norms = config.use_qk_norm and index not in config.unrotated_layers
-        attention = SelfAttention(
-            config, index, group, has_head_norms=has_norms, has_norm_weights=False
-        )
-        return DecoderLayer(config, attention, optional_feed_forward(config, index, group))
+        return SelfAttention(config, index, group, has_head_norms=has_norms, has_norm_weights=False)

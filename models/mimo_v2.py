@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward
+from models.layers.decoder import CausalLM
 from models.layers.short_value_attention import ShortValueAttention
 from models.parallel.group import ParallelGroup
 
@@ -28,7 +27,6 @@ class MiMoV2FlashForCausalLM(CausalLM):
     unused_parts: ClassVar[tuple[str, ...]] = ("model.mtp.",)
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        attention = ShortValueAttention(config, index, group)
-        return DecoderLayer(config, attention, feed_forward(config, index, group))
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
+        return ShortValueAttention(config, index, group)

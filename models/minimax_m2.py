@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward
+from models.layers.decoder import CausalLM
 from models.layers.projection_norm import ProjectionNormAttention
 from models.parallel.group import ParallelGroup
 
@@ -25,10 +24,6 @@ class MiniMaxM2ForCausalLM(CausalLM):
     expert_names: ClassVar[tuple[str, str, str] | None] = ("w1", "w3", "w2")
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            ProjectionNormAttention(config, index, group),
-            feed_forward(config, index, group),
-        )
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
+        return ProjectionNormAttention(config, index, group)

@@ -5,13 +5,7 @@ Source: Jiang et al. 2024, "Mixtral of Experts", section 2.
 
 from typing import ClassVar
 
-from torch import nn
-
-from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward
-from models.layers.self_attention import SelfAttention
-from models.parallel.group import ParallelGroup
+from models.layers.decoder import CausalLM
 
 
 class MixtralForCausalLM(CausalLM):
@@ -19,12 +13,3 @@ class MixtralForCausalLM(CausalLM):
 
     weights_mapping: ClassVar[dict[str, str]] = {".block_sparse_moe.": ".mlp."}
     expert_names: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")
-
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group),
-            feed_forward(config, index, group),
-        )

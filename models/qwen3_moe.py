@@ -11,10 +11,9 @@ from typing import ClassVar
 from torch import nn
 
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.experts import TransposedExperts
 from models.layers.moe import feed_forward
-from models.layers.self_attention import SelfAttention
 from models.parallel.group import ParallelGroup
 
 
@@ -23,25 +22,11 @@ class Qwen2MoeForCausalLM(CausalLM):
 
     weights_mapping: ClassVar[dict[str, str]] = {".shared_expert.": ".shared_experts."}
 
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config, SelfAttention(config, index, group), feed_forward(config, index, group)
-        )
-
 
 class Qwen3MoeForCausalLM(CausalLM):
     """Qwen3 with experts and its language-model head."""
 
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group, has_head_norms=True),
-            feed_forward(config, index, group),
-        )
+    has_head_norms: ClassVar[bool] = True
 
 
 class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
@@ -50,10 +35,6 @@ class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
     expert_names = None
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            SelfAttention(config, index, group, has_head_norms=True),
-            feed_forward(config, index, group, TransposedExperts),
-        )
+    def make_feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the feed-forward part of the layer of a number."""
+        return feed_forward(config, index, group, TransposedExperts)

@@ -11,11 +11,9 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta_net import GatedDeltaNet
-from models.layers.gated_mlp import GatedMLP
-from models.layers.moe import feed_forward
 from models.parallel.group import ParallelGroup
 
 
@@ -40,20 +38,11 @@ class Qwen3NextForCausalLM(CausalLM):
     is_interleaved: ClassVar[bool] = True
     """Whether projections of Gated DeltaNet are stored together, by heads of keys."""
 
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number."""
-        return DecoderLayer(
-            config,
-            cls._mixer(config, index, group),
-            cls._feed_forward(config, index, group),
-        )
-
     def draft_parts(self, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
         """Returns attention and feed-forward part of the draft layer."""
         config = self.config
-        mixer = self._mixer(config, layer_index, group)
-        return mixer, self._feed_forward(config, layer_index, group)
+        mixer = self.make_mixer(config, layer_index, group)
+        return mixer, self.make_feed_forward(config, layer_index, group)
 
     def renamed(self, name: str) -> str:
         """Returns a stored tensor's name; the draft layer's becomes that of a layer past the last.
@@ -70,14 +59,11 @@ class Qwen3NextForCausalLM(CausalLM):
         return super().renamed(name)
 
     @classmethod
-    def _mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention or other mixer of the layer of a number."""
         if config.mixer(index) == STATE:
             return GatedDeltaNet(config, index, group, is_interleaved=cls.is_interleaved)
         return GatedAttention(config, index, group)
-
-    @classmethod
-    def _feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        return feed_forward(config, index, group)
 
 
 class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801  # the name in config.json
@@ -93,8 +79,3 @@ class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801  # the name in 
 
 class Qwen3_5ForCausalLM(Qwen3_5MoeForCausalLM):  # noqa: N801  # the name in config.json
     """Qwen3.5 without experts, and its language-model head."""
-
-    @classmethod
-    def _feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        del index
-        return GatedMLP(config, group)

@@ -16,10 +16,12 @@ from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.gated_mlp import GatedMLP
 from models.layers.image_rows import ImageRows
 from models.layers.linear import RowParallelLinear
+from models.layers.moe import optional_feed_forward
 from models.layers.norm import RMSNorm
 from models.layers.pipeline import PPMissingLayer, make_layers
 from models.layers.pooling import PoolingHead
 from models.layers.rotary import RotaryEmbedding, Rotation
+from models.layers.self_attention import SelfAttention
 from models.layers.vision_tower import VisionTower
 from models.layers.weight import ExpertTensor, WeightFormat
 from models.parallel.group import SINGLE, WHOLE_MODEL, ParallelGroup, PipelineStage
@@ -232,10 +234,24 @@ class CausalLM(nn.Module):
             for name, parameter, part in tensors
         ]
 
+    has_head_norms: ClassVar[bool] = False
+    """Whether `make_mixer` gives attention a norm for each query and key head."""
+
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
-        """Returns the layer of a number; each family defines it."""
-        raise NotImplementedError
+        """Returns the layer of a number; families redefine it, or a part of it."""
+        mixer = cls.make_mixer(config, index, group)
+        return DecoderLayer(config, mixer, cls.make_feed_forward(config, index, group))
+
+    @classmethod
+    def make_mixer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the attention of the layer of a number."""
+        return SelfAttention(config, index, group, has_head_norms=cls.has_head_norms)
+
+    @classmethod
+    def make_feed_forward(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the feed-forward part of the layer of a number, with experts if it has some."""
+        return optional_feed_forward(config, index, group)
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__()
