@@ -10,14 +10,20 @@ from models.config_sections.compression import CompressionConfig, read_compressi
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
     FAMILIES_WITH_NORMS_FROM_ONE,
-    FAMILY_DEFAULTS,
     OWN_ARCHITECTURES,
 )
+from models.config_sections.family_defaults import FAMILY_DEFAULTS
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import Gemma4Config, read_gemma4
 from models.config_sections.head_sizes import HeadSizes
-from models.config_sections.heads import ValueConfig, read_heads, read_values
+from models.config_sections.heads import (
+    ValueConfig,
+    has_output_bias,
+    read_head_dim,
+    read_heads,
+    read_values,
+)
 from models.config_sections.hyper_connections import HyperConfig, read_hyper_connections
 from models.config_sections.layer_types import count_draft_layers, count_layers
 from models.config_sections.mixers import (
@@ -47,13 +53,10 @@ from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part, with_decoder_class
 from models.config_sections.towers import read_vision
 from models.config_sections.vision import VisionConfig
-from models.quantization.config import QuantizationConfig, QuantizationError
-from models.quantization.float_tools import MIXED
-from models.quantization.read import read_quantization
+from models.quantization.config import QuantizationConfig
+from models.quantization.stated import quantization_of
 
 CONFIG_FILE = "config.json"
-MODELOPT_FILE = "hf_quant_config.json"
-"""Where ModelOpt describes weights, or single layers, that config.json says nothing of."""
 DTYPES = ("float32", "bfloat16", "float16")
 ModelImpl = Literal["auto", "octavo", "transformers"]
 """Whose modules run: ours, transformers', or ours where there are some."""
@@ -175,7 +178,9 @@ class ModelConfig:
         if compression is not None:
             head_dim = compression.rope_dim
         else:
-            head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
+            head_dim = (
+                mla.qk_rope_head_dim if mla else read_head_dim(fields, hidden_size, num_heads)
+            )
         heads, local_heads = read_heads(fields, head_dim, num_heads, num_kv_heads)
         head_dim = heads.head_dim
         rope, local_rope = read_ropes(fields, max_positions, head_dim)
@@ -202,7 +207,7 @@ class ModelConfig:
             attention_bias=any(
                 fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_bias")
             ),
-            attention_output_bias=_has_output_bias(fields),
+            attention_output_bias=has_output_bias(fields),
             mlp_bias=any(fields.flag(name) for name in ("mlp_bias", "bias", "use_bias")),
             use_qk_norm=fields.flag("use_qk_norm"),
             sliding_windows=spans,
@@ -365,22 +370,6 @@ def _refuse_unsupported(fields: Fields) -> None:
         )
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    """Returns the size of one head: the given one, or an equal share of the hidden size."""
-    if not fields.has("head_dim") and hidden_size % num_heads:
-        raise fields.error("head_dim", f"given, as {num_heads} heads do not divide {hidden_size}")
-    head_dim = fields.count("head_dim", hidden_size // num_heads)
-    if head_dim % 2:
-        raise fields.error("head_dim", "even, as rotary embedding turns pairs")
-    return head_dim
-
-
-def _has_output_bias(fields: Fields) -> bool:
-    """Whether the last projection of attention has a bias; by default if the others have."""
-    by_default = any(fields.flag(name) for name in ("attention_bias", "bias", "use_bias"))
-    return fields.flag("attention_out_bias", default=by_default)
-
-
 def decoder_class(folder: Path) -> str:
     """Reads the name of the class that runs a model, or its text part, from config.json.
 
@@ -408,26 +397,3 @@ def runs_own_modules(architecture: str, model_impl: ModelImpl) -> bool:
 def read_dtype(fields: Fields) -> str:
     """Reads the dtype of the stored weights; float32 if absent."""
     return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", DTYPES, "float32")
-
-
-def quantization_of(fields: Fields) -> QuantizationConfig | None:
-    """Reads `quantization_config`, or ModelOpt's own file beside config.json; None without one."""
-    name = "quantization_config"
-    if not fields.has(name) and fields.has("compression_config"):
-        name = "compression_config"  # compressed-tensors before 0.6
-    file = fields.file
-    values = fields.section(name).values if fields.has(name) else None
-    # Older releases of ModelOpt leave out of config.json which layer has which format.
-    is_mixed = values is not None and values.get("quant_algo") == MIXED
-    is_elsewhere = values is None or (is_mixed and not values.get("quantized_layers"))
-    if is_elsewhere and file.with_name(MODELOPT_FILE).exists():
-        file = file.with_name(MODELOPT_FILE)
-        values = Fields.read(file).values
-    if values is None:
-        return None
-    if fields.has("expert_dtype"):
-        values = {"expert_dtype": fields.values["expert_dtype"], **values}
-    try:
-        return read_quantization(values)
-    except QuantizationError as error:
-        raise ConfigError(f"{file}: {error}") from error

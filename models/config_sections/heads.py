@@ -59,3 +59,19 @@ def read_values(fields: Fields, head_dim: int) -> ValueConfig | None:
     if fields.flag("add_full_attention_sink_bias"):
         raise fields.error("add_full_attention_sink_bias", "false")
     return ValueConfig(head_dim=size, scale=fields.number("attention_value_scale", 1.0))
+
+
+def read_head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    """Returns the size of one head: the given one, or an equal share of the hidden size."""
+    if not fields.has("head_dim") and hidden_size % num_heads:
+        raise fields.error("head_dim", f"given, as {num_heads} heads do not divide {hidden_size}")
+    head_dim = fields.count("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", "even, as rotary embedding turns pairs")
+    return head_dim
+
+
+def has_output_bias(fields: Fields) -> bool:
+    """Whether the last projection of attention has a bias; by default if the others have."""
+    by_default = any(fields.flag(name) for name in ("attention_bias", "bias", "use_bias"))
+    return fields.flag("attention_out_bias", default=by_default)
