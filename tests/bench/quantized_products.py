@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 
 from models.number_formats import BLOCK, FP8, FP8_MAX
-from models.operands.packed_weights import packed_values, quantize_packed
+from models.operands.packed_weights import packed_values
 from models.ops.products.activation_rounding import rounds_activations
 from models.ops.products.fp8_linear import dequantized
 from models.ops.products.linear import linear
 from models.ops.products.norm_linear import gated_linear
 from models.ops.products.packed_linear import packed_linear
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
+from tests.support.packed_quantization import quantize_packed
 
 SHAPES = {
     "8B qkv": (4096, 6144, False),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.kernels.gpu import HOPPER
-from models.operands.packed_weights import packed_values, quantize_packed
+from models.operands.packed_weights import packed_values
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
@@ -29,6 +29,7 @@ from tests.support.moe_case import (
     make_quantized_experts,
 )
 from tests.support.mxfp4_checkpoints import pack_experts
+from tests.support.packed_quantization import quantize_packed
 from tests.support.quantized_checkpoints import LAYER_FORMS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 

@@ -7,9 +7,10 @@ import torch
 
 from models.kernels.tuning.tiles import PackedTiles
 from models.layers.quantization import can_run_packed
-from models.operands.packed_weights import packed_values, quantize_packed
+from models.operands.packed_weights import packed_values
 from models.ops.products.packed_linear import packed_linear
 from models.ops.products.packed_residual import packed_linear_residual_norm
+from tests.support.packed_quantization import quantize_packed
 from tests.support.tolerances import assert_rows_close
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ from models.operands.draws import NO_TOKEN
 from models.ops.sampling.uniform import uniform
 from services.engine.sampling.logit_edits import LogitEdits, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs
-from services.engine.sampling.sampler import probabilities, sample
+from services.engine.sampling.sampler import sample
 from tests.support.sampling_kernels import (
     DTYPES,
     PARAMS,
@@ -18,7 +18,7 @@ from tests.support.sampling_kernels import (
     odd_logits,
     random_logits,
 )
-from tests.support.sampling_rows import token_choice
+from tests.support.sampling_rows import probabilities, token_choice
 
 pytestmark = pytest.mark.gpu
 

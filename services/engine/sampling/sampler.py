@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.ops.sampling.sample_tokens import kept_weights, sample_tokens, where_sound
+from models.ops.sampling.sample_tokens import sample_tokens, where_sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,3 @@ def sample(logits: Tensor, choice: TokenChoice) -> Tensor:
         seeds=choice.seeds,
         positions=choice.positions,
     )
-
-
-def probabilities(logits: Tensor, choice: TokenChoice) -> Tensor:
-    """Returns the distribution [S, V] float32 that `sample` draws from where it is not greedy."""
-    weights = kept_weights(logits, choice.temperature, choice.top_k, choice.top_p, choice.min_p)
-    return (weights.double() / weights.sum(dim=-1, keepdim=True)).float()

@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from models.operands.draws import NO_TOKEN
-from services.engine.sampling.sampler import greedy, probabilities, sample
-from tests.support.sampling_rows import token_choice
+from services.engine.sampling.sampler import greedy, sample
+from tests.support.sampling_rows import probabilities, token_choice
 
 VOCAB = 50
 PARAMS = [

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from services.engine.batch import read_float32, read_int32, step_result
-from services.engine.sampling.sampler import TokenChoice, greedy, probabilities, sample
+from services.engine.sampling.sampler import TokenChoice, greedy, sample
 from services.engine.spec_decode.verification import NO_DRAFT, Drafted, count_accepted
+from tests.support.sampling_rows import probabilities
 
 VOCAB = 12
 NUM_ROWS = 6000

@@ -31,7 +31,7 @@ from models.ops.products.packed_linear import packed_linear
 from models.kernels.products.add_adapters import add_adapters
 from models.kernels.products.fp8.fp8_linear import fp8_block_linear
 from models.kernels.experts.moe import apply_experts
-from models.operands.packed_weights import quantize_packed
+from tests.support.packed_quantization import quantize_packed
 from tests.support.adapter_case import make_adapter_case
 from tests.support.attention_case import Heads, make_case
 from tests.support.draft_checkpoints import write_draft_checkpoint

@@ -6,7 +6,8 @@ from tests.support.programs import run_interpreted
 
 PROGRAM = """
 import torch
-from models.operands.packed_weights import packed_values, quantize_packed
+from models.operands.packed_weights import packed_values
+from tests.support.packed_quantization import quantize_packed
 from models.kernels.products.packed.unpack import unpack
 
 torch.manual_seed(0)

@@ -10,9 +10,9 @@ from torch import nn
 
 import services.engine.compilation.passes.inserted_operators  # noqa: F401  # registers them
 from models.compile_support import support_torch_compile
-from models.operands.packed_weights import quantize_packed
 from models.ops.products.packed_linear import packed_linear
 from tests.support.compiled_models import compile_toy
+from tests.support.packed_quantization import quantize_packed
 
 EPS = 1e-5
 FORMATS = {

@@ -8,7 +8,7 @@ PROGRAM = """
 import torch
 from tests.support.absent_hopper import pretend
 pretend()
-from models.operands.packed_weights import quantize_packed
+from tests.support.packed_quantization import quantize_packed
 from models.kernels.launching.launch import _launches
 from models.kernels.tuning.hopper import PACKED_GATED, PACKED_GATED_FEW
 from models.kernels.products.packed.packed_wide_linear import (

@@ -3,10 +3,11 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from models.number_formats import BLOCK, FP8
-from models.operands.packed_weights import packed_values, quantize_packed, to_kernel_order
+from models.operands.packed_weights import packed_values, to_kernel_order
 from models.operands.run_scales import entry_group, fill_tiled, integer_words, tiled_shape
 from models.ops.experts.expert_formats import expert_values
 from tests.support.moe_case import tiled
+from tests.support.packed_quantization import quantize_packed
 
 
 def test_packed_mxfp4_has_the_numbers_that_transformers_reads():

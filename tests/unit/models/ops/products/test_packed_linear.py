@@ -4,16 +4,12 @@ import pytest
 import torch
 
 from models.number_formats import E2M1_VALUES, E8M0
-from models.operands.packed_weights import (
-    packed_values,
-    quantize_packed,
-    to_kernel_order,
-    to_stored_order,
-)
+from models.operands.packed_weights import packed_values, to_kernel_order, to_stored_order
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.products.packed_linear import packed_linear
 from models.ops.products.packed_residual import packed_linear_residual_norm
 from tests.support.invariance import batch_invariance
+from tests.support.packed_quantization import quantize_packed
 from tests.support.tolerances import assert_rows_close
 
 generator = torch.Generator().manual_seed(3)
