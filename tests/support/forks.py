@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SERVER = [sys.executable, "-m", "tests.support.fork_server"]
+_MODULE = "tests.support.fork_server"
 OF_SERVICES = (
     "services.engine.server",
     "services.engine.worker.executor",
@@ -56,20 +56,36 @@ def fork(
     return ours
 
 
+_BASE = ("torch",)
+"""The module of a server of which others are forks, as they need it as well."""
+
+
 @cache
 def fork_server(*modules: str) -> socket.socket:
     """Starts this process's server with some modules, which ends when the connection does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Tests look for processes that have a module among their arguments.
+    arguments = [str(theirs.fileno()), ",".join(modules)]
+    # gRPC reads these when it is imported; services set them.
+    environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
     with theirs:
-        server = subprocess.Popen(
-            # Tests look for processes that have a module among their arguments.
-            [*_SERVER, str(theirs.fileno()), ",".join(modules)],
-            cwd=_ROOT,
-            # gRPC reads these when it is imported; services set them.
-            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-    atexit.register(server.wait)
+        if modules and modules != _BASE:
+            descriptors = {number: number for number in (0, 1, 2, theirs.fileno())}
+            command = [_MODULE, *arguments]
+            report = fork(
+                fork_server(*_BASE), command, environment=environment, descriptors=descriptors,
+                group=os.getpgrp(),
+            )  # fmt: skip
+            # It lives as long as this is open.
+            atexit.register(report.close)
+        else:
+            server = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, *arguments],
+                cwd=_ROOT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+            atexit.register(server.wait)
     atexit.register(ours.close)
     return ours
