@@ -54,7 +54,7 @@ from models.config_sections.text_part import is_wrapper, text_part, with_decoder
 from models.config_sections.towers import read_vision
 from models.config_sections.vision import VisionConfig
 from models.quantization.config import QuantizationConfig
-from models.quantization.stated import quantization_of
+from models.quantization.read import quantization_of
 
 CONFIG_FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")

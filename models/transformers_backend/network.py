@@ -26,7 +26,7 @@ from models.config import (
 from models.config_sections.fields import LARGEST, Fields, shown
 from models.config_sections.text_part import WRAPPERS
 from models.quantization.config import QuantizationConfig
-from models.quantization.stated import quantization_of
+from models.quantization.read import quantization_of
 from models.transformers_backend.attention_calls import (
     RECORDING,
     AttentionCall,
