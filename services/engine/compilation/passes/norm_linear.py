@@ -1,5 +1,8 @@
 """Puts a norm into the product after it."""
 
+from collections.abc import Sequence
+
+import torch
 from torch.fx import Graph, Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -11,17 +14,21 @@ from services.engine.compilation.passes.rewriting import (
     replace,
 )
 
-_NORM = ("x", "norm_weight", "eps")
-_SUM_AND_NORM = ("residual", "x", "weight", "bias", "norm_weight", "eps", "weight_scale")
-_PRODUCT = ("next_weight", "next_bias", "next_weight_scale")
-_ARGUMENTS = {
-    "norm_linear": (*_NORM, "next_weight", "next_bias", "is_gated", "next_weight_scale"),
-    "linear_residual_norm_linear": (
-        *_SUM_AND_NORM[:-1], "next_weight", "next_bias", "is_gated", "weight_scale",
-        "next_weight_scale",
+_NORM = ("norm_weight", "eps")
+_PRODUCT = ("weight", "bias", "weight_scale")
+_ROWS = {
+    "rms_norm": (("x", *_NORM), _PRODUCT, "norm_linear"),
+    "linear_residual_norm": (
+        ("residual", "x", "weight", "bias", *_NORM, "weight_scale"),
+        tuple(f"next_{name}" for name in _PRODUCT),
+        "linear_residual_norm_linear",
+    ),
+    "add_rms_norm": (("x", "residual", *_NORM), _PRODUCT, "add_norm_linear"),
+    "all_reduce_norm": (
+        ("x", "residual", *_NORM, "group"), _PRODUCT, "all_reduce_norm_linear",
     ),
 }  # fmt: skip
-"""Arguments of the fused operators, in order."""
+"""Norm -> its operands, those of the product, and the operator of both, by its arguments' names."""
 
 
 class NormLinearPass(GraphPass):
@@ -34,27 +41,44 @@ class NormLinearPass(GraphPass):
 
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
-        return sum(
-            _fuse(node, product, norm, fused)
-            for node in graph.nodes
-            for product in ("linear", "gated_linear")
-            for norm, fused in (
-                ("rms_norm", "norm_linear"),
-                ("linear_residual_norm", "linear_residual_norm_linear"),
-            )
-        )
+        return _run(graph, ("rms_norm", "linear_residual_norm"), needs_scale=False)
 
 
-def _fuse(node: Node, product: str, norm: str, fused: str) -> bool:
-    names = _NORM if norm == "rms_norm" else _SUM_AND_NORM
+class NormQuantPass(GraphPass):
+    """linear(add_rms_norm(x, residual)) of an FP8 weight becomes add_norm_linear.
+
+    After all_reduce_norm it becomes all_reduce_norm_linear. Sums that are no products, such as
+    those of experts or over ranks, come before such norms. The norm then rounds what the product of
+    many tokens multiplies.
+    """
+
+    name = "norm_quant"
+
+    def run(self, graph: Graph) -> int:
+        """Rewrites every match; returns how many there were."""
+        return _run(graph, ("add_rms_norm", "all_reduce_norm"), needs_scale=True)
+
+
+def _run(graph: Graph, norms: Sequence[str], *, needs_scale: bool) -> int:
+    return sum(
+        _fuse(node, product, norm, needs_scale=needs_scale)
+        for node in graph.nodes
+        for product in ("linear", "gated_linear")
+        for norm in norms
+    )
+
+
+def _fuse(node: Node, product: str, norm: str, *, needs_scale: bool) -> bool:
+    names, operands, fused = _ROWS[norm]
     inner = Call(f"octavo::{norm}", tuple(map(Operand, names)))
-    match = find(Call(f"octavo::{product}", (inner, *map(Operand, _PRODUCT))), at=node)
-    if match is None:
+    match = find(Call(f"octavo::{product}", (inner, *map(Operand, operands))), at=node)
+    if match is None or (needs_scale and match["weight_scale"] is None):
         return False
-    # The sum stays where it is: later nodes read it.
-    place = node if norm == "rms_norm" else match.nodes[1]
+    # A sum stays where it is: later nodes read it.
+    place = match.nodes[1] if "residual" in names else node
     values = {**match.values, "is_gated": product == "gated_linear"}
-    arguments = [values[name] for name in _ARGUMENTS[fused]]
+    schema = getattr(torch.ops.octavo, fused).default._schema
+    arguments = [values[each.name] for each in schema.arguments if each.name in values]
     if not are_before(place, arguments):
         return False
     replace(node, insert_operator(place, fused, *arguments, like=node))

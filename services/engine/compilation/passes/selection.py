@@ -9,8 +9,7 @@ from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.linear_gate import LinearGatePass
 from services.engine.compilation.passes.linear_residual import LinearResidualPass
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
-from services.engine.compilation.passes.norm_linear import NormLinearPass
-from services.engine.compilation.passes.norm_quant import NormQuantPass
+from services.engine.compilation.passes.norm_linear import NormLinearPass, NormQuantPass
 from services.engine.compilation.passes.packed_residual import PackedResidualPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
