@@ -16,7 +16,7 @@ from tests.support.transformers_reference import TransformersReference
 from tests.support.varied_prompts import varied_prompts
 
 NUM_PROMPTS = 72
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 
 
 @dataclass(frozen=True)

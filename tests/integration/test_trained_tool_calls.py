@@ -17,8 +17,8 @@ from services.client.requests import Message, Options, Reply, Sampling, Tool
 from tests.support.processes import Stack, free_port, stack
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-NUM_PROMPTS = 48
-NUM_SAMPLED = 12
+NUM_PROMPTS = 24
+NUM_SAMPLED = 6
 """Prompts with sampled answers: up to 400 random tokens, which only the grammar makes valid."""
 AT_ONCE = 8
 

@@ -17,13 +17,13 @@ from tests.support.forked_program import run_octavo
 from tests.support.pace import stopped
 from tests.support.processes import ServiceProcess
 
-MAX_TOKENS = 300
+MAX_TOKENS = 180
 SILENCE_LIMIT_S = 6.0
 """Longer than a busy machine holds an engine up that is not frozen."""
 SAMPLINGS = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.8, seed=11),
-    SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=250),
+    SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=150),
     SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5, presence_penalty=0.3),
 ]
 """Positions and output tokens must be counted on from the values before the loss."""

@@ -11,7 +11,7 @@ from tests.support.pace import frozen, until_live
 from tests.support.processes import stack
 from tests.support.waiting import until
 
-NUM_REQUESTS = 24
+NUM_REQUESTS = 48
 """With log-probabilities their output is several times what gRPC keeps for a reader."""
 SLOW_LIMIT_S = 6
 """Longer than a busy machine holds up a frontend, which would take that for a client's doing."""
@@ -42,7 +42,7 @@ async def test_its_session_ends_with_resource_exhausted_and_others_go_on():
             session = FrontendServiceStub(slow_channel).Session()
             with frozen(worker_of(services.engine)):
                 for handle in range(NUM_REQUESTS):
-                    generate = request(1000, logprobs=20)
+                    generate = request(500, logprobs=20)
                     await session.write(pb.SessionRequest(handle=handle, generate=generate))
                 await until_live(services.engine, NUM_REQUESTS)
             await session.read()

@@ -25,7 +25,7 @@ from tests.support.memory_slope import MemorySlopes
 from tests.support.processes import Stack, stack
 from tests.support.varied_prompts import varied_prompts
 
-SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "6"))
+SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "4"))
 WARM_UP_S = min(5.0, SOAK_S / 2)
 STREAM_TIMEOUT_S = 240.0
 """No stream takes nearly this long, however slow the machine; one that does hangs."""

@@ -73,7 +73,7 @@ def write_many(folder, number):
 
 
 def test_processes_that_write_the_same_piece_at_once_read_whole_ones(tmp_path):
-    writers = [write_many(tmp_path, 15) for _ in range(2)]
+    writers = [write_many(tmp_path, 8) for _ in range(2)]
     with ThreadPoolExecutor() as pool:
         results = list(pool.map(lambda writer: writer.communicate(timeout=90), writers))
     assert [writer.returncode for writer in writers] == [0, 0], results
