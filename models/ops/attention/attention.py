@@ -20,12 +20,13 @@ from models.ops.attention.queries_alone import queries_alone
 from models.ops.attention.seen_keys import seen_keys
 from models.ops.attention.shared_prefixes import attend_shared
 from models.ops.attention.unseen_keys import clear_unseen
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.products.activation_rounding import leaves_rounded
 from models.ops.products.fp8_linear import round_in_place
 
 
-def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(mutates=("output",))
+def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q: torch.Tensor,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
@@ -196,8 +197,3 @@ def _with_sinks(
         values,
         torch.cat((hidden.expand(*shape, -1), scores.to(keys.dtype).expand(*shape, -1)), dim=-1),
     )
-
-
-unified_attention_with_output = direct_register_custom_op(
-    "unified_attention_with_output", _unified_attention_with_output, mutates_args=("output",)
-)

@@ -13,7 +13,7 @@ from models.forward_context import get_forward_context
 from models.kv_cache import RowCacheData
 from models.operands.row_pages import RowPages
 from models.ops.attention.compressed_entries import Compressor, completed_entries
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 
 MOST_GATHERED = 2**26
 """Most elements of keys that a call gathers at once: 128 MiB in 16 bits."""
@@ -66,7 +66,8 @@ class _Index:
         return scores.topk(min(self.top_k, len(numbers)), dim=-1).indices
 
 
-def _compressed_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(mutates=("output",))
+def compressed_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q: torch.Tensor,
     recent: torch.Tensor,
     output: torch.Tensor,
@@ -198,8 +199,3 @@ def _attend(
             seen = torch.cat((seen, numbers < num_seen.unsqueeze(1)), dim=1)
             gathered = torch.cat((gathered, entries.of(requests, numbers)), dim=1)
         queries.output[tokens] = queries.attended(tokens, gathered, seen)
-
-
-compressed_attention_with_output = direct_register_custom_op(
-    "compressed_attention_with_output", _compressed_attention_with_output, ("output",)
-)

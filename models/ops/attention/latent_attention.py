@@ -21,10 +21,11 @@ from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.latent_cache import write_latents
 from models.ops.attention.latent_transform import transform_latents
 from models.ops.attention.queries_alone import queries_alone
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 
 
-def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(mutates=("output",))
+def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q_plain: torch.Tensor,
     q_rotated: torch.Tensor,
     latent: torch.Tensor,
@@ -188,8 +189,3 @@ def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) 
     best = scores.topk(min(index.top_k, scores.shape[-1]), dim=-1).indices
     chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     return chosen.scatter(-1, best, value=True) & group.mask
-
-
-latent_attention_with_output = direct_register_custom_op(
-    "latent_attention_with_output", _latent_attention_with_output, mutates_args=("output",)
-)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from models.forward_context import AttentionMetadata, get_forward_context
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.recurrence.causal_conv import causal_conv
 from models.ops.recurrence.gated_delta_rule import delta_chunk, delta_step
 from models.ops.recurrence.request_runs import request_runs
@@ -19,7 +19,8 @@ NORM_EPS = 1e-6
 """Added to the squared lengths of queries and keys."""
 
 
-def _gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(mutates=("output",))
+def gated_delta_net(  # noqa: PLR0913  # an operator takes no dataclasses
     qkv: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -118,8 +119,3 @@ def _reference(  # noqa: PLR0913  # see the operator
 def _unit(x: torch.Tensor) -> torch.Tensor:
     """Returns vectors of length one."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS)
-
-
-gated_delta_net = direct_register_custom_op(
-    "gated_delta_net", _gated_delta_net, mutates_args=("output",)
-)

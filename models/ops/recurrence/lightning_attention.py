@@ -8,14 +8,15 @@ from torch.nn import functional
 
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.recurrence.decayed_attention import decayed_chunk, decayed_step
 from models.ops.recurrence.request_runs import request_runs
 from models.ops.recurrence.scan import scan
 from models.state_cache import StateCacheData
 
 
-def _lightning_attention(
+@operator(mutates=("output",))
+def lightning_attention(
     qkv: torch.Tensor, slopes: torch.Tensor, output: torch.Tensor, layer_index: int
 ) -> None:
     """Attends to the state of each request, which sums keys times values.
@@ -48,8 +49,3 @@ def _lightning_attention(
             (q, k, v, decay), cache, run, step=decayed_step, chunk=decayed_chunk,
         )  # fmt: skip
         output[run.tokens] = result.to(output.dtype)
-
-
-lightning_attention = direct_register_custom_op(
-    "lightning_attention", _lightning_attention, mutates_args=("output",)
-)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from models.forward_context import AttentionMetadata, get_forward_context
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.recurrence.causal_conv import causal_conv
 from models.ops.recurrence.decayed_attention import decayed_chunk, decayed_step
 from models.ops.recurrence.request_runs import request_runs
@@ -16,7 +16,8 @@ from models.ops.recurrence.scan import Rule, scan
 from models.state_cache import StateCacheData
 
 
-def _mamba2(  # noqa: PLR0913  # an operator takes no dataclasses
+@operator(mutates=("output",))
+def mamba2(  # noqa: PLR0913  # an operator takes no dataclasses
     xbc: torch.Tensor,
     dt: torch.Tensor,
     conv_weight: torch.Tensor,
@@ -117,6 +118,3 @@ def _transposed(rule: Rule) -> Rule:
         return state.transpose(-1, -2), output
 
     return swapped
-
-
-mamba2 = direct_register_custom_op("mamba2", _mamba2, mutates_args=("output",))

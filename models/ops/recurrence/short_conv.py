@@ -7,13 +7,14 @@ import torch
 
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.recurrence.causal_conv import causal_conv
 from models.ops.recurrence.request_runs import request_runs
 from models.state_cache import StateCacheData
 
 
-def _short_conv(
+@operator(mutates=("output",))
+def short_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -43,6 +44,3 @@ def _short_conv(
     for run in request_runs(metadata):
         result = causal_conv(x, weight, bias, cache, run, activates=False)
         output[run.tokens] = result.to(output.dtype)
-
-
-short_conv = direct_register_custom_op("short_conv", _short_conv, mutates_args=("output",))
