@@ -23,7 +23,7 @@ import torch
 from models.kernels.experts.moe import apply_experts, route
 from models.operands.experts import ExpertWeights, Routing
 from models.ops.experts import shared_expert
-from services.engine.compilation.passes import inserted_operators  # noqa: F401  # products of the layer
+from services.engine.compilation.program import inserted_operators  # noqa: F401  # products of the layer
 from tests.bench.experts import DEEPSEEK, DEEPSEEK_V3, make_layer
 from tests.bench.kernels import copies, microseconds
 from tests.support.moe_case import make_logits

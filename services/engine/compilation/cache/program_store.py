@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import nn
 
-import services.engine.compilation.passes.inserted_operators  # noqa: F401  # registers them
+import services.engine.compilation.program.inserted_operators  # noqa: F401  # registers them
 from services.engine.compilation.cache.artifact_cache import ArtifactCache
 from services.engine.compilation.program.compile_range import CompileRange
 from services.engine.compilation.program.piece_code import PieceCode, UnwritableCodeError

@@ -1,11 +1,13 @@
 """Compares operators that passes insert with the operators they stand for, as a program runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
+import services.engine.compilation.program.inserted_operators  # noqa: F401  # registers them
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
 from models.operands.head_transform import HeadTransform
@@ -51,7 +53,7 @@ class FusionCheck(DispatchMode):
         size = (func, *(_size(arg) for arg in args))
         at_cos = _COS.get(unfused)
         is_plain = (at_cos is not None and not _is_comparable(args, at_cos)) or (
-            unfused is _packed_linear and not args[-1]
+            func is torch.ops.octavo.packed_linear.default and not args[-1]
         )
         if size in self._seen or is_plain:
             return func(*args)
@@ -63,7 +65,7 @@ class FusionCheck(DispatchMode):
         result = func(*args)
         written = [(mine, its) for mine, its in zip(given, args, strict=True) if mine is not its]
         expected = unfused(*given)
-        pairs = written if expected is None else [(expected, result), *written]
+        pairs = written if result is None else [(expected, result), *written]
         num_tokens = get_forward_context().context.num_tokens
         self.comparisons += (
             compare(mine[:num_tokens], its[:num_tokens], of=func._schema.name)
@@ -89,162 +91,99 @@ def _is_comparable(args: tuple[Any, ...], at_cos: int) -> bool:
     return has_transform and not rounds and not has_kernels(args[0].device)
 
 
-def _gated_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, weight_scale: Tensor | None = None
-) -> Tensor:
-    return silu_and_mul(linear(x, weight, bias, weight_scale))
+_Step = Callable[[Tensor, Mapping[str, Any]], Tensor]
+"""Takes the tensor that the step before made, at first x, and all arguments by name."""
 
 
-def _packed_linear(  # as the operator
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_zero: Tensor | None,
-    bias: Tensor | None,
-    is_gated: bool,
-) -> Tensor:
-    assert is_gated, "without a gate it stands for nothing else"
-    operands = (weight, weight_scale, weight_zero, bias)
-    return silu_and_mul(packed_linear(x, *operands, False))
+def _product(
+    weight: str = "weight",
+    bias: str = "bias",
+    scale: str = "weight_scale",
+    *,
+    gate: str = "is_gated",
+    is_gated: bool = False,
+) -> _Step:
+    """Returns a product of these operands, which nothing takes the place of without a weight."""
+
+    def step(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+        if given[weight] is None:
+            return x
+        # Attention rounds what the first product takes.
+        is_rounded = weight == "weight" and given.get("is_rounded", False)
+        output = linear(x, given[weight], given[bias], given.get(scale), is_rounded)
+        return silu_and_mul(output) if given.get(gate, is_gated) else output
+
+    return step
 
 
-def _packed_linear_residual_norm(
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_zero: Tensor | None,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    eps: float,
-) -> Tensor:
-    product = packed_linear(x, weight, weight_scale, weight_zero, bias, False)
-    return _add_rms_norm(product, residual, norm_weight, eps)
+def _norm(weight: str = "norm_weight", eps: str = "eps") -> _Step:
+    return lambda x, given: rms_norm(x, given[weight], given[eps])
 
 
-def _norm_linear(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    is_gated: bool,
-    weight_scale: Tensor | None = None,
-) -> Tensor:
-    product = _gated_linear if is_gated else linear
-    return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
+def _sum(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+    residual: Tensor = given["residual"]
+    return residual.add_(x)
 
 
-def _add_norm_linear(
-    x: Tensor,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    is_gated: bool,
-    weight_scale: Tensor | None = None,
-) -> Tensor:
-    residual.add_(x)
-    return _norm_linear(residual, norm_weight, eps, weight, bias, is_gated, weight_scale)
-
-
-def _linear_residual(
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight_scale: Tensor | None = None,
-    is_rounded: bool = False,
-) -> None:
-    residual.add_(linear(x, weight, bias, weight_scale, is_rounded))
-
-
-def _linear_residual_norm(
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    eps: float,
-    weight_scale: Tensor | None = None,
-    is_rounded: bool = False,
-) -> Tensor:
-    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
-    return rms_norm(residual, norm_weight, eps)
-
-
-def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    eps: float,
-    next_weight: Tensor,
-    next_bias: Tensor | None,
-    is_gated: bool,
-    weight_scale: Tensor | None = None,
-    next_weight_scale: Tensor | None = None,
-    is_rounded: bool = False,
-) -> Tensor:
-    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
-    following = (next_weight, next_bias, is_gated, next_weight_scale)
-    return _norm_linear(residual, norm_weight, eps, *following)
-
-
-def _feed_forward(  # noqa: PLR0913  # as the operator
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    eps: float,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    last_norm_weight: Tensor,
-    last_eps: float,
-    next_weight: Tensor | None,
-    next_bias: Tensor | None,
-    is_next_gated: bool,
-    weight_scale: Tensor | None,
-    gate_up_scale: Tensor | None,
-    down_scale: Tensor | None,
-    next_scale: Tensor | None,
-    is_rounded: bool = False,
-) -> Tensor:
-    _linear_residual(residual, x, weight, bias, weight_scale, is_rounded)
-    inner = _norm_linear(residual, norm_weight, eps, gate_up, gate_up_bias, True, gate_up_scale)
-    _linear_residual(residual, inner, down, down_bias, down_scale)
-    if next_weight is None:
-        return rms_norm(residual, last_norm_weight, last_eps)
-    following = (next_weight, next_bias, is_next_gated, next_scale)
-    return _norm_linear(residual, last_norm_weight, last_eps, *following)
-
-
-def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    residual.add_(x)
-    return rms_norm(residual, weight, eps)
-
-
-def _all_reduce_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: str) -> Tensor:
+def _reduced(x: Tensor, given: Mapping[str, Any]) -> Tensor:
     """Communicates once more; all ranks compare in the same order."""
-    return _add_rms_norm(all_reduce(x, group), residual, weight, eps)
+    return all_reduce(x, given["group"])
 
 
-def _all_reduce_norm_linear(
-    x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, group: str, *product: Any
-) -> Tensor:
-    """Communicates once more; all ranks compare in the same order."""
-    return _add_norm_linear(all_reduce(x, group), residual, norm_weight, eps, *product)
+def _packed(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+    names = ("weight", "weight_scale", "weight_zero", "bias")
+    weight, scale, zero, bias = (given[name] for name in names)
+    return packed_linear(x, weight, scale, zero, bias, False)
+
+
+def _gate(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+    del given
+    return silu_and_mul(x)
+
+
+_FIRST = _product(gate="")
+_NEXT = _product("next_weight", "next_bias", "next_weight_scale")
+_STEPS: dict[str, tuple[_Step, ...]] = {
+    "gated_linear": (_product(is_gated=True),),
+    "norm_linear": (_norm(), _product()),
+    "add_norm_linear": (_sum, _norm(), _product()),
+    "linear_residual": (_FIRST, _sum),
+    "linear_residual_norm": (_FIRST, _sum, _norm()),
+    "linear_residual_norm_linear": (_FIRST, _sum, _norm(), _NEXT),
+    "feed_forward": (
+        _FIRST, _sum, _norm(),
+        _product("gate_up", "gate_up_bias", "gate_up_scale", is_gated=True),
+        _product("down", "down_bias", "down_scale"),
+        _sum, _norm("last_norm_weight", "last_eps"),
+        _product("next_weight", "next_bias", "next_scale", gate="is_next_gated"),
+    ),
+    "packed_linear": (_packed, _gate),
+    "packed_linear_residual_norm": (_packed, _sum, _norm()),
+    "add_rms_norm": (_sum, _norm("weight")),
+    "all_reduce_norm": (_reduced, _sum, _norm("weight")),
+    "all_reduce_norm_linear": (_reduced, _sum, _norm(), _product()),
+}  # fmt: skip
+"""What operators with products and norms do, one step after the other."""
+
+
+def _stepwise(name: str, steps: tuple[_Step, ...]) -> Callable[..., Tensor | None]:
+    names = [each.name for each in getattr(torch.ops.octavo, name).default._schema.arguments]
+
+    def run(*args: Any) -> Tensor:
+        given = dict(zip(names, args, strict=False))
+        output: Tensor = given["x"]
+        for step in steps:
+            output = step(output, given)
+        return output
+
+    return run
 
 
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: len(_ROUTED) - 1], others[len(_ROUTED) - 1 :]
     weight, scale, bias, down, down_scale, down_bias = shared
-    output = linear(_gated_linear(hidden, weight, bias, scale), down, down_bias, down_scale)
+    gated = silu_and_mul(linear(hidden, weight, bias, scale))
+    output = linear(gated, down, down_bias, down_scale)
     return fused_moe(hidden, *routed) + output
 
 
@@ -286,18 +225,7 @@ _COS: dict[Callable[..., Tensor | None], int] = {_attention: _AT_COS, _latent_at
 _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     f"{NAMESPACE}::{name}": unfused
     for name, unfused in (
-        ("gated_linear", _gated_linear),
-        ("packed_linear", _packed_linear),
-        ("packed_linear_residual_norm", _packed_linear_residual_norm),
-        ("norm_linear", _norm_linear),
-        ("add_norm_linear", _add_norm_linear),
-        ("feed_forward", _feed_forward),
-        ("linear_residual", _linear_residual),
-        ("linear_residual_norm", _linear_residual_norm),
-        ("linear_residual_norm_linear", _linear_residual_norm_linear),
-        ("add_rms_norm", _add_rms_norm),
-        ("all_reduce_norm", _all_reduce_norm),
-        ("all_reduce_norm_linear", _all_reduce_norm_linear),
+        *((name, _stepwise(name, steps)) for name, steps in _STEPS.items()),
         ("fused_moe_with_shared", _fused_moe_with_shared),
         ("unified_attention_with_output", _attention),
         ("latent_attention_with_output", _latent_attention),

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node, map_arg
 from torch.utils._pytree import tree_leaves
 
-import services.engine.compilation.passes.inserted_operators  # noqa: F401  # registers them
+import services.engine.compilation.program.inserted_operators  # noqa: F401  # registers them
 from services.engine.compilation.passes.aliasing import storages, written
 from services.engine.compilation.passes.operations import tensor_of
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import services.engine.compilation.passes.inserted_operators  # noqa: F401  # registers them
+import services.engine.compilation.program.inserted_operators  # noqa: F401  # registers them
 from models.compile_support import support_torch_compile
 from models.ops.products.packed_linear import packed_linear
 from tests.support.compiled_models import compile_toy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import services.engine.compilation.passes.inserted_operators  # noqa: F401  # registers them
+import services.engine.compilation.program.inserted_operators  # noqa: F401  # registers them
 from models.compile_support import support_torch_compile
 from models.number_formats import BLOCK, FP8
 from models.ops.elementwise.rms_norm import rms_norm
