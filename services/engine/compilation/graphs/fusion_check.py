@@ -163,7 +163,7 @@ _STEPS: dict[str, tuple[_Step, ...]] = {
     "all_reduce_norm": (_reduced, _sum, _norm("weight")),
     "all_reduce_norm_linear": (_reduced, _sum, _norm(), _product()),
 }  # fmt: skip
-"""What operators with products and norms do, one step after the other."""
+"""Steps of operators with products and norms, in order."""
 
 
 def _stepwise(name: str, steps: tuple[_Step, ...]) -> Callable[..., Tensor | None]:
