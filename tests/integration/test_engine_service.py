@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 
 import grpc
@@ -17,8 +15,9 @@ from protos.engine.v1.engine_pb2 import (
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config.checkpoint import TINY_CHECKPOINT
+from tests.support.forked_program import run_forked
 from tests.support.pace import stopped
-from tests.support.processes import ROOT, ServiceProcess, start_engine
+from tests.support.processes import ServiceProcess, start_engine
 from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
 
@@ -80,14 +79,7 @@ async def test_drain_answers_and_the_engine_exits_0(stop_file):
 
 class TestCommandLine:
     def run(self, *arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "services.engine", "--port", "0", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_forked("services.engine", "--port", "0", *arguments)
 
     def test_help_explains_every_flag(self):
         result = self.run("--help")

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
+from tests.support.forked_program import run_octavo
 from tests.support.otlp_collector import OtlpCollector
 from tests.support.processes import ServiceProcess, Stack, free_port, start_engine
 
@@ -119,15 +118,7 @@ def test_every_metric_of_the_dashboard_is_exported(services, ports):
 
 def test_stats_show_the_same_figures(services, ports):
     asyncio.run(ask(services.frontend.address, over_session=False))
-    command = [sys.executable, "-m", "services.client.cli", "stats", "--json"]
-    told = subprocess.run(
-        [*command, "--engine", services.engine.address],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    told = run_octavo("stats", "--json", "--engine", services.engine.address)
     stats = json.loads(told.stdout)
     with urllib.request.urlopen(
         f"http://127.0.0.1:{ports['engine']}/metrics", timeout=20

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.forked_program import run_forked
+from tests.support.forked_program import run_forked, run_octavo
 from tests.support.pace import stopped, together, until_aborted, until_live
 from tests.support.processes import ROOT, start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
@@ -162,10 +161,8 @@ def test_the_command_reports_how_many_drafts_are_accepted(folder):
                 await generate(stub, [5, 17, 3], max_tokens=20, ignore_eos=True)
 
         asyncio.run(some())
-        command = [sys.executable, "-m", "services.client.cli", "stats"]
-        command += ["--engine", engine.address]
-        shown = subprocess.run([*command, "--once"], cwd=ROOT, capture_output=True, text=True)
-        figures = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True)
+        shown = run_octavo("stats", "--engine", engine.address, "--once")
+        figures = run_octavo("stats", "--engine", engine.address, "--json")
     assert "with at most 2 drafts" in " ".join(shown.stdout.replace("│", " ").split())
     counts = json.loads(figures.stdout)
     assert 0 < counts["accepted_draft_tokens"] <= counts["draft_tokens"]
