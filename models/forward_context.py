@@ -39,9 +39,9 @@ WORKER_MADE_ATTENTION_FIELDS = frozenset(
 )
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
 
-TILE_REQUESTS = 16
-"""Most requests of a tile of a PrefixPlan; each has a row for every query head of a kv head."""
-MAX_PREFIX_TILES = 32
+TILE_QUERIES = 16
+"""Most query tokens of a tile of a PrefixPlan; each has a row for every head of a kv head."""
+MAX_PREFIX_TILES = 64
 """Tiles of a PrefixPlan."""
 MAX_PREFIX_LEVELS = 3
 """Most prefixes of one request, each of which continues the one before."""
@@ -135,25 +135,28 @@ class AttentionWorkspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixPlan:
-    """Leading keys that single-token requests of a step share. R requests.
+    """Leading keys that decoding requests of a step share. R requests.
 
     Its sizes do not depend on what is shared, so the plans of all replays of a graph are data.
-    A tile is up to TILE_REQUESTS requests with the same keys in a range of positions. A request has
-    one tile for each prefix that it is in, the first of which begins at position 0 and each other
-    one where that before ends.
+    A tile is up to TILE_QUERIES query tokens that all see the same keys in a range of positions.
+    The queries of a prefix follow one another in its tiles, those of a request, too. The first
+    prefix of a request begins at position 0 and each other one where that before ends.
 
-    tiles: [4, MAX_PREFIX_TILES] int32: each tile's first entry in `requests`, its requests, the
-        first key that they share and how many these are; zeros of absent tiles, which come last.
-    requests: int32, the requests of all tiles; those of a tile follow one another.
-    tile_slots: [R, MAX_PREFIX_LEVELS + 1] int32, for each tile of a request
-        tile * TILE_REQUESTS + place in the tile, then -1.
+    tiles: [5, MAX_PREFIX_TILES] int32: each tile's first entry in `queries`, its queries, the first
+        key that they share, how many these are, and a request whose blocks have these keys; zeros
+        of absent tiles, which come last.
+    queries: int32, the query tokens of all tiles, by their numbers in the step.
+    tile_slots: [R, MAX_PREFIX_LEVELS + 1] int32, for each prefix of a request
+        tile * TILE_QUERIES + place in the tile of its first query, then -1.
     own_lens: [R] int32, the keys of each request that it does not share.
+    num_queries: most query tokens of a request that shares keys.
     """
 
     tiles: torch.Tensor
-    requests: torch.Tensor
+    queries: torch.Tensor
     tile_slots: torch.Tensor
     own_lens: torch.Tensor
+    num_queries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,12 +93,10 @@ class StepLimits:
         pooling: the method of pooling; None to generate.
         """
         layer_groups = group_layers(cache_windows, max_model_len=max_model_len, spans=cache_spans)
-        # The first group is one without a window, if there is any. Queries of drafts have kernels
-        # that read all of their keys, and compressed keys have none.
+        # The first group is one without a window, if there is any. Compressed keys share none.
         can_share_prefixes = (
             config.cache.enable_prefix_caching
             and not config.worker.batch_invariant
-            and not config.speculation.num_speculative_tokens
             and pooling is None
             and not computes_whole_prompts
             and max(cache_spans, default=1) == 1

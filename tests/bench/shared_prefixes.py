@@ -1,6 +1,6 @@
 """Times decode attention of requests with one beginning, with and without reading it once.
 
-    python -m tests.bench.shared_prefixes [--steps] [--json out.json]
+    python -m tests.bench.shared_prefixes [--steps] [--queries 4] [--json out.json]
 
 One layer of Qwen3-8B, norm, rotation and cache write included. The requests' tables name the same
 blocks, so without sharing the second-level cache serves many of their reads. floor: what must be
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from models.kernels.attention.decode.decode_attention import decode_attention
+from models.kernels.attention.attention import attend
 from models.kernels.attention.decode.prefix_attention import NewTokens, prefix_attention
 from models.ops.attention.attention_metadata import build_attention_metadata
 from tests.bench import kernels
@@ -24,7 +24,7 @@ from tests.bench.kernels import BYTES_PER_US, cache_bytes, copies, microseconds
 from tests.bench.model_folder import shape_names
 from tests.bench.report import Report
 from tests.bench.shared_steps import measure_steps
-from tests.support.attention_case import AttentionCase, Heads, make_cache, make_case
+from tests.support.attention_case import AttentionCase, Heads, make_cache, make_case, token_request
 from tests.support.prefix_case import with_shared
 
 HEADS = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
@@ -40,9 +40,11 @@ UNSHARED = 1024
 """Keys of each request where nothing is shared."""
 
 
-def make_shared(batch: int, shared: int, own: int, *, has_fp8_cache: bool) -> AttentionCase:
-    """Returns a step of single tokens whose sequences begin with the same blocks."""
-    case = make_case([1] * batch, [own] * batch, HEADS, dtype=torch.bfloat16, device="cuda")
+def make_shared(
+    batch: int, shared: int, own: int, *, has_fp8_cache: bool, queries: int = 1
+) -> AttentionCase:
+    """Returns a step of decodes whose sequences begin with the same blocks."""
+    case = make_case([queries] * batch, [own] * batch, HEADS, dtype=torch.bfloat16, device="cuda")
     metadata = case.metadata
     num_own, num_shared = case.cache.k.shape[0], shared // BLOCK_SIZE
     first = torch.arange(num_own, num_own + num_shared, dtype=torch.int32, device="cuda")
@@ -54,9 +56,9 @@ def make_shared(batch: int, shared: int, own: int, *, has_fp8_cache: bool) -> At
         row_ids=metadata.row_ids,
         block_table=torch.cat((first.expand(batch, -1), metadata.block_tables), 1),
         positions=case.positions + shared,
-        token_request=torch.arange(batch, device="cuda"),
+        token_request=token_request(metadata.query_start_loc),
         block_size=BLOCK_SIZE,
-        max_seqlen_q=1,
+        max_seqlen_q=queries,
         max_seqlen_k=own + shared,
         workspace=metadata.workspace,
     )
@@ -70,15 +72,12 @@ def calls_of(cases: list[AttentionCase], *, shares: bool) -> list[Callable[[], o
     """Returns launches over the caches of all cases, with the step of the first."""
     first = cases[0]
     metadata = first.metadata if shares else replace(first.metadata, prefix_plan=None)
-    output = torch.empty_like(first.q)
-    new = NewTokens(
-        k=first.k, v=first.v, transform=first.transform, slot_mapping=metadata.slot_mapping
-    )
+    output = torch.empty_like(first.q).contiguous()
 
     def call(cache):
-        return lambda: decode_attention(
-            first.q, cache, metadata, output, new,
-            sliding_window=None, sinks=None, scale=HEADS.head_dim**-0.5, soft_cap=0.0,
+        return lambda: attend(
+            first.q, first.k, first.v, output, cache, metadata, first.transform, None, None,
+            HEADS.head_dim**-0.5, 0.0,
         )  # fmt: skip
 
     return [call(case.cache) for case in cases]
@@ -104,12 +103,19 @@ def prefix_calls(batch: int, shared: int, *, has_fp8_cache: bool) -> list[Callab
 
 
 def measure(
-    report: Report, name: str, batch: int, shared: int, own: int, *, has_fp8_cache: bool
+    report: Report,
+    name: str,
+    batch: int,
+    shared: int,
+    own: int,
+    *,
+    has_fp8_cache: bool,
+    queries: int = 1,
 ) -> None:
     """Adds the times of one step with and without sharing."""
     num_bytes = cache_bytes(HEADS, 1, shared + batch * own, has_fp8_cache=has_fp8_cache)
     cases = [
-        make_shared(batch, shared, own, has_fp8_cache=has_fp8_cache)
+        make_shared(batch, shared, own, has_fp8_cache=has_fp8_cache, queries=queries)
         for _ in range(copies(num_bytes, 24))
     ]
     for way, shares in (("on", True), ("off", False)):
@@ -122,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--queries", type=int, default=1, help="of a request: 1 and its drafts")
     parser.add_argument("--shape", choices=shape_names(), default="qwen3-8b")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
@@ -130,16 +137,17 @@ def main() -> None:
         measure_steps(report, arguments.shape, arguments.device)
         print(report.table())
         return
+    queries = arguments.queries
     points = [(batch, shared) for shared in SHARED for batch in BATCHES]
     points += [(batch, shared) for shared in SHORT for batch in FEW]
     for has_fp8_cache in (False, True):
         kind = "fp8" if has_fp8_cache else "bf16"
         for batch, shared in points:
             name = f"{kind} {batch} x {shared}"
-            measure(report, name, batch, shared, OWN, has_fp8_cache=has_fp8_cache)
+            measure(report, name, batch, shared, OWN, has_fp8_cache=has_fp8_cache, queries=queries)
         for batch in BATCHES:
             name = f"{kind} {batch}, nothing shared"
-            measure(report, name, batch, 0, UNSHARED, has_fp8_cache=has_fp8_cache)
+            measure(report, name, batch, 0, UNSHARED, has_fp8_cache=has_fp8_cache, queries=queries)
     print(report.table())
 
 

@@ -41,6 +41,16 @@ BATCHES = {
             (list(range(3, 9)), 160),
         ],
     ),
+    "drafts": (
+        [4] * 40 + [3, 1],
+        [1025 + 61 * i for i in range(42)],
+        [(list(range(3, 42)), 60), ([20, 21, 25, 41], 90)],
+    ),
+    "drafts-beside-chunks": (
+        [2, 40, 2, 2, 300, 1, 0],
+        [2000, 90, 1601, 5700, 300, 1900, 0],
+        [([0, 3, 2, 5], 90)],
+    ),
     "beside-chunks": (
         [1, 40, 1, 1, 300, 1, 0],
         [2000, 90, 1601, 1700, 300, 9, 0],
@@ -104,7 +114,7 @@ def test_a_graph_replays_with_other_plans():
         assert_rows_close(output, expected)
 
 
-FIELDS = ("tiles", "requests", "tile_slots", "own_lens")
+FIELDS = ("tiles", "queries", "tile_slots", "own_lens")
 SYSTEM = list(range(2, 90))
 PROMPTS = [*([*SYSTEM, 1 + i] for i in range(9)), [70] * 9]
 

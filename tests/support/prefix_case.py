@@ -14,15 +14,17 @@ from tests.support.attention_case import token_request
 def with_shared(case, prefixes):
     """Returns a case whose requests share blocks, with the plan of it.
 
-    prefixes: (requests, blocks) each, outer ones before those inside; the requests read one token
-        and have more than the blocks.
+    prefixes: (requests, blocks) each, outer ones before those inside; the requests have the blocks
+        before their queries.
     """
     metadata = case.metadata
     for requests, num_blocks in prefixes:
         leader, *others = requests
         metadata.block_tables[others, :num_blocks] = metadata.block_tables[leader, :num_blocks]
     device, num_requests = case.q.device, len(metadata.seq_lens)
-    buffers = PrefixBuffers(num_requests + 1, device)
+    members = [each for requests, _ in prefixes for each in requests]
+    num_queries = int(metadata.query_start_loc.diff()[members].max()) if members else 1
+    buffers = PrefixBuffers(num_requests + 1, device, num_queries=num_queries)
     buffers.write(planned(case, prefixes))
     workspace = metadata.workspace
     if workspace is not None:
@@ -63,4 +65,5 @@ def planned(case, prefixes):
         query_start_loc=case.metadata.query_start_loc.cpu().numpy(),
         seq_lens=case.metadata.seq_lens.cpu().numpy(),
         block_size=case.cache.k.shape[1],
+        most_queries=64,
     )

@@ -5,6 +5,7 @@ import torch
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.cache.rotate_and_cache import rotate_and_cache
 from models.kernels.attention.decode.decode_attention import decode_attention
+from models.kernels.attention.decode.draft_attention import attend_drafts
 from models.kernels.attention.decode.few_queries import attend_few_queries
 from models.kernels.attention.decode.prefix_attention import NewTokens
 from models.kernels.attention.prefill.prefill_attention import prefill_attention
@@ -54,8 +55,9 @@ def attend(
     rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform, kept_v=values)
     k, v = k if keys is None else keys, v if values is None else values
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
+    prefix = None
     if has_single_tokens:
-        decode_attention(
+        prefix = decode_attention(
             queries, cache, metadata, attended,
             output_scale=attended_scale, sliding_window=sliding_window, sinks=sinks, scale=scale,
             soft_cap=soft_cap,
@@ -64,7 +66,12 @@ def attend(
         return
     min_queries = 2 if has_single_tokens else 1
     most_attended = 0
-    if key_ends is None:
+    if prefix is not None and prefix.plan.num_queries > 1 and key_ends is None:
+        most_attended = attend_drafts(
+            queries, cache, metadata, attended, prefix,
+            output_scale=attended_scale, sinks=sinks, scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
+    elif key_ends is None:
         most_attended = attend_few_queries(
             queries, cache, metadata, attended,
             output_scale=attended_scale, min_queries=min_queries, sliding_window=sliding_window,

@@ -6,7 +6,7 @@ from math import inf
 
 import torch
 
-from models.forward_context import MAX_PREFIX_TILES, TILE_REQUESTS, AttentionWorkspace
+from models.forward_context import MAX_PREFIX_TILES, TILE_QUERIES, AttentionWorkspace
 from models.kernels.gpu import gpu_of, is_hopper
 from models.kernels.tuning import hopper
 from models.kernels.tuning.registry import own_tables, tables_on
@@ -276,7 +276,7 @@ def most_prefix_parts(num_programs: int) -> int:
 def most_prefix_rows(num_heads: int, num_kv_heads: int, device: torch.device) -> int:
     """Returns how many rows of results of shared prefixes the workspace has room for."""
     most = max(tiles.num_programs for tiles in tables_on(device).prefixes.values())
-    return most_prefix_parts(most // num_kv_heads) * TILE_REQUESTS * num_heads
+    return most_prefix_parts(most // num_kv_heads) * TILE_QUERIES * num_heads
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import TILE_REQUESTS, AttentionMetadata, get_forward_context
+from models.forward_context import TILE_QUERIES, AttentionMetadata, PrefixPlan, get_forward_context
 from models.kv_cache import KVCacheData
 from models.ops.attention.kv_cache import read_kv_cache
 
@@ -33,33 +33,48 @@ def attend_shared(
     is_recorded = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
     if not is_recorded and not is_sharing.any():
         return
-    starts = metadata.query_start_loc[:-1].long()
-    queries = q.index_select(0, starts.clamp(max=len(q) - 1))
-    tables = own = metadata.block_tables
-    keys = torch.arange(own.shape[1] * cache.k.shape[1], device=own.device)
+    q_lens = metadata.query_start_loc.diff()
+    attended = torch.cat((output, torch.zeros_like(output[:1])))
+    for query in range(plan.num_queries):
+        is_query = is_sharing & (query < q_lens)
+        tokens = metadata.query_start_loc[:-1].long() + query
+        seq_lens = metadata.seq_lens - (q_lens - 1 - query)
+        queries = q.index_select(0, tokens.clamp(max=len(q) - 1))
+        tables, are_parts = _parts(plan, query, metadata.block_tables, cache.k.shape[1])
+        scores, values = _scores_and_values(
+            queries, cache, tables, seq_lens, scale=scale, soft_cap=soft_cap
+        )
+        own_part = ~torch.stack(are_parts).any(0)
+        parts = [_attend_part(scores, values, each, None) for each in are_parts]
+        parts.append(_attend_part(scores, values, own_part, sinks))
+        shares = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)
+        sums = sum(share * each for share, (each, _) in zip(shares, parts, strict=True))
+        # Other requests write to one more row.
+        rows = tokens.where(is_query, len(output))
+        attended.index_copy_(0, rows, sums.to(output.dtype).view(queries.shape))
+    output.copy_(attended[:-1])
+
+
+def _parts(
+    plan: PrefixPlan, query: int, block_tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Returns where one query of each request reads keys, by its number in the request.
+
+    That is a block table, in which a prefix has the blocks of the request that its tile names, and
+    the keys of each of the request's prefixes, [R, L] bool.
+    """
+    tables = block_tables
+    keys = torch.arange(tables.shape[1] * block_size, device=tables.device)
     are_parts = []
     for slots in plan.tile_slots[:, :-1].T:
-        tiles = slots.clamp(min=0).long() // TILE_REQUESTS
-        first, num_keys = (plan.tiles[row].index_select(0, tiles)[:, None] for row in (2, 3))
+        tiles = (slots.clamp(min=0).long() + query) // TILE_QUERIES
+        tiles = tiles.clamp(max=plan.tiles.shape[1] - 1)
+        first, num_keys, leaders = plan.tiles[2:].index_select(1, tiles)[..., None]
         is_part = (keys >= first) & (keys < first + num_keys) & (slots >= 0)[:, None]
         are_parts.append(is_part)
-        # Each block is read from one table: those of the prefix from the leader's.
-        leaders = plan.requests.index_select(0, plan.tiles[0].index_select(0, tiles).long())
-        of_leader = own.index_select(0, leaders.long())
-        tables = of_leader.where(is_part[:, :: cache.k.shape[1]], tables)
-    scores, values = _scores_and_values(
-        queries, cache, tables, metadata.seq_lens, scale=scale, soft_cap=soft_cap
-    )
-    own_part = ~torch.stack(are_parts).any(0)
-    parts = [_attend_part(scores, values, each, None) for each in are_parts]
-    parts.append(_attend_part(scores, values, own_part, sinks))
-    shares = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)
-    attended = sum(share * each for share, (each, _) in zip(shares, parts, strict=True))
-    # Other requests write to one more row.
-    rows = starts.where(is_sharing, len(output))
-    with_one_more = torch.cat((output, torch.zeros_like(output[:1])))
-    with_one_more.index_copy_(0, rows, attended.to(output.dtype).view(queries.shape))
-    output.copy_(with_one_more[:-1])
+        of_leader = block_tables.index_select(0, leaders.flatten().long())
+        tables = of_leader.where(is_part[:, ::block_size], tables)
+    return tables, are_parts
 
 
 def _scores_and_values(

@@ -25,10 +25,10 @@ from services.engine.scheduler.holdings import Holdings
 
 MOST_NESTED = 3
 """Most prefixes of a request."""
-MOST_TILES = 32
+MOST_TILES = 64
 """Tiles of a step's plan, which the prefixes of a step share."""
-TILE_REQUESTS = 16
-"""Most requests of a tile, which all are in one prefix. The model has the same three numbers."""
+TILE_QUERIES = 16
+"""Most queries of a tile, which all are in one prefix. The model has the same three numbers."""
 _MOST_LEVELS = 8
 """Levels of the tree that are looked at."""
 _SEARCHED_IN_A_STEP = 32
@@ -83,6 +83,9 @@ class SharedPrefixFinder:
         self._least_saved = limits.shared_prefix_tokens or 0
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
+        self._most_queries = limits.decode_q_len
+        # Of steps in flight it is not known how many drafts hold.
+        self._num_uncertain = (limits.num_stages + 1) * limits.num_speculative_tokens
         self._index_of_row = np.empty(limits.max_num_seqs, np.int32)
         self._num_moves = -1
         self._next_search = 0
@@ -126,25 +129,29 @@ class SharedPrefixFinder:
                 np.array([each.row for each in prefix.requests], np.int32),
                 prefix.end * self._block_size,
             )
-            for prefix in _fitting(self.find(holdings.running))
+            for prefix in _fitting(self.find(holdings.running), self._most_queries)
         ]
         self._is_member.fill(True)
         self._last = None
 
     def _prefixes_of(self, attention: AttentionMetadata) -> SharedPrefixes:
-        """Returns the prefixes of a step's single tokens that pay."""
-        row_ids, seq_lens = read_int32(attention.row_ids), read_int32(attention.seq_lens)
-        is_single = np.diff(read_int32(attention.query_start_loc)) == 1
-        is_single &= self._is_member[row_ids]
+        """Returns the prefixes of a step's decodes that pay."""
+        row_ids, q_lens = (
+            read_int32(attention.row_ids),
+            np.diff(read_int32(attention.query_start_loc)),
+        )
+        num_cached = read_int32(attention.seq_lens) - q_lens - self._num_uncertain
+        is_decode = (q_lens > 0) & (q_lens <= self._most_queries)
+        is_decode &= self._is_member[row_ids]
         index_of_row = self._index_of_row
         index_of_row.fill(-1)
-        index_of_row[row_ids[is_single]] = np.flatnonzero(is_single)
+        index_of_row[row_ids[is_decode]] = np.flatnonzero(is_decode)
         num_covered = np.zeros(len(row_ids), np.int32)
         members, counts, lengths = [], [], []
         for rows, num_tokens in self._rows:
             indices = index_of_row[rows]
             indices = indices[indices >= 0]
-            indices = indices[seq_lens[indices] > num_tokens]
+            indices = indices[num_cached[indices] >= num_tokens]
             num_before = int(num_covered[indices[0]]) if len(indices) else 0
             if pays(len(indices), num_tokens - num_before, least_saved=self._least_saved):
                 num_covered[indices] = num_tokens
@@ -220,14 +227,20 @@ def _num_saved(prefixes: Iterable[Prefix]) -> int:
     return sum(each.num_saved for each in prefixes)
 
 
-def _fitting(prefixes: Iterable[Prefix]) -> list[Prefix]:
+def _fitting(prefixes: Sequence[Prefix], num_queries: int) -> list[Prefix]:
     """Returns the prefixes that save most and fit a plan together, shorter ones first.
 
-    Requests of a prefix that lose the one before it read its blocks in this one.
+    Requests of a prefix that lose the one before it read its blocks in this one. Of requests with a
+    single prefix, as many share it as there is room for.
+
+    num_queries: most of a request.
     """
+    most = MOST_TILES * TILE_QUERIES // num_queries
+    if len(prefixes) == 1:
+        return [each._replace(requests=each.requests[:most]) for each in prefixes]
     num_left, fitting = MOST_TILES, []
     for each in sorted(prefixes, key=lambda prefix: prefix.num_saved, reverse=True):
-        num_tiles = -(-len(each.requests) // TILE_REQUESTS)
+        num_tiles = -(-len(each.requests) * num_queries // TILE_QUERIES)
         if num_tiles <= num_left:
             num_left -= num_tiles
             fitting.append(each)

@@ -19,7 +19,11 @@ from models.kernels.attention.decode.decode_kernel import (
     New,
     decode_kernel,
 )
-from models.kernels.attention.decode.prefix_attention import NewTokens, prefix_attention
+from models.kernels.attention.decode.prefix_attention import (
+    NewTokens,
+    SharedPrefixes,
+    prefix_attention,
+)
 from models.kernels.attention.decode.prefix_parts import PrefixParts
 from models.kernels.attention.key_parts import Parts
 from models.kernels.launching.dependent_launch import launch_options
@@ -48,7 +52,7 @@ def decode_attention(
     sinks: torch.Tensor | None,
     scale: float,
     soft_cap: float,
-) -> None:
+) -> SharedPrefixes | None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
     The keys that a plan says are shared are attended to by prefix_attention, before the others.
@@ -68,6 +72,9 @@ def decode_attention(
     sinks: [Hq], scores without keys.
     scale: factor of the scores.
     soft_cap: of scaled scores; 0 for none.
+
+    Returns:
+        What prefix_attention left, also of requests with several queries.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -136,6 +143,7 @@ def decode_attention(
         *(x.stride(0) // head_dim for x in (q, k, v, cos)),
         scale * LOG2_E, eps,
     )  # fmt: skip
+    return prefix
 
 
 @lru_cache

@@ -1,8 +1,8 @@
-"""Attention of single tokens to the keys that several of their requests share.
+"""Attention of decoding requests to the keys that several of them share.
 
-The queries of up to TILE_REQUESTS requests, with heads of one kv head, are the rows of one tile, so
-each shared key is read once for all of them. Programs share the keys of all tiles; decode attention
-adds each request's own keys to what they leave in the workspace: prefix_parts.
+Up to TILE_QUERIES query tokens, with heads of one kv head, are the rows of one tile, so each shared
+key is read once for all of them. Programs share the keys of all tiles; decode_attention and
+draft_attention add each request's own keys to what they leave in the workspace: prefix_parts.
 
 Source: Juravsky et al. 2024, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from models.forward_context import (
     MAX_PREFIX_TILES,
-    TILE_REQUESTS,
+    TILE_QUERIES,
     AttentionMetadata,
     PrefixPlan,
 )
@@ -28,7 +28,7 @@ from models.kernels.attention.decode.position_loops import attend_with_queries_a
 from models.kernels.attention.decode.prefix_parts import (
     PrefixParts,
     parts_of_tile,
-    row_of_request,
+    row_of_query,
     share_out,
 )
 from models.kernels.attention.online_softmax import attend_keys, see_nothing
@@ -46,8 +46,7 @@ from models.operands.head_transform import HeadTransform
 _TILES = tl.constexpr(MAX_PREFIX_TILES)
 
 _VARYING = [
-    "block_tables_ptr", "query_start_ptr", "tiles_ptr", "requests_ptr", "table_stride", "q_stride",
-    "rotation_stride",
+    "block_tables_ptr", "tiles_ptr", "queries_ptr", "table_stride", "q_stride", "rotation_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -68,7 +67,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Results of prefix_attention for decode attention.
+    """Results of prefix_attention for the attention to requests' own keys.
 
     num_programs: programs of a kv head, an argument of share_out.
     """
@@ -84,7 +83,7 @@ class PrefixForm(NamedTuple):
     num_kv_heads to soft_cap, has_scales to has_norm: as in DecodeForm.
     window: 0, for attend_with_queries_as_rows.
     heads: heads of a program, a power of two; a kv head has `slices` of them.
-    rows: of a tile, TILE_REQUESTS times heads.
+    rows: of a tile, TILE_QUERIES times heads.
     keys, stages: of AttentionTiles. num_programs: of a slice of a kv head.
     block_d: power of two that holds a head.
     """
@@ -96,7 +95,6 @@ class PrefixForm(NamedTuple):
     window: int
     soft_cap: float
     has_scales: bool
-    only_single_tokens: bool
     has_new: bool
     has_norm: bool
     heads: int
@@ -144,25 +142,23 @@ def _load_queries(
 
 @triton.jit
 def _attend_part(
-    q_ptr, cache, block_tables_ptr, query_start_ptr, tiles_ptr, requests_ptr, parts, turn,
+    q_ptr, cache, block_tables_ptr, tiles_ptr, queries_ptr, parts, turn,
     table_stride, q_stride, rotation_stride, scale_log2, eps, kv_head, first_head, tile, split,
     part, first_part, count, form: tl.constexpr,
 ):  # fmt: skip
     """Attends a tile's queries to one part of their shared keys, and stores the result."""
-    first_request = tl.load(tiles_ptr + tile)
-    num_requests = tl.load(tiles_ptr + _TILES + tile)
+    first_query = tl.load(tiles_ptr + tile)
+    num_queries = tl.load(tiles_ptr + _TILES + tile)
     first_key = tl.load(tiles_ptr + 2 * _TILES + tile)
     num_keys = tl.load(tiles_ptr + 3 * _TILES + tile)
-    leader = tl.load(requests_ptr + first_request).to(tl.int64)
+    leader = tl.load(tiles_ptr + 4 * _TILES + tile).to(tl.int64)
     table_ptr = block_tables_ptr + leader * table_stride
     rows = tl.arange(0, form.rows)
     dims = tl.arange(0, form.block_d)
     place = rows // form.heads
     heads = first_head + rows % form.heads
-    in_rows = (place < num_requests) & (heads < form.group)
-    token = tl.load(requests_ptr + first_request + place, mask=in_rows, other=0).to(tl.int64)
-    if not form.only_single_tokens:
-        token = tl.load(query_start_ptr + token, mask=in_rows, other=0).to(tl.int64)
+    in_rows = (place < num_queries) & (heads < form.group)
+    token = tl.load(queries_ptr + first_query + place, mask=in_rows, other=0).to(tl.int64)
     q = _load_queries(
         q_ptr, turn, token, kv_head, heads, in_rows, dims, q_stride, rotation_stride, eps, form
     )
@@ -182,7 +178,7 @@ def _attend_part(
             True, 0, form,
         )  # fmt: skip
     PROGRAMS: tl.constexpr = form.num_programs
-    at_rows = row_of_request(kv_head, first_part, count, place, form.group, PROGRAMS)
+    at_rows = row_of_query(kv_head, first_part, count, place, form.group, PROGRAMS)
     at_rows += split * form.group + heads
     in_tile = in_rows[:, None] & (dims < form.head_dim)[None, :]
     at_tile = at_rows[:, None] * form.head_dim + dims[None, :]
@@ -192,7 +188,7 @@ def _attend_part(
 
 @triton.jit(do_not_specialize=_VARYING)
 def prefix_kernel(
-    q_ptr, cache, block_tables_ptr, query_start_ptr, tiles_ptr, requests_ptr, parts, turn,
+    q_ptr, cache, block_tables_ptr, tiles_ptr, queries_ptr, parts, turn,
     table_stride, q_stride, rotation_stride, scale_log2, eps,
     form: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -211,7 +207,7 @@ def prefix_kernel(
         tile = tl.sum((ends <= piece).to(tl.int32), 0)
         first_part, count = parts_of_tile(tile, num_parts, ends)
         _attend_part(
-            q_ptr, cache, block_tables_ptr, query_start_ptr, tiles_ptr, requests_ptr, parts, turn,
+            q_ptr, cache, block_tables_ptr, tiles_ptr, queries_ptr, parts, turn,
             table_stride, q_stride, rotation_stride, scale_log2, eps, kv_head, first_head, tile,
             piece - first_part, part, first_part, count, form,
         )  # fmt: skip
@@ -232,7 +228,7 @@ def prefix_attention(
     reads nothing, so a launch may be captured.
 
     Returns:
-        The results for decode attention, of this stream's next kernel; None without a workspace.
+        The results for this stream's next kernels; None without a workspace or a plan.
     """
     plan, workspace = metadata.prefix_plan, metadata.workspace
     if plan is None or workspace is None:
@@ -244,7 +240,7 @@ def prefix_attention(
     tiles = prefix_tiles(q.dtype, cache.k.dtype, head_dim, q.device)
     form, launch = _launcher(
         num_heads, cache.k.shape[2], head_dim, cache.k.shape[1], tiles, soft_cap,
-        cache.k_scale is not None, metadata.max_seqlen_q == 1, new is not None, has_norm, q.device,
+        cache.k_scale is not None, new is not None, has_norm, q.device,
     )  # fmt: skip
     turn, eps = Turn(q, q, q), 0.0
     if new is not None:
@@ -253,8 +249,8 @@ def prefix_attention(
     parts = PrefixParts(workspace.prefix_partials, workspace.prefix_lse)
     launch(
         (form.num_kv_heads * form.slices, form.num_programs, 1),
-        q, cache_tensors(cache), metadata.block_tables, metadata.query_start_loc, plan.tiles,
-        plan.requests, parts, turn, metadata.block_tables.stride(0),
+        q, cache_tensors(cache), metadata.block_tables, plan.tiles, plan.queries, parts, turn,
+        metadata.block_tables.stride(0),
         *(x.stride(0) // head_dim for x in (q, turn.cos)), scale * LOG2_E, eps,
     )  # fmt: skip
     return SharedPrefixes(plan=plan, parts=parts, num_programs=form.num_programs)
@@ -269,18 +265,17 @@ def _launcher(
     tiles: AttentionTiles,
     soft_cap: float,
     has_scales: bool,
-    only_single_tokens: bool,
     has_new: bool,
     has_norm: bool,
     device: torch.device,
 ) -> tuple[PrefixForm, Launch]:
     group = num_heads // num_kv_heads
-    heads = min(triton.next_power_of_2(group), tiles.rows // TILE_REQUESTS)
+    heads = min(triton.next_power_of_2(group), tiles.rows // TILE_QUERIES)
     slices = -(-group // heads)
     form = PrefixForm(
         num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, block_size=block_size, window=0,
-        soft_cap=soft_cap, has_scales=has_scales, only_single_tokens=only_single_tokens,
-        has_new=has_new, has_norm=has_norm, heads=heads, slices=slices, rows=TILE_REQUESTS * heads,
+        soft_cap=soft_cap, has_scales=has_scales, has_new=has_new, has_norm=has_norm,
+        heads=heads, slices=slices, rows=TILE_QUERIES * heads,
         keys=tiles.keys, stages=tiles.num_stages,
         num_programs=max(1, tiles.num_programs // (num_kv_heads * slices)),
         block_d=max(16, triton.next_power_of_2(head_dim)),

@@ -170,6 +170,7 @@ class Batch:
             query_start_loc=self.query_start_loc,
             seq_lens=self.seq_lens,
             block_size=limits.block_size,
+            most_queries=limits.decode_q_len,
         )
         return replace(self, prefixes=planned)
 

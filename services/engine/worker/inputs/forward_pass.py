@@ -136,7 +136,10 @@ class ForwardPass:
         num_tokens = len(inputs.token_request)
         mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
         prefixes = self._prefixes
-        prefix_plan = None if prefixes is None else prefixes.plan(inputs.seq_lens, key)
+        prefix_plan = None
+        if prefixes is not None and spec_decode_metadata is None:
+            # Draft layers have other queries.
+            prefix_plan = prefixes.plan(inputs.seq_lens, key)
         group_metadata = [
             build_attention_metadata(
                 query_start_loc=inputs.query_start_loc,

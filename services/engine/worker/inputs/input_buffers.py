@@ -109,7 +109,7 @@ class InputBuffers:
         self.prefixes: PrefixBuffers | None = None
         """Leading keys that the step's requests share; None where none are shared."""
         if limits.shared_prefix_tokens:
-            self.prefixes = PrefixBuffers(requests, device)
+            self.prefixes = PrefixBuffers(requests, device, num_queries=limits.decode_q_len)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 6)))
         self.dp_metadata: DPMetadata | None = None
         """The tokens of each data-parallel rank, a part of the header; None where there is one."""

@@ -14,11 +14,11 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
     MAX_PREFIX_LEVELS,
     MAX_PREFIX_TILES,
-    TILE_REQUESTS,
+    TILE_QUERIES,
     GraphKey,
     PrefixPlan,
 )
-from services.engine.batch import SharedPrefixes, read_int32
+from services.engine.batch import SharedPrefixes, pack_int32, read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS
 from services.engine.worker.inputs.checks import Int32Array, is_below, require
 from services.engine.worker.inputs.transfer import overwrite
@@ -30,12 +30,12 @@ _Values = TypeVar("_Values", Int32Array, Tensor)
 class PlannedPrefixes:
     """The fields of PrefixPlan, of a step of R requests.
 
-    tiles: [4, MAX_PREFIX_TILES]. requests: [M]. tile_slots: [R, MAX_PREFIX_LEVELS + 1].
+    tiles: [5, MAX_PREFIX_TILES]. queries: [M]. tile_slots: [R, MAX_PREFIX_LEVELS + 1].
     num_shared: [R], the keys that each request shares.
     """
 
     tiles: Int32Array
-    requests: Int32Array
+    queries: Int32Array
     tile_slots: Int32Array
     num_shared: Int32Array
 
@@ -47,10 +47,11 @@ class PlannedPrefixes:
         query_start_loc: Int32Array,
         seq_lens: Int32Array,
         block_size: int,
+        most_queries: int = 1,
     ) -> "PlannedPrefixes | None":
-        """Checks a step's shared prefixes and cuts their requests into tiles.
+        """Checks a step's shared prefixes and cuts their queries into tiles.
 
-        Prefixes that no tile is left for are not shared.
+        Prefixes that no tile is left for are not shared. most_queries: of a request that decodes.
 
         Returns:
             None without shared prefixes.
@@ -59,14 +60,21 @@ class PlannedPrefixes:
             ValueError: a request cannot have such a prefix, or prefixes do not form trees.
         """
         planned = _cut(
-            prefixes.requests, prefixes.counts, prefixes.num_blocks, block_size, len(seq_lens)
+            prefixes.requests,
+            prefixes.counts,
+            prefixes.num_blocks,
+            block_size,
+            pack_int32(query_start_loc),
         )
         if planned is None:
             return None
         members = np.flatnonzero(planned.num_shared)
         q_lens = query_start_loc[1:] - query_start_loc[:-1]
-        require(bool((q_lens[members] == 1).all()), "a prefix of a request with several queries")
-        fits = planned.num_shared[members] < seq_lens[members]
+        are_decodes = (q_lens[members] > 0) & (q_lens[members] <= most_queries)
+        require(
+            bool(are_decodes.all()), f"a prefix of a request with more queries than {most_queries}"
+        )
+        fits = planned.num_shared[members] <= seq_lens[members] - q_lens[members]
         require(bool(fits.all()), "a prefix longer than its request")
         return planned
 
@@ -77,10 +85,12 @@ def _cut(
     packed_counts: bytes,
     packed_blocks: bytes,
     block_size: int,
-    num_requests: int,
+    packed_starts: bytes,
 ) -> PlannedPrefixes | None:
     """Returns the plan of prefixes as they travel; steps mostly repeat that of the step before."""
     requests, counts = read_int32(packed_requests), read_int32(packed_counts)
+    starts = read_int32(packed_starts)
+    q_lens, num_requests = np.diff(starts), len(starts) - 1
     num_keys = read_int32(packed_blocks) * np.int32(block_size)
     require(len(counts) == len(num_keys), "prefixes without a length")
     if not len(counts):
@@ -91,11 +101,12 @@ def _cut(
     require(int(counts.sum()) == len(requests), "requests of prefixes missing or left over")
     require(is_below(requests, num_requests), "a prefix of a request out of the batch")
     require(len(requests) <= MAX_PREFIX_LEVELS * num_requests, "too many requests of prefixes")
-    tiles = np.zeros((4, MAX_PREFIX_TILES), np.int32)
+    tiles = np.zeros((5, MAX_PREFIX_TILES), np.int32)
     tile_slots = np.full((num_requests, MAX_PREFIX_LEVELS + 1), -1, np.int32)
     num_shared = np.zeros(num_requests, np.int32)
     num_levels = np.zeros(num_requests, np.int32)
-    num_tiles = end = 0
+    num_tiles = end = num_queries = 0
+    queries = []
     for count, length in zip(counts.tolist(), num_keys.tolist(), strict=True):
         first, end = end, end + count
         members = requests[first:end]
@@ -105,20 +116,33 @@ def _cut(
         require(bool(is_of_tree.all()), "a prefix of requests with different ones before it")
         require(start < length, "a prefix no longer than the one before it")
         require(level < MAX_PREFIX_LEVELS, "a request with too many prefixes")
-        firsts = np.arange(first, end, TILE_REQUESTS, dtype=np.int32)
+        tokens, places = _queries_of(starts[members], q_lens[members])
+        firsts = np.arange(0, len(tokens), TILE_QUERIES, dtype=np.int32)
         cut = slice(num_tiles, num_tiles + len(firsts))
         if cut.stop > MAX_PREFIX_TILES:
             continue
-        tiles[0, cut] = firsts
-        tiles[1, cut] = np.minimum(end - firsts, TILE_REQUESTS)
-        tiles[2:, cut] = [[start], [length - start]]
-        tile_slots[members, level] = num_tiles * TILE_REQUESTS + np.arange(count)
+        tiles[0, cut] = num_queries + firsts
+        tiles[1, cut] = np.minimum(len(tokens) - firsts, TILE_QUERIES)
+        tiles[2:, cut] = [[start], [length - start], [members[0]]]
+        tile_slots[members, level] = num_tiles * TILE_QUERIES + places
         num_shared[members] = length
         num_levels[members] += 1
         num_tiles = cut.stop
+        num_queries += len(tokens)
+        queries.append(tokens)
     return PlannedPrefixes(
-        tiles=tiles, requests=requests, tile_slots=tile_slots, num_shared=num_shared
+        tiles=tiles,
+        queries=np.concatenate(queries) if queries else requests[:0],
+        tile_slots=tile_slots,
+        num_shared=num_shared,
     )
+
+
+def _queries_of(starts: Int32Array, q_lens: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Returns the query tokens of requests, one after the other, and where each one's begin."""
+    places = np.cumsum(q_lens, dtype=np.int32) - q_lens
+    tokens = np.repeat(starts - places, q_lens) + np.arange(q_lens.sum(), dtype=np.int32)
+    return tokens, places
 
 
 class PrefixBuffers:
@@ -127,10 +151,14 @@ class PrefixBuffers:
     memory: int32, what PlannedPrefixes has, of the most requests.
     """
 
-    def __init__(self, num_requests: int, device: torch.device) -> None:
-        """Starts without shared prefixes; num_requests: most of a step, dummies included."""
-        levels = MAX_PREFIX_LEVELS
-        sizes = 4 * MAX_PREFIX_TILES, levels * num_requests, (levels + 1) * num_requests
+    def __init__(self, num_requests: int, device: torch.device, *, num_queries: int = 1) -> None:
+        """Starts without shared prefixes.
+
+        num_requests: most of a step, dummies included. num_queries: most of one that decodes.
+        """
+        self._num_queries = num_queries
+        num_slots = (MAX_PREFIX_LEVELS + 1) * num_requests
+        sizes = 5 * MAX_PREFIX_TILES, MAX_PREFIX_TILES * TILE_QUERIES, num_slots
         self._ends = np.cumsum(sizes).tolist()
         self._nothing = np.zeros(self._ends[-1] + num_requests, np.int32)
         self._parts(self._nothing)[2][:] = -1
@@ -153,7 +181,7 @@ class PrefixBuffers:
             return
         values = self._nothing.copy()
         if prefixes is not None:
-            planned = prefixes.tiles, prefixes.requests, prefixes.tile_slots, prefixes.num_shared
+            planned = prefixes.tiles, prefixes.queries, prefixes.tile_slots, prefixes.num_shared
             for part, content in zip(self._parts(values), planned, strict=True):
                 part[: content.size] = content.ravel()
         overwrite(self.memory, values)
@@ -172,12 +200,13 @@ class PrefixBuffers:
         shares = key is not None and key.shares_prefixes
         if not (shares or self._builds_kernels or self._written is not None):
             return None
-        tiles, requests, tile_slots, num_shared = self._parts(self.memory)
+        tiles, queries, tile_slots, num_shared = self._parts(self.memory)
         return PrefixPlan(
-            tiles=tiles.view(4, MAX_PREFIX_TILES),
-            requests=requests,
+            tiles=tiles.view(5, MAX_PREFIX_TILES),
+            queries=queries,
             tile_slots=tile_slots.view(-1, MAX_PREFIX_LEVELS + 1)[:num_requests],
             own_lens=seq_lens - num_shared[:num_requests],
+            num_queries=self._num_queries,
         )
 
     def _parts(self, values: _Values) -> tuple[_Values, _Values, _Values, _Values]:

@@ -12,7 +12,7 @@ from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.scheduler.shared_prefixes import (
     MOST_NESTED,
     MOST_TILES,
-    TILE_REQUESTS,
+    TILE_QUERIES,
     SharedPrefixFinder,
     pays,
 )
@@ -102,8 +102,8 @@ def test_of_many_levels_those_are_chosen_that_save_most():
 
 
 def test_plans_have_the_sizes_that_the_model_has():
-    assert (TILE_REQUESTS, MOST_TILES, MOST_NESTED) == (
-        forward_context.TILE_REQUESTS,
+    assert (TILE_QUERIES, MOST_TILES, MOST_NESTED) == (
+        forward_context.TILE_QUERIES,
         forward_context.MAX_PREFIX_TILES,
         forward_context.MAX_PREFIX_LEVELS,
     )
@@ -111,14 +111,14 @@ def test_plans_have_the_sizes_that_the_model_has():
 
 def test_the_prefixes_that_save_most_fit_the_plan():
     rig = Rig(
-        num_blocks=4000, max_num_seqs=160, max_num_waiting=200, max_num_batched_tokens=400,
+        num_blocks=8000, max_num_seqs=288, max_num_waiting=300, max_num_batched_tokens=600,
         max_model_len=64, shared_prefix_tokens=4,
     )  # fmt: skip
-    starts = [[1000 + 20 * i + k for k in range(4 + 4 * (i > 35))] for i in range(40)]
+    starts = [[1000 + 20 * i + k for k in range(4 + 4 * (i > 67))] for i in range(72)]
     rig.add(*(make_request(each, max_tokens=1) for each in starts))
     while rig.scheduler.has_work:
         rig.step()
-    rig.add(*(make_request([*starts[i % 40], i], max_tokens=9) for i in range(160)))
+    rig.add(*(make_request([*starts[i % 72], i], max_tokens=9) for i in range(288)))
     counts, lengths = set(), set()
     while rig.scheduler.has_work:
         prefixes = rig.send().descriptor.attn_metadata.shared_prefixes
@@ -127,6 +127,23 @@ def test_the_prefixes_that_save_most_fit_the_plan():
         lengths.add(tuple(read_int32(prefixes.num_blocks)[-5:].tolist()))
     assert max(counts) == MOST_TILES
     assert (1, 2, 2, 2, 2) in lengths  # the four longer ones are among them
+
+
+def test_of_one_prefix_as_many_requests_share_as_a_plan_has_room_for():
+    most = MOST_TILES * TILE_QUERIES
+    rig = Rig(
+        num_blocks=8000, max_num_seqs=most + 20, max_num_waiting=most + 20,
+        max_num_batched_tokens=8000, max_model_len=64, shared_prefix_tokens=4,
+    )  # fmt: skip
+    rig.add(make_request([1, 2, 3, 4], max_tokens=1))
+    rig.step()
+    rig.add(*(make_request([1, 2, 3, 4, 10 + i % 80], max_tokens=4) for i in range(most + 20)))
+    shared = []
+    while rig.scheduler.has_work:
+        counts = rig.send().descriptor.attn_metadata.shared_prefixes.counts
+        rig.receive()
+        shared += read_int32(counts).tolist()
+    assert max(shared) == most
 
 
 def test_the_first_group_of_layers_is_looked_at():

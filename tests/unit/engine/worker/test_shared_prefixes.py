@@ -100,6 +100,28 @@ def test_tokens_are_those_without_sharing(folder, config, cache_dtype, tmp_path)
     assert len(modes) == 1 or config is not EAGER
 
 
+@pytest.mark.parametrize("cache_dtype", [None, FP8_CACHE_DTYPE], ids=["fp32", "fp8"])
+@pytest.mark.parametrize("config", [EAGER, DECODES, WHOLE], ids=["eager", "decodes", "whole"])
+@pytest.mark.parametrize("is_small_model", [False, True], ids=["looked-up", "small-model"])
+def test_requests_with_drafts_share_and_make_the_same_tokens(
+    tmp_path, is_small_model, config, cache_dtype
+):
+    write_checkpoint(tmp_path, "qwen3")
+    drafts = {"draft_model": tmp_path} if is_small_model else {"lookup_sizes": (1, 3)}
+    drafts |= {"num_speculative_tokens": 3, "cache_dtype": cache_dtype}
+    _, expected = run_engine(tmp_path, EAGER, 0, **drafts)
+    engine, tokens = run_engine(tmp_path, config, 4, **drafts)
+    assert tokens == expected
+    with_drafts = [
+        order
+        for order, _ in engine.steps
+        if order.attn_metadata.shared_prefixes.counts and order.context.max_q_len > 1
+    ]
+    assert len(with_drafts) > 3
+    accepted = [read_int32(result.num_accepted_tokens).sum() for _, result in engine.steps]
+    assert sum(accepted) > 5
+
+
 def test_requests_that_come_go_and_are_preempted_make_the_same_tokens(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
 
@@ -354,7 +376,7 @@ def test_agents_with_one_system_prompt_say_the_same_and_read_it_once(tmp_path, m
         ([0, 1, 2], [2], [1], "missing or left over"),
         ([0, 1], [2], [], "without a length"),
         ([0], [], [], "without their prefix"),
-        ([0, 2], [2], [1], "several queries"),
+        ([0, 2], [2], [1], "more queries than 1"),
     ],
 )
 def test_a_prefix_that_cannot_be_is_refused(tmp_path, requests, counts, num_blocks, fault):

@@ -40,6 +40,7 @@ from tests.support.latent_case import make_latent_case
 from tests.support.expert_adapter_case import make_expert_adapters
 from tests.support.moe_case import make_experts, make_quantized_experts
 from tests.support.mxfp4_checkpoints import pack_experts
+from tests.support.prefix_case import with_shared
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recurrence_case import (
@@ -75,6 +76,16 @@ def rounded_attention():
                 case.q, case.k, case.v, torch.empty_like(case.q).contiguous(), case.cache,
                 case.metadata, case.transform, None, None, 0.1, 0.0, rounds=True,
             )
+
+def shared_drafts():
+    for head_dim, options in ((128, {}), (128, {"has_fp8_cache": True}), (64, {"has_sinks": True})):
+        heads = Heads(num_heads=8, num_kv_heads=2, head_dim=head_dim)
+        case = make_case([3] * 4, [90] * 4, heads, dtype=torch.bfloat16, **options)
+        case = with_shared(case, [([0, 1, 2, 3], 4)])
+        attend(
+            case.q, case.k, case.v, torch.empty_like(case.q).contiguous(), case.cache,
+            case.metadata, case.transform, None, case.sinks, 0.1, 0.0,
+        )
 
 def packed_products():
     for group, options in (
@@ -198,8 +209,9 @@ with absent_gpu():
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
-            [fused, communicating, rounded_attention, packed_products, experts_of_4_bits,
-             latents, recurrent_states, segments, adapted, adapted_experts, on_other_gpus]
+            [fused, communicating, rounded_attention, shared_drafts, packed_products,
+             experts_of_4_bits, latents, recurrent_states, segments, adapted, adapted_experts,
+             on_other_gpus]
         )
     )
     use_batch_invariance(is_on=True)

@@ -36,6 +36,13 @@ CASES = [
      {"has_sinks": True, "has_rotation": False, "soft_cap": 0.7}),
     (([1] * 4, [70, 65, 80, 95]), (4, 2, 16), [([0, 1, 2, 3], 12)],
      {"block_size": 5, "has_norm": False}),
+    # Drafts, of a request that has fewer, beside a single token and a chunk.
+    (([3, 3, 2, 3, 1, 7], [90, 70, 101, 99, 66, 80]), (6, 2, 12), [([0, 3, 4, 1, 2], 3)], {}),
+    # More queries than a tile has, prefixes inside of others, and several parts of own keys.
+    (([5] * 9, [609 + 3 * i for i in range(8)] + [1900]), (4, 1, 16),
+     [(list(range(9)), 8), ([2, 8, 5, 1], 37)], {"has_sinks": True}),
+    (([2, 2, 2, 0, 2], [70, 80, 99, 0, 7]), (32, 1, 16), [([2, 0, 1], 4)], {"soft_cap": 1.5}),
+    (([20] * 4, [90, 100, 190, 95]), (4, 1, 16), [([3, 0, 1, 2], 4)], {"has_rotation": False}),
     # Whose layers have a window, and read no prefix.
     (([1] * 4, [70, 65, 80, 95]), (4, 2, 16), [([0, 1, 2, 3], 4)], {"sliding_window": 20}),
 ]
