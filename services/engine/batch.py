@@ -5,6 +5,8 @@ this module packs and views them.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -98,6 +100,12 @@ def read_float32(data: bytes) -> Float32Array:
 def pack_int32(values: npt.ArrayLike) -> bytes:
     """Packs integers in row-major order, four little-endian bytes each."""
     return np.asarray(values, _INT32).tobytes()
+
+
+@lru_cache(maxsize=64)
+def _packed_numbers(count: int) -> bytes:
+    """Packs the numbers from 0 to count - 1; most steps have those of the step before."""
+    return pack_int32(range(count))
 
 
 def pack_float32(values: npt.ArrayLike) -> bytes:
@@ -194,9 +202,13 @@ class BatchBuilder:
     ) -> BatchDescriptor:
         """Returns the descriptor; the step must have at least one request."""
         batch_size = len(self.row_ids)
-        query_start_loc = np.zeros(batch_size + 1, _INT32)
-        np.cumsum(self.q_lens, out=query_start_loc[1:])
         max_q_len = max(self.q_lens)
+        num_tokens, query_start_loc = batch_size, _packed_numbers(batch_size + 1)
+        if max_q_len > 1:
+            num_tokens, query_start_loc = (
+                sum(self.q_lens),
+                pack_int32([0, *accumulate(self.q_lens)]),
+            )
         descriptor = BatchDescriptor(
             step_id=step_id,
             graph_key=graph_key,
@@ -208,10 +220,10 @@ class BatchBuilder:
         context = descriptor.context
         context.is_prefill = is_prefill
         context.batch_size = batch_size
-        context.num_tokens = int(query_start_loc[-1])
+        context.num_tokens = num_tokens
         context.max_q_len = max_q_len
         attention = descriptor.attn_metadata
-        attention.query_start_loc = query_start_loc.tobytes()
+        attention.query_start_loc = query_start_loc
         attention.seq_lens = pack_int32(self.seq_lens)
         attention.row_ids = pack_int32(self.row_ids)
         attention.max_seqlen_q = max_q_len
@@ -223,7 +235,11 @@ class BatchBuilder:
             updates.counts = pack_int32(self._block_counts)
             updates.block_ids = pack_int32(self._block_ids)
         sampling = descriptor.sampling
-        sampling.sample_indices = pack_int32(self.sample_indices)
+        # The indices ascend.
+        are_all = len(self.sample_indices) == batch_size
+        sampling.sample_indices = (
+            _packed_numbers(batch_size) if are_all else pack_int32(self.sample_indices)
+        )
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs

@@ -238,6 +238,9 @@ class Request:
     """Tokens with keys and values in the cache, or ordered in a step already sent."""
     num_pending_tokens: int = 0
     """Tokens that steps already sent will sample."""
+    num_plain_tokens: int = 0
+    """While fewer are computed, the next step computes one more and needs nothing for it; set once
+    the request decodes, 0 where that is to be found out."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Drafts after the known tokens, if none is pending; the next step verifies them."""
     num_pending_drafts: int = 0
@@ -349,7 +352,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.times.num_recomputed_tokens += self.num_computed_tokens
         self.num_computed_tokens = self.num_pending_tokens = self.num_pending_drafts = 0
-        self.num_held_drafts = 0
+        self.num_held_drafts = self.num_plain_tokens = 0
         self.draft_token_ids, self.state_block_ids, self.snapshots = [], [], []
         self.block_ids.clear()
         self.num_indexed_blocks = 0

@@ -78,6 +78,7 @@ class KVCache:
         if groups is None:
             groups = CacheGroups(block_size=block_size, max_query_tokens=1)
         self._groups = groups
+        self._is_plain = groups.is_plain
         # The first group bounds every match, so it alone has a journal to read.
         self._journal = journal or BlockJournal()
         self._indexes = [PrefixIndex(None if g else self._journal) for g in range(len(groups))]
@@ -230,6 +231,11 @@ class KVCache:
         """
         self._leave_windows(request)
         table, first = request.block_ids, len(request.block_ids)
+        if self._is_plain and num_tokens <= (first + 1) * self._block_size:
+            # Decodes mostly need one block.
+            added = self._take(1) if self._pool.num_free else None
+            table += added or ()
+            return added
         entries = range(first, -(-num_tokens // self._block_size) * len(self._groups))
         if (num_new := sum(map(self._groups.begins_block, entries))) > self._pool.num_free:
             return None
@@ -256,7 +262,8 @@ class KVCache:
         contents = self._journal.contents(request, first, num_full, self._block_size)
         for key, content in zip(request.block_keys[first:num_full], contents, strict=False):
             for index in self._indexes:
-                if self._groups.ends_block(entry) and request.block_ids[entry] != NULL_BLOCK:
+                is_whole = self._is_plain or self._groups.ends_block(entry)
+                if is_whole and request.block_ids[entry] != NULL_BLOCK:
                     index.add(key, request.block_ids[entry], content)
                 entry += 1
         request.num_indexed_blocks = num_full

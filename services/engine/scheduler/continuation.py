@@ -24,29 +24,47 @@ def continue_running(
     states = holdings.cache.states
     interval = 0 if states is None or not states.is_caching else states.interval
     share = PipelineShare(running, limits.num_stages) if limits.num_stages > 1 else None
+    is_plain = share is None and drafts is None and states is None
     decoding = []
+    num_deducted = 0  # of the decodes, whose budget is taken together
     for index, request in enumerate(running):  # preemption shortens the list from its end
+        num_computed = request.num_computed_tokens
+        if num_computed < request.num_plain_tokens:
+            request.num_computed_tokens = num_computed + 1
+            request.num_pending_tokens += 1
+            decoding.append(request)
+            continue
         num_tokens = len(request.token_ids) + request.num_pending_tokens
         if num_tokens >= request.max_num_tokens:
             continue  # its last token is pending
         if share is not None and not share.take(request):
             continue
         num_tokens += request.num_pending_drafts
-        num_computed = request.num_computed_tokens
         if (
             num_tokens - num_computed == 1
             and drafts is None
             and (request.constraint is None or not request.needs_mask)
             and num_computed >= request.num_prompt_tokens
-            and num_tokens * num_groups <= len(request.block_ids) * block_size
+            and (states is None or num_tokens * num_groups <= len(request.block_ids) * block_size)
             and (not interval or num_computed % interval)
         ):
+            num_blocks = len(request.block_ids)
+            added = holdings.allocate(request, num_tokens)
+            if added is None:
+                continue
+            if added:
+                step.add_blocks(_row_of(request), num_blocks, added)
             request.num_computed_tokens = num_tokens
             request.num_pending_tokens += 1
-            step.budget -= 1
             decoding.append(request)
+            if is_plain and request.constraint is None:
+                num_held = len(request.block_ids) // num_groups * block_size
+                request.num_plain_tokens = min(request.max_num_tokens - 1, num_held)
         elif not request.awaits_mask:
+            step.budget -= len(decoding) - num_deducted
+            num_deducted = len(decoding)
             _compute_next(step, holdings, drafts, index=index, num_tokens=num_tokens)
+    step.budget -= len(decoding) - num_deducted
     step.decode(decoding)
 
 
@@ -68,8 +86,7 @@ def _compute_next(
         num_tokens: all its tokens, known and pending, with the drafts in flight.
     """
     request = holdings.running[index]
-    row = request.row
-    assert row is not None, "a running request has a row"
+    row = _row_of(request)
     q_len = num_tokens - request.num_computed_tokens + request.num_drafts
     if q_len > 1:
         q_len = step.bound(q_len, holdings.running, index)
@@ -91,6 +108,11 @@ def _compute_next(
     step.compute(request, row, q_len, num_tokens)
     if q_len > 1:  # share prompts at once
         holdings.cache.cache_full_blocks(request)
+
+
+def _row_of(request: Request) -> int:
+    assert request.row is not None, "a running request has a row"
+    return request.row
 
 
 class PipelineShare:

@@ -217,7 +217,7 @@ class Holdings:
         self._release(request)
         request.times.enter(Stage.QUEUED, self._clock())
         request.times.num_recomputed_tokens += request.num_computed_tokens
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_plain_tokens = 0
         request.draft_token_ids = []
         request.num_held_drafts = 0
         request.status = RequestStatus.WAITING

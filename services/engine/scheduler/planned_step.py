@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -24,6 +25,7 @@ PROMPT_SHARE = 4
 MAX_PROMPT_LOGPROBS = 4096
 """Most prompt log-probabilities in one step: each blocks the event loop for about 5 us."""
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
+_ROW_OF, _COMPUTED_OF = attrgetter("row"), attrgetter("num_computed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +209,14 @@ class PlannedStep:
         """
         batch, row_needs = self._batch, self._row_needs
         first = len(batch.row_ids)
-        rows = [request.row for request in requests if request.row is not None]
+        rows: list[int] = list(map(_ROW_OF, requests))
         batch.row_ids += rows
         batch.q_lens += [1] * len(rows)
-        batch.seq_lens += [request.num_computed_tokens for request in requests]
+        batch.seq_lens += map(_COMPUTED_OF, requests)
         batch.sample_indices += range(first, first + len(rows))
         self._sampling += requests
         together = 0
-        for needs in {row_needs[row] for row in rows}:
+        for needs in set(map(row_needs.__getitem__, rows)):
             together |= needs
         if together & _MIN_TOKENS:
             for request, row in zip(requests, rows, strict=True):
