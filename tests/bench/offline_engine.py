@@ -15,7 +15,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.errors import EngineError
 from services.engine.limits import StepLimits
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from services.engine.server import collect_garbage_rarely
 from services.engine.worker.executor import WorkerExecutor
 from tests.bench.workload import Job
@@ -160,7 +160,7 @@ class OfflineEngine:
             EngineFailedError: one of them failed or was refused.
         """
         sink = _Sink(len(jobs))
-        requests = [self._request(job, sink) for job in jobs]
+        requests = [self.request(job, sink) for job in jobs]
         started_s = time.perf_counter()
         try:
             for request in requests:
@@ -238,7 +238,8 @@ class OfflineEngine:
             raise EngineFailedError("the worker is gone")
         return pid
 
-    def _request(self, job: Job, sink: _Sink) -> Request:
+    def request(self, job: Job, sink: OutputSink) -> Request:
+        """Returns a request of a job, greedy and to its full length."""
         self._num_requests += 1
         sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=job.num_output)
         return Request(

@@ -1,7 +1,7 @@
 """Moves blocks between GPU, host and disk: `python -m tests.bench.tier_churn --minutes 30`.
 
-Requests with random beginnings of some documents run on a small engine on a CPU, whose cache holds
-a part of them. Now and then a request is cancelled, the engine is killed and started again, or a
+Requests with random beginnings of some documents run on a small engine, whose cache holds a part of
+them. Now and then a request is cancelled, the engine is killed and started again, or a
 file of its disk is damaged. Every output is compared with that of an engine without tiers; the
 program prints its figures as JSON, and exits 1 at the first difference.
 """
@@ -26,8 +26,13 @@ from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from tests.support.processes import start_engine
 
 LENGTH, MAX_TOKENS, NUM_CLIENTS = 400, 6, 6
-PLAIN = {"dtype": "float32", "num_kv_blocks": 400}
-TIERED = {"dtype": "float32", "num_kv_blocks": 120, "host_kv_gb": 0.04, "disk_kv_gb": 0.02}
+PLAIN = {"num_kv_blocks": 400}
+TIERED = {"num_kv_blocks": 120, "host_kv_gb": 0.04, "disk_kv_gb": 0.02}
+DEVICES = {
+    "cpu": {"device": "cpu", "dtype": "float32"},
+    # Else the other requests of a step would decide between nearly equal logits.
+    "cuda": {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True},
+}
 FIGURES = ("host_hit_tokens", "disk_hit_tokens", "num_disk_faults", "num_disk_writes")
 
 
@@ -92,24 +97,27 @@ class Churn:
 
 
 async def churn(
-    minutes: float, between_kills_s: float, seed: int, num_documents: int
+    minutes: float, between_kills_s: float, seed: int, num_documents: int, device: str
 ) -> Counter[str]:
     """Runs the whole program; returns its counts.
+
+    device: a key of DEVICES.
 
     Raises:
         AssertionError: an output differs.
     """
     order = random.Random(seed)
     state = Churn(order, num_documents)
+    plain, tiered = PLAIN | DEVICES[device], TIERED | DEVICES[device]
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(start_engine(**PLAIN))
+        engine = await stack.enter_async_context(start_engine(**plain))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(engine.address))
         await state.learn(EngineServiceStub(channel))
     left_s = 60 * minutes
     with tempfile.TemporaryDirectory() as folder:
         while left_s > 0:
             async with AsyncExitStack() as stack:
-                engine = await stack.enter_async_context(start_engine(disk_kv_dir=folder, **TIERED))
+                engine = await stack.enter_async_context(start_engine(disk_kv_dir=folder, **tiered))
                 channel = await stack.enter_async_context(grpc.aio.insecure_channel(engine.address))
                 lifetime_s = min(left_s, between_kills_s * (0.5 + order.random()))
                 left_s -= lifetime_s
@@ -128,10 +136,17 @@ def main() -> int:
     parser.add_argument("--between-kills-s", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=60)
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     arguments = parser.parse_args()
     try:
         counts = asyncio.run(
-            churn(arguments.minutes, arguments.between_kills_s, arguments.seed, arguments.documents)
+            churn(
+                arguments.minutes,
+                arguments.between_kills_s,
+                arguments.seed,
+                arguments.documents,
+                arguments.device,
+            )
         )
     except AssertionError as error:
         print(f"tier_churn: {error}", file=sys.stderr)

@@ -123,6 +123,20 @@ def test_latencies_of_requests_that_arrive_one_by_one_are_measured(tmp_path):
         assert figures[f"{rate}: throughput"]["median"] > 0
 
 
+@pytest.mark.parametrize("whole", [0, 6])
+def test_throughput_at_fixed_lengths_is_measured(whole, tmp_path):
+    out = tmp_path / "lengths.json"
+    rows = ("--lengths", "24x8,8x24", "--seconds", "0.5", "--whole", str(whole))
+    run("tests.bench.fixed_lengths", *SMALL, *rows, "--first", "4", "--out", out)
+    content = json.loads(out.read_text())
+    assert not content["problems"]
+    for name in ("24/8", "8/24"):
+        assert content["figures"][f"{name}, output"]["median"] > 0
+        facts = content["facts"][name]
+        assert facts["requests"] == (whole or 16)
+        assert facts["ended"] == 6 if whole else facts["ended"] > 0
+
+
 def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
     for source in ((), ("--shape", "tiny")):
         out = tmp_path / "accuracy.json"
