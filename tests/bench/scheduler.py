@@ -1,6 +1,6 @@
 """Measures what scheduling costs per step: schedule() and update() of a steady decode.
 
-    python -m tests.bench.scheduler [--json PATH]
+    python -m tests.bench.scheduler [--waiting 4096] [--json PATH]
 
 Results are made up beforehand, so no worker's time is counted. Steps overlap as they do in the
 engine, two are in flight, and garbage is collected as it is there.
@@ -32,6 +32,7 @@ class Measurement:
     """One line of the table; times are microseconds per step."""
 
     num_running: int
+    num_waiting: int
     context_len: int
     num_steps: int
     schedule_p50_us: float
@@ -41,9 +42,11 @@ class Measurement:
     descriptor_bytes: int
 
 
-def measure(num_running: int, context_len: int, num_steps: int) -> Measurement:
+def measure(
+    num_running: int, context_len: int, num_steps: int, num_waiting: int = 0
+) -> Measurement:
     """Decodes `num_running` requests that have `context_len` tokens each when measuring begins."""
-    scheduler = _warm_scheduler(num_running, context_len, num_steps)
+    scheduler = _warm_scheduler(num_running, context_len, num_steps, num_waiting)
     in_flight: deque[ScheduledStep] = deque()
     schedule_us, update_us, num_bytes = [], [], 0
     gc.collect()
@@ -64,6 +67,7 @@ def measure(num_running: int, context_len: int, num_steps: int) -> Measurement:
     totals = [a + b for a, b in zip(schedule_us[1:], update_us, strict=True)]
     return Measurement(
         num_running=num_running,
+        num_waiting=num_waiting,
         context_len=context_len,
         num_steps=num_steps,
         schedule_p50_us=round(statistics.median(schedule_us), 1),
@@ -74,8 +78,13 @@ def measure(num_running: int, context_len: int, num_steps: int) -> Measurement:
     )
 
 
-def _warm_scheduler(num_running: int, context_len: int, num_steps: int) -> Scheduler:
-    """Returns a scheduler whose requests have all been prefilled and decode from now on."""
+def _warm_scheduler(
+    num_running: int, context_len: int, num_steps: int, num_waiting: int = 0
+) -> Scheduler:
+    """Returns a scheduler whose requests have all been prefilled and decode from now on.
+
+    num_waiting: others that no row is left for.
+    """
     num_tokens = context_len + num_steps + 2 * STEPS_IN_FLIGHT
     scheduler = Scheduler(
         StepLimits(
@@ -86,7 +95,7 @@ def _warm_scheduler(num_running: int, context_len: int, num_steps: int) -> Sched
             vocab_size=VOCAB_SIZE,
         ),
         num_blocks=num_running * (num_tokens // BLOCK_SIZE + 2),
-        max_num_waiting=num_running,
+        max_num_waiting=max(num_running, num_waiting),
     )
     # Prompts of slightly different length spread the block boundaries over the steps.
     for i in range(num_running):
@@ -96,6 +105,8 @@ def _warm_scheduler(num_running: int, context_len: int, num_steps: int) -> Sched
     step = scheduler.schedule()
     assert step is not None
     scheduler.update(step, step_result(step.step_id, [7] * num_running))
+    for _ in range(num_waiting):
+        scheduler.add(make_request(context_len, max_tokens=num_tokens - context_len))
     return scheduler
 
 
@@ -104,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--running", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--context", type=int, nargs="+", default=[128, 4096])
+    parser.add_argument("--waiting", type=int, default=0, help="requests that wait besides")
     parser.add_argument("--steps", type=int, default=500, help="steps measured on each line")
     parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
@@ -112,7 +124,7 @@ def main() -> None:
     measurements = []
     for context_len in args.context:
         for num_running in args.running:
-            m = measure(num_running, context_len, args.steps)
+            m = measure(num_running, context_len, args.steps, args.waiting)
             measurements.append(m)
             print(
                 f"{m.num_running:7}  {m.context_len:7}  {m.schedule_p50_us:8.1f}  "

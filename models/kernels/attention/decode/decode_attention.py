@@ -74,7 +74,7 @@ def decode_attention(
     soft_cap: of scaled scores; 0 for none.
 
     Returns:
-        What prefix_attention left, also of requests with several queries.
+        The results of prefix_attention, also of requests with several queries.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """

@@ -1,10 +1,13 @@
 """The memory of a KV cache as whole blocks: all that any layer keeps in a block, in one piece."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from models.kernels.gpu import has_kernels
 from models.kv_cache import CacheData
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -44,6 +47,7 @@ class BlockMemory:
         self.num_blocks = num_blocks
         """Blocks of the pool, the null block included."""
         self._parts = [part.view(self.word) for part in parts.values()]
+        self._copy = _make_copy(self._parts)
 
     @property
     def device(self) -> torch.device:
@@ -52,15 +56,33 @@ class BlockMemory:
 
     def read(self, block_ids: Tensor, out: Tensor) -> None:
         """Copies blocks, [n] int64, to rows of `out`, [n, words], on their device."""
-        for part, columns in self._columns(out):
-            columns.copy_(part.index_select(0, block_ids))
+        self._copy(block_ids, out, writes=False)
 
     def write(self, block_ids: Tensor, content: Tensor) -> None:
         """Copies rows of `content`, [n, words], on the blocks' device, into blocks, [n] int64."""
-        for part, columns in self._columns(content):
-            part.index_copy_(0, block_ids, columns)
+        self._copy(block_ids, content, writes=True)
 
-    def _columns(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Returns each part with its columns of some rows."""
-        sizes = [part.shape[1] for part in self._parts]
-        return list(zip(self._parts, torch.split(rows, sizes, dim=1), strict=True))
+
+class _Copy(Protocol):
+    """Copies blocks to contiguous rows, or with `writes` rows to blocks."""
+
+    def __call__(self, block_ids: Tensor, rows: Tensor, /, *, writes: bool) -> None: ...
+
+
+def _make_copy(parts: list[Tensor]) -> _Copy:
+    """Returns the copy between rows and blocks that have these parts, [blocks, words] each."""
+    if has_kernels(parts[0].device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.elementwise.block_parts import BlockParts, copy_block_parts
+
+        return partial(copy_block_parts, BlockParts.of(parts))
+    return partial(_copy_parts, parts)
+
+
+def _copy_parts(parts: list[Tensor], block_ids: Tensor, rows: Tensor, *, writes: bool) -> None:
+    sizes = [part.shape[1] for part in parts]
+    for part, columns in zip(parts, torch.split(rows, sizes, dim=1), strict=True):
+        if writes:
+            part.index_copy_(0, block_ids, columns)
+        else:
+            columns.copy_(part.index_select(0, block_ids))

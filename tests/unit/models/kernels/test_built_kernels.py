@@ -25,6 +25,7 @@ from models.kernels.launching.kernel_builds import kernel_functions, load_kernel
 from models.kernels.ranks.exchange import launcher
 from models.kernels.attention.attention import attend
 from models.kernels.attention.segment_attention import segment_attention
+from models.kernels.elementwise.block_parts import BlockParts, copy_block_parts
 from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
@@ -86,6 +87,11 @@ def shared_drafts():
             case.q, case.k, case.v, torch.empty_like(case.q).contiguous(), case.cache,
             case.metadata, case.transform, None, case.sinks, 0.1, 0.0,
         )
+
+def whole_blocks():
+    rows = torch.empty(2, 128, dtype=torch.int64)
+    parts = BlockParts.of([torch.empty(4, 64, dtype=torch.int64) for _ in range(2)])
+    copy_block_parts(parts, torch.zeros(2, dtype=torch.int64), rows, writes=True)
 
 def packed_products():
     for group, options in (
@@ -211,7 +217,7 @@ with absent_gpu():
         | found_in(
             [fused, communicating, rounded_attention, shared_drafts, packed_products,
              experts_of_4_bits, latents, recurrent_states, segments, adapted, adapted_experts,
-             on_other_gpus]
+             on_other_gpus, whole_blocks]
         )
     )
     use_batch_invariance(is_on=True)
