@@ -139,7 +139,7 @@ class GraphLedger:
             return result.fallback_reason
         self._count_replay(_name(descriptor.graph_key), descriptor)
         if result.drafted_by_graph:
-            self._count_replay(_name(descriptor.graph_key, kind=_DRAFT), descriptor)
+            self._count_replay(_draft_name(descriptor.graph_key), descriptor)
         return FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
     def count_encoder(self, result: StepResult) -> None:
@@ -156,6 +156,11 @@ class GraphLedger:
         figures.padded_tokens += figures.key.num_tokens - descriptor.context.num_tokens
 
 
-def _name(key: GraphKey, *, kind: GraphKind | None = None) -> _Name:
-    """Returns a hashable key of a graph, or of its sibling of another kind."""
-    return kind or key.kind, key.num_tokens, key.graph_bs, key.max_q_len, key.shares_prefixes
+def _name(key: GraphKey) -> _Name:
+    """Returns a hashable key of a graph."""
+    return key.kind, key.num_tokens, key.graph_bs, key.max_q_len, key.shares_prefixes
+
+
+def _draft_name(key: GraphKey) -> _Name:
+    """Returns the key of the draft graph after one of decodes; it shares no prefixes."""
+    return _DRAFT, key.num_tokens, key.graph_bs, key.max_q_len, False
