@@ -1,5 +1,7 @@
 """Output of a session's requests, in columns until its stream takes a message."""
 
+from itertools import chain
+
 import numpy as np
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
@@ -63,14 +65,14 @@ class StepColumns:
 
     def to_message(self) -> EngineMessage:
         """Returns everything gathered as one message."""
-        counts = [len(token_ids) for token_ids in self._tokens.values()]
+        token_ids = list(chain.from_iterable(self._tokens.values()))
         step = StepOutput(
             handles=_pack(list(self._tokens)),
-            token_ids=_pack([token for token_ids in self._tokens.values() for token in token_ids]),
+            token_ids=_pack(token_ids),
             finished=self._finished.values(),
         )
-        if any(count != 1 for count in counts):
-            step.num_tokens = _pack(counts)
+        if len(token_ids) != len(self._tokens):  # each has one at least
+            step.num_tokens = _pack(list(map(len, self._tokens.values())))
         for handle, positions in self._logprobs.items():
             step.logprobs.append(RequestLogprobs(handle=handle, positions=positions))
         for handle, positions in self._prompt_logprobs.items():

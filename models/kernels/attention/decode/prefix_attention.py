@@ -30,6 +30,7 @@ from models.kernels.attention.decode.prefix_parts import (
     parts_of_tile,
     row_of_query,
     share_out,
+    tile_of_part,
 )
 from models.kernels.attention.online_softmax import attend_keys, see_nothing
 from models.kernels.launching.dependent_launch import (
@@ -199,12 +200,12 @@ def prefix_kernel(
     """
     let_next_start(DEPENDENT)
     part, num_parts, ends = share_out(tiles_ptr, form.num_programs)
-    num_pieces = tl.max(ends, 0)
+    num_pieces = tl.max(ends[1], 0)
     wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0) // form.slices
     first_head = tl.program_id(0) % form.slices * form.heads
     for piece in range(tl.program_id(1), num_pieces, form.num_programs):
-        tile = tl.sum((ends <= piece).to(tl.int32), 0)
+        tile = tile_of_part(piece, ends)
         first_part, count = parts_of_tile(tile, num_parts, ends)
         _attend_part(
             q_ptr, cache, block_tables_ptr, tiles_ptr, queries_ptr, parts, turn,

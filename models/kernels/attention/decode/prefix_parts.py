@@ -21,6 +21,8 @@ LEAST_PREFIX_PART = 256
 SLOTS = tl.constexpr(MAX_PREFIX_LEVELS + 1)
 """Entries of a request in tile_slots."""
 _TILES = tl.constexpr(MAX_PREFIX_TILES)
+_HALF = tl.constexpr(MAX_PREFIX_TILES // 2)
+"""Tiles of which each lane of a warp has one: sums over more would be exchanges between warps."""
 _QUERIES = tl.constexpr(TILE_QUERIES)
 _LEAST_PART = tl.constexpr(LEAST_PREFIX_PART)
 _UNIT = tl.constexpr(64)
@@ -38,23 +40,35 @@ def share_out(tiles_ptr, NUM_PROGRAMS: tl.constexpr):
     """Cuts the keys of a plan's tiles into about one part for each of NUM_PROGRAMS.
 
     There are at most as many parts as programs, or twice as many as tiles. Returns the keys of a
-    part; of each tile its parts, and the number of the part after its last.
+    part; of each tile its parts, and the number of the part after its last, in two halves of tiles.
     """
-    num_keys = tl.load(tiles_ptr + 3 * _TILES + tl.arange(0, _TILES))
-    num_tiles = tl.sum((num_keys > 0).to(tl.int32), 0)
+    num_keys_ptr = tiles_ptr + 3 * _TILES + tl.arange(0, _HALF)
+    first, second = tl.load(num_keys_ptr), tl.load(num_keys_ptr + _HALF)
+    num_tiles = tl.sum((first > 0).to(tl.int32) + (second > 0).to(tl.int32), 0)
     wanted = tl.maximum(tl.maximum(NUM_PROGRAMS - num_tiles, num_tiles), 1)
-    part = tl.maximum(tl.cdiv(tl.sum(num_keys, 0), wanted), _LEAST_PART)
+    part = tl.maximum(tl.cdiv(tl.sum(first + second, 0), wanted), _LEAST_PART)
     part = tl.cdiv(part, _UNIT) * _UNIT
-    num_parts = tl.cdiv(num_keys, part)
-    return part, num_parts, tl.cumsum(num_parts, 0)
+    first, second = tl.cdiv(first, part), tl.cdiv(second, part)
+    ends = tl.cumsum(first, 0), tl.sum(first, 0) + tl.cumsum(second, 0)
+    return part, (first, second), ends
+
+
+@triton.jit
+def tile_of_part(part, ends):
+    """Returns the tile that has a part, by the part's number; ends: of share_out."""
+    first, second = ends
+    return tl.sum((first <= part).to(tl.int32) + (second <= part).to(tl.int32), 0)
 
 
 @triton.jit
 def parts_of_tile(tile, num_parts, ends):
     """Returns the number of a tile's first part, and its parts; the arguments are of share_out."""
-    is_tile = tl.arange(0, _TILES) == tile
-    count = tl.sum(tl.where(is_tile, num_parts, 0), 0)
-    return tl.sum(tl.where(is_tile, ends, 0), 0) - count, count
+    lanes = tl.arange(0, _HALF)
+    in_first, in_second = lanes == tile, lanes + _HALF == tile
+    counts = tl.where(in_first, num_parts[0], 0) + tl.where(in_second, num_parts[1], 0)
+    count = tl.sum(counts, 0)
+    end = tl.sum(tl.where(in_first, ends[0], 0) + tl.where(in_second, ends[1], 0), 0)
+    return end - count, count
 
 
 @triton.jit
