@@ -71,12 +71,13 @@ async def first_token_s(engine: OfflineEngine, job: Job) -> float:
 
 
 async def measure(settings: Settings, report: Report) -> None:
-    """Measures both tiers."""
+    """Measures both tiers, or the host's memory without a disk."""
     with TemporaryDirectory(prefix="octavo-tiers-") as folder:
         source = documents(settings)
         count = num_blocks(settings) // (settings.arguments.length // BLOCK_SIZE) + 2
         kept = [next(source) for _ in range(count)]
-        async with offline_engine(tiered(settings, folder, has_disk=True)) as engine:
+        has_disk = not settings.arguments.without_disk
+        async with offline_engine(tiered(settings, folder, has_disk=has_disk)) as engine:
             await engine.wait_until_captured()
             await first_token_s(engine, next(source))
             computed = [await first_token_s(engine, job) for job in kept]
@@ -87,17 +88,35 @@ async def measure(settings: Settings, report: Report) -> None:
             report.state("share of computing, host", share(returned, computed))
             host_floor(report, engine, settings)
             await beside_decodes(settings, report, engine, kept)
-            await wait_for_disk(engine)
-        drop_system_cache(Path(folder))
-        async with offline_engine(tiered(settings, folder, has_disk=True)) as engine:
-            await engine.wait_until_captured()
-            await first_token_s(engine, next(source))
-            read = [await first_token_s(engine, job) for job in kept]
-            report.add("from disk, first token", [1000 * each for each in read], "ms")
-            state_hits(report, engine, "disk", count, settings)
-            report.state("share of computing, disk", share(read, computed))
-        drop_system_cache(Path(folder))
-        report.add("reading the files one after the other", [reading_speed(Path(folder))], "GB/s")
+            if has_disk:
+                await wait_for_disk(engine)
+        if has_disk:
+            await measure_disk(settings, report, Path(folder), next(source), kept, computed)
+
+
+async def measure_disk(
+    settings: Settings,
+    report: Report,
+    folder: Path,
+    first: Job,
+    kept: list[Job],
+    computed: list[float],
+) -> None:
+    """Measures documents that an engine before has left on disk; first: another document."""
+    drop_system_cache(folder)
+    async with offline_engine(tiered(settings, str(folder), has_disk=True)) as engine:
+        await engine.wait_until_captured()
+        await first_token_s(engine, first)
+        read = [await first_token_s(engine, job) for job in kept]
+        report.add("from disk, first token", [1000 * each for each in read], "ms")
+        state_hits(report, engine, "disk", len(kept), settings)
+        report.state("share of computing, disk", share(read, computed))
+        speed = document_bytes(engine, settings) / median(read) / 1e9
+        report.add("from disk, all until the first token", [speed], "GB/s", "higher")
+    drop_system_cache(folder)
+    alone = reading_speed(folder)
+    report.add("reading the files one after the other", [alone], "GB/s", "higher")
+    report.state("share of the reading speed, disk", round(speed / alone, 3))
 
 
 def share(found: list[float], computed: list[float]) -> float:
@@ -117,10 +136,15 @@ def state_hits(
         report.problem(f"{found:.0%} of the tokens came from {tier}: others were computed again")
 
 
+def document_bytes(engine: OfflineEngine, settings: Settings) -> int:
+    """Returns what the blocks of a document have, in bytes."""
+    return int(settings.arguments.length // BLOCK_SIZE * engine.core.stats().worker.block_bytes)
+
+
 def host_floor(report: Report, engine: OfflineEngine, settings: Settings) -> None:
     """Reports the time of one large copy with as many bytes, where there is a GPU."""
     tiers = engine.core.counters.scheduler.tiers
-    num_bytes = settings.arguments.length // BLOCK_SIZE * engine.core.stats().worker.block_bytes
+    num_bytes = document_bytes(engine, settings)
     report.state("bytes of a document", num_bytes)
     report.state("seconds of copies", round(tiers.copy_s, 4))
     if not torch.cuda.is_available():
@@ -197,6 +221,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=16000, help="tokens of a document")
     parser.add_argument("--host-gb", type=float, default=24.0, help="memory on the host")
     parser.add_argument("--disk-gb", type=float, default=24.0, help="memory on disk")
+    parser.add_argument("--without-disk", action="store_true", help="only the host's memory")
     parser.add_argument("--decodes", type=int, default=16, help="requests beside returns")
     run_program("tier_returns", parser, measure, defaults=PEER_SETTINGS)
 

@@ -187,6 +187,7 @@ def test_returns_from_lower_tiers_are_measured(tmp_path):
     assert content["problems"] == []
     assert content["facts"]["share of tokens from host"] > 0.5
     assert content["facts"]["share of tokens from disk"] > 0.5
+    assert content["facts"]["share of the reading speed, disk"] > 0
 
 
 def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
