@@ -231,7 +231,7 @@ class KVCache:
         """
         self._leave_windows(request)
         table, first = request.block_ids, len(request.block_ids)
-        if self._is_plain and num_tokens <= (first + 1) * self._block_size:
+        if self._is_plain and 0 < num_tokens - first * self._block_size <= self._block_size:
             # Decodes mostly need one block.
             added = self._take(1) if self._pool.num_free else None
             table += added or ()

@@ -43,7 +43,7 @@ def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
         ({"shared_prefix_tokens": 0}, [None], 0),
         ({"enable_prefix_caching": False}, [None], 0),
         ({"batch_invariant": True}, [None], 0),
-        ({"num_speculative_tokens": 2}, [None], 0),
+        ({"num_speculative_tokens": 2}, [None], 48),
         ({}, [64], 0),
         ({}, ["state"], 0),
     ],

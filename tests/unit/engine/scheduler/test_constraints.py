@@ -22,10 +22,10 @@ def test_it_waits_for_its_token_and_others_do_not():
     rig = Rig()
     plain, waiting = make_request(3), constrained(prompt=3)
     rig.add(plain, waiting)
-    assert rig.send().requests == [plain, waiting]
+    assert set(rig.send().requests) == {plain, waiting}
     assert rig.send().requests == [plain]
     rig.receive()
-    assert rig.send().requests == [plain, waiting]
+    assert set(rig.send().requests) == {plain, waiting}
 
 
 def test_it_waits_for_its_mask_and_others_do_not():
@@ -35,7 +35,7 @@ def test_it_waits_for_its_mask_and_others_do_not():
     rig.step()
     assert rig.send().requests == [plain]
     waiting.constraint.work_out()
-    assert rig.send().requests == [plain, waiting]
+    assert set(rig.send().requests) == {plain, waiting}
 
 
 def test_masks_travel_for_its_row_alone():
