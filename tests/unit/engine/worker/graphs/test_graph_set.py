@@ -125,7 +125,7 @@ def test_a_step_that_does_not_fit_its_graph_is_refused(families, key, q_lens):
 
 def sharing_batch(*q_lens):
     none = torch.zeros(0, dtype=torch.int32).numpy()
-    prefixes = PlannedPrefixes(tiles=none, requests=none, tile_slots=none, num_shared=none)
+    prefixes = PlannedPrefixes(tiles=none, queries=none, tile_slots=none, num_shared=none)
     return replace(batch(*q_lens), prefixes=prefixes)
 
 
