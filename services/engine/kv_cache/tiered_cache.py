@@ -8,6 +8,7 @@ waits for blocks holds none, and nothing is to be undone when it ends.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from services.engine.kv_cache.block_events import Tier
@@ -20,7 +21,7 @@ from services.engine.request import Request, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentBlocks:
-    """The part of a request's longest prefix that the host has and the GPU lacks.
+    """The part of a request's prefix that the host has and the GPU lacks.
 
     entries: layer group and key of each block, in order. snapshot: key and tokens of the state
     after the prefix, if it is absent, too. held, held_snapshot: what the GPU has of the prefix.
@@ -76,13 +77,20 @@ class TieredKVCache(KVCache):
             return None
         keys, states = request.block_keys, self.states
         limit = (len(request.token_ids) - 1) // self._block_size
-        length = self._present_or_below.length(keys, limit)
+        first, held = 0, []
+        if self._is_plain and states is None:
+            # Later steps look again, so the blocks of one and a sign that there are more will do.
+            first, held = prefix.num_tokens // self._block_size, list(prefix.block_ids)
+            nexts = keys[first : min(limit, first + self.host.room + 1)]
+            length = first + sum(1 for _ in takewhile(partial(self._has_block, 0), nexts))
+        else:
+            length = self._present_or_below.length(keys, limit)
         if states is not None:
             length = self._present_or_below.snapshot_length(keys, length)
         num_tokens = length * self._block_size
         if num_tokens <= prefix.num_tokens:
             return None
-        absent = self._absent(keys[:length])
+        absent = self._absent(keys[:length], first, held)
         num_kept = sum(map(self._pool.is_free, absent.held))
         kept = absent.held_snapshot
         if kept is not None and states is not None and states.index.is_free(kept):
@@ -239,14 +247,19 @@ class TieredKVCache(KVCache):
         for entry, block_id in zip(entries, snapshot.block_ids, strict=True):
             self.host.store(entry, block_id)
 
-    def _absent(self, keys: Sequence[bytes]) -> AbsentBlocks:
-        """Sorts what a prefix of full blocks with these keys needs by where it is."""
+    def _absent(
+        self, keys: Sequence[bytes], first: int = 0, held: Sequence[int] = ()
+    ) -> AbsentBlocks:
+        """Sorts what a prefix of full blocks with these keys needs by where it is.
+
+        first, held: leading blocks that the GPU is known to have, and which these are.
+        """
         states, last = self.states, keys[-1]
         num_tokens = len(keys) * self._block_size
         entries: list[tuple[int, bytes]] = []
-        held: list[int] = []
+        held = list(held)
         for group, index in enumerate(self._indexes):
-            for key in keys[self._groups.first_block(group, num_tokens) :]:
+            for key in keys[max(first, self._groups.first_block(group, num_tokens)) :]:
                 block_id = index.block_of(key)
                 if block_id is None:
                     entries.append((group, key))

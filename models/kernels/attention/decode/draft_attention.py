@@ -100,8 +100,8 @@ def draft_kernel(
 ):  # fmt: skip
     """Attends a tile of a request's queries to one part of its own keys.
 
-    Takes requests of 2 to most_queries tokens. Unless parts is None, up to num_splits programs
-    share the keys of a tile: tile_parts.
+    Takes requests of 2 to most_queries tokens. Up to num_splits programs share the keys of a tile:
+    tile_parts.
     """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
@@ -113,14 +113,12 @@ def draft_kernel(
     seq_len = tl.load(seq_lens_ptr + request)
     own_len = tl.load(own_lens_ptr + request)
     is_mine = (num_queries >= 2) & (num_queries <= form.most_queries) & (first_query < num_queries)
-    part, num_parts, at_partials = 0, 1, 0
-    if parts is not None:
-        part = tl.program_id(2)
-        num_parts = tl.maximum(tl.minimum((own_len - num_queries) // LEAST_PART, num_splits), 1)
-        at_partials = _plan_part(
-            query_start + first_query, tl.minimum(num_queries - first_query, form.queries),
-            kv_head, part, tl.where(is_mine, num_parts, 0), num_splits, parts.plan, form,
-        )  # fmt: skip
+    part = tl.program_id(2)
+    num_parts = tl.maximum(tl.minimum((own_len - num_queries) // LEAST_PART, num_splits), 1)
+    at_partials = _plan_part(
+        query_start + first_query, tl.minimum(num_queries - first_query, form.queries),
+        kv_head, part, tl.where(is_mine, num_parts, 0), num_splits, parts.plan, form,
+    )  # fmt: skip
     if not (is_mine & (part < num_parts)):
         return
 
@@ -195,11 +193,13 @@ def attend_drafts(
         q.device,
     )  # fmt: skip
     num_tiles = num_requests * form.tiles
+    # Tiles may be shared whatever the number of tokens: one build is for all steps.
     shared = split_tiles(
-        metadata, num_tokens=num_requests * form.most_queries, num_pieces=num_tiles * num_kv_heads,
+        metadata, num_tokens=1, num_pieces=num_tiles * num_kv_heads,
         rows=form.queries * form.padded_group, head_dim=head_dim,
     )  # fmt: skip
-    num_splits = 1 if shared is None else max(1, shared.num_shares)
+    assert shared is not None, "prefix_attention had a workspace"
+    num_splits = max(1, shared.num_shares)
     launch(
         (num_kv_heads, num_tiles, num_splits),
         q, cache_tensors(cache), output, output_scale, metadata.block_tables, metadata.seq_lens,
@@ -208,8 +208,7 @@ def attend_drafts(
         metadata.block_tables.stride(0), num_splits,
         0 if output_scale is None else output_scale.stride(1), scale * LOG2_E,
     )  # fmt: skip
-    if shared is not None:
-        add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
+    add_parts(q, output, shared, output_scale=output_scale, num_kv_heads=num_kv_heads)
     return form.most_queries
 
 
