@@ -6,12 +6,14 @@ are FP8 the arithmetic of long steps is up to twice as fast, which this leaves o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from models.config import ModelConfig
+from models.config_sections.compression import CompressionConfig
 from models.config_sections.mixers import STATE
+from models.kv_cache import LatentCacheSpec, RowCacheSpec
 from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
@@ -142,12 +144,39 @@ def _cached(
     config: ModelConfig, model: CausalLM, dtype: torch.dtype
 ) -> list[tuple[float, int | None]]:
     """Returns the bytes per token and the window of each entry that keeps tokens."""
-    entries = zip(model.cache_specs(), config.cache_windows, strict=True)
-    return [
-        (float(spec.bytes_per_token(dtype)), window)
-        for spec, window in entries
-        if not isinstance(spec, StateSpec) and window != STATE
-    ]
+    if config.compression is not None:
+        return _compressed(config.compression, config.num_hidden_layers, dtype)
+    cached: list[tuple[float, int | None]] = []
+    for spec, window in zip(model.cache_specs(), config.cache_windows, strict=True):
+        if isinstance(spec, StateSpec) or window == STATE:
+            continue
+        assert not isinstance(spec, RowCacheSpec), "rows have sizes of their own"
+        num_bytes = float(spec.bytes_per_token(dtype))
+        if isinstance(spec, LatentCacheSpec) and spec.index_dim and config.mla and config.mla.index:
+            # All keys of the index are read, and of the rest what it chooses.
+            of_index = num_bytes - replace(spec, index_dim=0).bytes_per_token(dtype)
+            cached += [(of_index, None), (num_bytes - of_index, config.mla.index.top_k)]
+        else:
+            cached.append((num_bytes, window))
+    return cached
+
+
+def _compressed(
+    sizes: CompressionConfig, num_layers: int, dtype: torch.dtype
+) -> list[tuple[float, int | None]]:
+    """Returns the same of compressed keys: a key serves as many tokens as its entry has."""
+    cached: list[tuple[float, int | None]] = []
+    for layer in range(num_layers):
+        own, key_bytes = sizes.layers.get(layer), sizes.head_dim * dtype.itemsize
+        cached.append((float(key_bytes), sizes.window))
+        if own is None:
+            continue
+        cached.append(
+            (key_bytes / own.rate, sizes.index.top_k * own.rate if own.overlaps else None)
+        )
+        if own.overlaps:
+            cached.append((sizes.index.head_dim * dtype.itemsize / own.rate, None))
+    return cached
 
 
 def _pair_elements(config: ModelConfig) -> int:

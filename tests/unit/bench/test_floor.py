@@ -27,7 +27,14 @@ def floor_of(shape, tmp_path):
         ("qwen3-30b-a3b", 30.2, 3.0),
         ("gpt-oss-20b", 20.3, 3.61),
         ("glm-4.5-air", 106.2, 12.0),
+        ("gpt-oss-120b", 116.2, 5.13),
+        ("gemma-4-31b", 30.7, 30.7),
+        ("gemma-4-26b-a4b", 25.2, 3.8),
+        ("glm-5", 743.0, 40.0),
+        ("minimax-m2", 228.1, 10.0),
+        ("ministral-14b", 12.8, 12.8),
         ("deepseek-v3", 670.1, 36.6),
+        ("deepseek-v4-flash", 283.8, 13.0),
     ],
 )
 def test_parameters_are_those_of_the_public_models(shape, all_params, active_params, tmp_path):
@@ -78,6 +85,20 @@ def test_a_window_bounds_what_is_read_of_the_cache(tmp_path):
     cache_ms = (floor.decode_ms(1, 1000) - floor.weight_bytes(1) / BYTES_PER_MS) * BYTES_PER_MS
     # Every other of 24 layers sees 128 tokens.
     assert cache_ms == pytest.approx(2048 * (12 * 128 + 12 * 1000), rel=1e-3)
+
+
+def test_compressed_keys_are_read_as_entries_and_by_an_index(tmp_path):
+    floor = floor_of("deepseek-v4-flash", tmp_path)
+    recent, index, chosen = 43 * 128 * 1024, 21 * 256, 21 * 1024
+    # 20 layers have an entry for 128 tokens; 21 have one for 4 and read all keys of the index.
+    assert floor.cache_bytes(1024) == recent + 256 * (index + chosen) + 20 * 8 * 1024
+    assert floor.cache_bytes(8192) == recent + 2048 * index + 512 * chosen + 20 * 64 * 1024
+
+
+def test_an_index_bounds_what_is_read_of_latent_vectors(tmp_path):
+    floor = floor_of("glm-5", tmp_path)
+    assert floor.cache_bytes(1000) == 78 * 1000 * (1152 + 256)
+    assert floor.cache_bytes(5000) == 78 * (2048 * 1152 + 5000 * 256)
 
 
 @pytest.mark.parametrize(
