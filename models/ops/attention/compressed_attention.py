@@ -1,8 +1,7 @@
 """Attention to recent and compressed keys: octavo::compressed_attention_with_output.
 
-Like models.ops.attention.attention it has no output and writes into its caller's tensor. It is the
-same on all devices: operations of torch whose shapes depend on the step's sizes alone, so a graph
-may hold it.
+Like models.ops.attention.attention it has no output and writes into its caller's tensor. The
+reference is made of operations of torch whose shapes depend on the step's sizes alone.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from models.forward_context import get_forward_context
+from models.kernels.gpu import has_kernels
 from models.kv_cache import RowCacheData
+from models.operands.entry_maker import Entries, EntryMaker
+from models.operands.index_queries import IndexQueries
 from models.operands.row_pages import RowPages
-from models.ops.attention.compressed_entries import Compressor, completed_entries
+from models.ops.attention.compressed_entries import completed_entries, made_entries
 from models.ops.custom_op import operator
 
 MOST_GATHERED = 2**26
@@ -45,25 +47,6 @@ class _Queries:
         sinks = self.sinks.float().view(1, -1, 1).expand(len(scores), -1, 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
         return torch.matmul(weights.to(keys.dtype), keys)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Index:
-    """Queries [T, J, D] and weights [T, J] of an index, its cached keys, and how many it takes."""
-
-    q: torch.Tensor
-    weights: torch.Tensor
-    keys: RowPages
-    top_k: int
-
-    def chosen(self, step: _Step, tokens: slice, num_seen: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers of entries for some tokens, [t, k]; from num_seen, [t], on unseen."""
-        numbers = torch.arange(self.keys.num_rows, device=num_seen.device)
-        keys = self.keys.of(step.requests[tokens].unsqueeze(1), numbers).float()
-        scores = torch.matmul(self.q[tokens].float(), keys.transpose(-1, -2)).relu()
-        scores = (scores * self.weights[tokens].unsqueeze(-1)).sum(1)
-        scores = scores.masked_fill(numbers >= num_seen.unsqueeze(1), -torch.inf)
-        return scores.topk(min(self.top_k, len(numbers)), dim=-1).indices
 
 
 @operator(mutates=("output",))
@@ -104,60 +87,64 @@ def compressed_attention_with_output(  # noqa: PLR0913  # an operator takes no d
     sinks: [H], a score of each head without a key.
     index_q: [T, J, I]. index_weights: [T, J] float32. None without an index.
     index_bias, index_norm: as position_bias and norm_weight, of the index's entries.
-    Others are fields of Compressor.
+    Others are fields of EntryMaker.
 
     Source: DeepSeek-AI 2026, "DeepSeek-V4", section 2.3.
     """
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, RowCacheData), f"layer {layer_index} caches no rows"
-    num_tokens, size = len(metadata.slot_mapping), q.shape[-1]
+    num_tokens, size, table_tokens = len(metadata.slot_mapping), q.shape[-1], cache.block_tokens
     starts, positions = metadata.query_start_loc, context.context.positions[:num_tokens]
+    tokens = _pages(cache, metadata.block_tables, table_tokens)
+    window = min(window, metadata.max_seqlen_k)
+    entries = None
+    if rate:
+        assert position_bias is not None, "entries have a maker"
+        assert norm_weight is not None, "entries have a maker"
+        assert frequencies is not None, "entries have a maker"
+        entry_cache = context.kv_cache_data[entry_layer]
+        assert isinstance(entry_cache, RowCacheData), f"layer {entry_layer} caches no rows"
+        maker = EntryMaker(
+            begin=size,
+            rate=rate,
+            overlaps=overlaps,
+            position_bias=position_bias,
+            norm_weight=norm_weight,
+            eps=eps,
+            frequencies=frequencies,
+            table_scale=table_scale,
+        )
+        makers: tuple[EntryMaker, ...] = (maker,)
+        index = None
+        if index_q is not None:
+            assert index_weights is not None, "an index weighs its heads"
+            assert index_bias is not None, "an index has a maker"
+            assert index_norm is not None, "an index has a maker"
+            begin = size + 2 * maker.width
+            of_index = replace(maker, begin=begin, position_bias=index_bias, norm_weight=index_norm)
+            makers = (maker, of_index)
+            index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
+        tables = context.metadata_of(entry_layer).block_tables
+        entries = Entries(
+            pages=_pages(entry_cache, tables, table_tokens), makers=makers, index=index
+        )
+    if has_kernels(q.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.attention.compressed import compressed_attention as kernels
+
+        if kernels.takes(q, tokens, entries, num_tokens):
+            kernels.attend(
+                q, recent, output, tokens, entries, sinks, window, scale, starts, positions
+            )
+            return
     places = torch.arange(num_tokens, device=q.device)
     requests = torch.searchsorted(starts[1:].long(), places, right=True)
     requests = requests.clamp(max=len(starts) - 2)
     step = _Step(requests=requests, positions=positions, query_start_loc=starts)
-    table_tokens = cache.block_tokens
-    tokens = _pages(cache, metadata.block_tables, table_tokens)
     tokens.write(requests, positions, recent[:num_tokens], torch.ones_like(requests).bool())
-    keys = replace(tokens, rows=tokens.rows[..., :size])
-    window = min(window, metadata.max_seqlen_k)
     queries = _Queries(q=q, output=output, window=window, scale=scale, sinks=sinks)
-    if not rate:
-        _attend(queries, step, keys, None, None)
-        return
-    assert position_bias is not None, "entries have a compressor"
-    assert norm_weight is not None, "entries have a compressor"
-    assert frequencies is not None, "entries have a compressor"
-    entry_cache = context.kv_cache_data[entry_layer]
-    assert isinstance(entry_cache, RowCacheData), f"layer {entry_layer} caches no rows"
-    entries = _pages(entry_cache, context.metadata_of(entry_layer).block_tables, table_tokens)
-    compressor = Compressor(
-        rate=rate,
-        overlaps=overlaps,
-        position_bias=position_bias,
-        norm_weight=norm_weight,
-        eps=eps,
-        frequencies=frequencies,
-        table_scale=table_scale,
-    )
-    owners, numbers, are = completed_entries(starts, positions, rate)
-    end = size + 2 * position_bias.shape[1]
-    raw = replace(tokens, rows=tokens.rows[..., size:end])
-    rows = compressor.entries(raw, owners, numbers)
-    index = None
-    if index_q is not None:
-        assert index_weights is not None, "an index weighs its heads"
-        assert index_bias is not None, "an index has a compressor"
-        assert index_norm is not None, "an index has a compressor"
-        compressor = replace(compressor, position_bias=index_bias, norm_weight=index_norm)
-        raw = replace(tokens, rows=tokens.rows[..., end:])
-        rows = torch.cat((rows, compressor.entries(raw, owners, numbers)), dim=-1)
-        index_keys = replace(entries, rows=entries.rows[..., size:])
-        index = _Index(q=index_q, weights=index_weights, keys=index_keys, top_k=top_k)
-    entries.write(owners, numbers, rows, are)
-    entries = replace(entries, rows=entries.rows[..., :size])
-    _attend(queries, step, keys, entries, index)
+    _attend(queries, step, tokens, entries)
 
 
 def _pages(cache: RowCacheData, block_tables: torch.Tensor, table_tokens: int) -> RowPages:
@@ -170,32 +157,49 @@ def _pages(cache: RowCacheData, block_tables: torch.Tensor, table_tokens: int) -
     )
 
 
-def _attend(
-    queries: _Queries,
-    step: _Step,
-    keys: RowPages,
-    entries: RowPages | None,
-    index: _Index | None,
-) -> None:
-    """Attends all queries, as many at a time as MOST_GATHERED allows."""
+def _attend(queries: _Queries, step: _Step, tokens: RowPages, entries: Entries | None) -> None:
+    """Completes entries, and attends all queries, as many at a time as MOST_GATHERED allows."""
     q, num_keys, index_size = queries.q, queries.window, 0
-    if index is not None:
-        num_keys += min(index.top_k, index.keys.num_rows)
-        index_size = index.keys.num_rows * index.q.shape[-1]
-    elif entries is not None:
-        num_keys += entries.num_rows
-    each = max(1, MOST_GATHERED // (num_keys * q.shape[-1] + index_size))
+    size = q.shape[-1]
+    keys, index, pages = replace(tokens, rows=tokens.rows[..., :size]), None, None
+    if entries is not None:
+        _complete(step, tokens, entries)
+        pages = replace(entries.pages, rows=entries.pages.rows[..., :size])
+        index = entries.index
+        num_keys += pages.num_rows if index is None else min(index.top_k, pages.num_rows)
+        index_size = 0 if index is None else pages.num_rows * index.q.shape[-1]
+    each = max(1, MOST_GATHERED // (num_keys * size + index_size))
     for first in range(0, len(step.positions), each):
-        tokens = slice(first, min(first + each, len(step.positions)))
-        requests, positions = step.requests[tokens].unsqueeze(1), step.positions[tokens]
+        some = slice(first, min(first + each, len(step.positions)))
+        requests, positions = step.requests[some].unsqueeze(1), step.positions[some]
         numbers = positions.unsqueeze(1) - torch.arange(queries.window, device=q.device)
         seen, gathered = numbers >= 0, keys.of(requests, numbers)
-        if entries is not None:
-            num_seen = (positions + 1).div(entries.rate, rounding_mode="floor")
+        if entries is not None and pages is not None:
+            num_seen = (positions + 1).div(pages.rate, rounding_mode="floor")
             if index is not None:
-                numbers = index.chosen(step, tokens, num_seen)
+                index_keys = replace(pages, rows=entries.pages.rows[..., size:])
+                numbers = _chosen(index.of(some), index_keys, requests, num_seen)
             else:
-                numbers = torch.arange(entries.num_rows, device=q.device).expand(len(positions), -1)
+                numbers = torch.arange(pages.num_rows, device=q.device).expand(len(positions), -1)
             seen = torch.cat((seen, numbers < num_seen.unsqueeze(1)), dim=1)
-            gathered = torch.cat((gathered, entries.of(requests, numbers)), dim=1)
-        queries.output[tokens] = queries.attended(tokens, gathered, seen)
+            gathered = torch.cat((gathered, pages.of(requests, numbers)), dim=1)
+        queries.output[some] = queries.attended(some, gathered, seen)
+
+
+def _complete(step: _Step, tokens: RowPages, entries: Entries) -> None:
+    """Makes and stores the entries that a step completes."""
+    pages = entries.pages
+    owners, numbers, are = completed_entries(step.query_start_loc, step.positions, pages.rate)
+    rows = [made_entries(maker, tokens, owners, numbers) for maker in entries.makers]
+    pages.write(owners, numbers, torch.cat(rows, dim=-1), are)
+
+
+def _chosen(
+    index: IndexQueries, keys: RowPages, requests: torch.Tensor, num_seen: torch.Tensor
+) -> torch.Tensor:
+    """Returns the numbers of entries for t tokens, [t, k]; from num_seen, [t], on unseen."""
+    numbers = torch.arange(keys.num_rows, device=num_seen.device)
+    scores = torch.matmul(index.q.float(), keys.of(requests, numbers).float().transpose(-1, -2))
+    scores = (scores.relu() * index.weights.unsqueeze(-1)).sum(1)
+    scores = scores.masked_fill(numbers >= num_seen.unsqueeze(1), -torch.inf)
+    return scores.topk(min(index.top_k, len(numbers)), dim=-1).indices

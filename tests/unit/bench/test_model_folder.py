@@ -43,15 +43,15 @@ def test_engine_takes_the_folder_and_every_token_has_a_text(shape, tmp_path):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fewer_layers_are_the_first_ones(shape, tmp_path):
     configs = []
-    for content in (read_shape(shape), with_depth(read_shape(shape), 4)):
+    for content in (read_shape(shape), with_depth(read_shape(shape), 6)):
         (tmp_path / "config.json").write_text(json.dumps(content))
         configs.append(ModelConfig.from_folder(tmp_path))
     whole, cut = configs
-    assert cut.num_hidden_layers == 4
+    assert cut.num_hidden_layers == 6
     assert cut.hidden_size == whole.hidden_size
-    assert cut.sliding_windows == whole.sliding_windows[:4]
+    assert cut.sliding_windows == whole.sliding_windows[:6]
     if whole.moe is not None:
-        assert cut.moe.dense_layers == whole.moe.dense_layers & set(range(4))
+        assert cut.moe.dense_layers == whole.moe.dense_layers & set(range(6))
 
 
 def test_a_folder_may_have_fewer_layers(tmp_path):
@@ -78,7 +78,7 @@ REDUCED = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_made_up_weights_of_a_narrow_shape_run(shape, tmp_path):
-    config = with_depth(read_shape(shape), 4)
+    config = with_depth(read_shape(shape), 6)
     for part in (config, config.get("text_config", {})):
         part |= {name: value for name, value in REDUCED.items() if name in part}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -240,7 +240,7 @@ def _latent_kernel(
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def _combine_kernel(
+def combine_kernel(
     partials_ptr, lse_ptr, output_ptr, num_splits,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_C: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -334,7 +334,7 @@ def latent_attention(
         form=form, num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
     if splits > 1:
-        _combine_kernel[(num_heads, num_tokens)](
+        combine_kernel[(num_heads, num_tokens)](
             parts.partials, parts.lse, output, splits, NUM_HEADS=num_heads, LATENT=latent,
             BLOCK_C=block_c, MAX_SPLITS=MAX_SPLITS, num_warps=8,
         )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Kernels of attention to recent and compressed keys."""
