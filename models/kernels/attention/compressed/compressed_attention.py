@@ -131,7 +131,7 @@ def _compressed_kernel(
     sinks = tl.load(sinks_ptr + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
     highest = tl.where(split == 0, sinks, -1e30)
     total = tl.where(split == 0, tl.full([form.heads], 1.0, tl.float32), 0.0)
-    acc = tl.zeros([form.heads, form.block_d], tl.float32)
+    acc = tl.full([form.heads, form.block_d], 0.0, tl.float32)
 
     table_ptr = tokens.tables + request.to(tl.int64) * token_stride
     for tile in tl.range(

@@ -99,14 +99,14 @@ def _entry_kernel(
     columns = tl.arange(0, form.block_d)
     is_column = columns < form.size
     highest = tl.full([form.block_d], -1e30, tl.float32)
-    total = tl.zeros([form.block_d], tl.float32)
-    acc = tl.zeros([form.block_d], tl.float32)
+    total = tl.full([form.block_d], 0.0, tl.float32)
+    acc = tl.full([form.block_d], 0.0, tl.float32)
     for first in range(-form.rate if form.overlaps else 0, form.rate, form.tokens):
         places = first + tl.arange(0, form.tokens)
         numbers = number * form.rate + places
         are_seen = (places < form.rate) & (numbers >= 0)
         at, _ = row_places(table_ptr, numbers, are_seen, token_form)
-        half = tl.zeros([form.tokens], tl.int32)
+        half = tl.full([form.tokens], 0, tl.int32)
         if form.overlaps:
             half = tl.where(places >= 0, form.size, 0)
         of_bias = (places + form.rate) % form.rate * form.width + half

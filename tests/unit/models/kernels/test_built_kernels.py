@@ -35,6 +35,7 @@ from models.kernels.experts.moe import apply_experts
 from tests.support.packed_quantization import quantize_packed
 from tests.support.adapter_case import make_adapter_case
 from tests.support.attention_case import Heads, make_case
+from tests.support.compressed_case import make_compressed_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.latent_case import make_latent_case
@@ -116,6 +117,12 @@ def latents():
     for is_fp8 in (False, True):
         for top_k in (None, 3):
             make_latent_case([1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8).run()
+
+def compressed_keys():
+    sizes = {"num_heads": 64, "size": 512, "rope_dim": 64, "dtype": torch.bfloat16}
+    for kind in ({}, {"rate": 4, "top_k": 8}, {"rate": 4, "top_k": 200}, {"rate": 32}):
+        for lens in (([1], [90]), ([300], [300])):
+            make_compressed_case(*lens, **sizes, **kind).run()
 
 def recurrent_states():
     for dtype in (torch.bfloat16, torch.float32):
@@ -216,8 +223,8 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, shared_drafts, packed_products,
-             experts_of_4_bits, latents, recurrent_states, segments, adapted, adapted_experts,
-             on_other_gpus, whole_blocks]
+             experts_of_4_bits, latents, compressed_keys, recurrent_states, segments, adapted,
+             adapted_experts, on_other_gpus, whole_blocks]
         )
     )
     use_batch_invariance(is_on=True)
