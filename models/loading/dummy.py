@@ -27,8 +27,8 @@ would grow from layer to layer, and all would choose the same experts."""
 BYTES = range(-127, 128)
 """Values of integers of 8 bits."""
 
-_NORM = re.compile(r"norm\w*\.weight$")
-"""Weights of norms, which are one."""
+_FACTOR = re.compile(r"(norm\w*\.weight|layer_scalar|router\.(per_expert_)?scale)$")
+"""Weights of norms and other factors, which are one."""
 
 
 def fill_with_random_weights(model: CausalLM) -> None:
@@ -50,12 +50,14 @@ def fill_with_random_weights(model: CausalLM) -> None:
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
+        elif _FACTOR.search(name):
+            param.fill_(1.0)
         elif name.endswith("_scale"):
             param.fill_(FP8_SCALE)
         elif param.dim() > 1:
             param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
         else:
-            param.fill_(1.0 if _NORM.search(name) else 0.0)
+            param.fill_(0.0)
 
 
 def _fill_packed_experts(layer: Experts) -> list[nn.Parameter]:

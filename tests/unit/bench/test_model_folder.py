@@ -72,7 +72,8 @@ REDUCED = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
     "swa_head_dim": 16, "swa_v_head_dim": 16, "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 4, "index_head_dim": 16, "o_groups": 2, "o_lora_rank": 32,
-    "max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "eos_token_id": 1,
+    "max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "rotary_dim": 8,
+    "eos_token_id": 1,
 }  # fmt: skip
 
 
