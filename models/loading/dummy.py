@@ -50,10 +50,8 @@ def fill_with_random_weights(model: CausalLM) -> None:
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
-        elif _FACTOR.search(name):
-            param.fill_(1.0)
-        elif name.endswith("_scale"):
-            param.fill_(FP8_SCALE)
+        elif name.endswith("_scale") or _FACTOR.search(name):
+            param.fill_(1.0 if _FACTOR.search(name) else FP8_SCALE)
         elif param.dim() > 1:
             param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
         else:
