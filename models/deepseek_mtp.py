@@ -122,6 +122,8 @@ class DeepseekMTP:
     layer i is number num_hidden_layers + i.
     """
 
+    keeps_position = False
+
     def __init__(self, model: CausalLM) -> None:
         """Takes the draft layers of a model.
 

@@ -18,6 +18,7 @@ class SmallModel:
 
     num_layers = 0
     """Layers that guess from the model's hidden states."""
+    keeps_position = False
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model

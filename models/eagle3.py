@@ -117,6 +117,7 @@ class Eagle3:
     """Guesses with a head; `models.deepseek_mtp.DeepseekMTP` says how it is called."""
 
     num_layers = 1
+    keeps_position = False
 
     def __init__(self, head: Eagle3Head) -> None:
         self._head = head

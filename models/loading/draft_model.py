@@ -5,9 +5,11 @@ from pathlib import Path
 import torch
 
 from models.eagle3_config import is_eagle3
+from models.gemma4_assistant_config import is_assistant
 from models.layers.decoder import CausalLM
 from models.layers.drafting import DraftingModel
 from models.loading.eagle3 import load_eagle3
+from models.loading.gemma4_assistant import load_assistant
 from models.loading.loader import load_model
 
 
@@ -20,7 +22,7 @@ def load_draft_model(
     load_format: str = "safetensors",
     max_positions: int,
 ) -> DraftingModel:
-    """Loads what config.json says: an EAGLE-3 head of `model`, or a model of the same vocabulary.
+    """Loads what config.json says: a head or an assistant of `model`, or one of its vocabulary.
 
     Raises:
         ConfigError: config.json is missing, wrong, or names an unsupported model.
@@ -35,6 +37,8 @@ def load_draft_model(
             load_format=load_format,
             max_positions=max_positions,
         )
+    if is_assistant(folder):
+        return load_assistant(folder, model, device=device, dtype=dtype, load_format=load_format)
     return load_model(
         folder, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions
     )

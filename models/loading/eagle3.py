@@ -1,15 +1,17 @@
 """Loads an EAGLE-3 head beside its model."""
 
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import cast
 
 import torch
+from torch import nn
 
 from models.config import ConfigError
 from models.eagle3 import Eagle3Head
 from models.eagle3_config import Eagle3Config
 from models.layers.decoder import CausalLM
-from models.loading.checkpoint import CheckpointError, open_checkpoint
+from models.loading.checkpoint import CheckpointError, CheckpointTensor, open_checkpoint
 from models.loading.dummy import fill_with_random_weights
 from models.loading.loader import tensor_defaults
 from models.loading.names import find_destinations
@@ -67,22 +69,43 @@ def _fill(head: Eagle3Head, folder: Path, model: CausalLM) -> None:
         head.embed_tokens = model.model.embed_tokens
     if "d2t" not in stored and len(head.d2t) != head.config.vocab_size:
         raise CheckpointError(f"{folder}: d2t is missing")
-    destinations = find_destinations(cast("CausalLM", head))
-    if "embed_tokens.weight" not in stored:
-        del destinations["embed_tokens.weight"]
+    offsets = stored.pop("d2t", None)
+    if offsets is not None:
+        _set_d2t(head, offsets.values, folder)
+    for name in _DERIVED & stored.keys():
+        del stored[name]
+    copy_stored(head, stored, folder, optional={"embed_tokens.weight"})
+
+
+def copy_stored(
+    layers: nn.Module,
+    stored: Mapping[str, CheckpointTensor],
+    folder: Path,
+    *,
+    optional: Set[str] = frozenset(),
+) -> None:
+    """Copies tensors, by our names, into the modules that guess beside a model.
+
+    optional: tensors that may be absent.
+
+    Raises:
+        CheckpointError: one is missing, unknown or of another shape.
+    """
+    destinations = find_destinations(cast("CausalLM", layers))
+    for name in optional - stored.keys():
+        del destinations[name]
     for name, tensor in stored.items():
-        if name == "d2t":
-            _set_d2t(head, tensor.values, folder)
-        elif name in destinations:
-            destination = destinations.pop(name)
-            try:
-                destination.layer.weight_loader(
-                    destination.param, tensor.values.to(head.d2t.device), destination.shard_id
-                )
-            except ValueError as error:
-                raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
-        elif name not in _DERIVED:
+        if name not in destinations:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is unknown")
+        destination = destinations.pop(name)
+        try:
+            destination.layer.weight_loader(
+                destination.param,
+                tensor.values.to(destination.param.device),
+                destination.shard_id,
+            )
+        except ValueError as error:
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
     if destinations:
         raise CheckpointError(
             f"{folder}: {len(destinations)} tensors are missing, the first is {min(destinations)}"

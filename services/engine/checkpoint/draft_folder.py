@@ -7,6 +7,7 @@ from typing import Any
 from models.config import ConfigError, ModelConfig
 from models.config_sections.mixers import STATE
 from models.eagle3_config import Eagle3Config, is_eagle3
+from models.gemma4_assistant_config import AssistantConfig, is_assistant
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.tokenizer_files import TokenizerFiles
@@ -15,7 +16,8 @@ from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
     """Checks a draft model's folder beside the model that is served.
 
-    A folder without a tokenizer.json is taken to have the model's. An EAGLE-3 head never has one.
+    A folder without a tokenizer.json is taken to have the model's. What reads the model's states
+    or cache never needs one.
 
     Args:
         folder: the draft model's.
@@ -29,11 +31,9 @@ def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
     if not folder.is_dir():
         raise ModelFolderError(f"--draft-model is {folder}, which is not a folder")
     try:
-        config = ModelConfig.from_folder(folder)
-        if is_eagle3(folder):
-            # A head has the model's tokens, and rotations for as many positions as it needs.
-            Eagle3Config.from_folder(folder, ModelConfig.from_folder(target))
+        if _reads_the_model(folder, target):
             return
+        config = ModelConfig.from_folder(folder)
     except ConfigError as error:
         raise ModelFolderError(f"--draft-model: {error}") from error
     if STATE in config.cache_windows:
@@ -60,6 +60,23 @@ def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
         return
     if _tokens(content, folder) != _tokens(own, folder):
         raise ModelFolderError(f"--draft-model {folder} has other tokens than the model")
+
+
+def _reads_the_model(folder: Path, target: Path) -> bool:
+    """Returns whether it is a head or an assistant, after checking that it fits the model.
+
+    Both have the model's tokens, and rotations for as many positions as they need.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    if is_assistant(folder):
+        AssistantConfig.from_folder(folder, ModelConfig.from_folder(target))
+    elif is_eagle3(folder):
+        Eagle3Config.from_folder(folder, ModelConfig.from_folder(target))
+    else:
+        return False
+    return True
 
 
 def _tokens(content: bytes, folder: Path) -> Any:

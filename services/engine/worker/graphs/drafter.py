@@ -18,6 +18,8 @@ class DraftModel(Protocol):
     """Guesses tokens after a step; `models.deepseek_mtp.DeepseekMTP` says how it is called."""
 
     num_layers: int
+    keeps_position: bool
+    """Whether it makes all guesses of a step from the last known token, whose position it gets."""
     run_steps: list[Callable[..., Tensor]]
 
     def fill(self, token_ids: Tensor, positions: Tensor) -> None:
@@ -121,8 +123,9 @@ class Drafter:
                 self._join_others(layers, inputs, hidden[:1], depth, num_single)
                 continue
             last = made[-1] if made else token_ids
-            step = self._single_tokens(inputs, last, row_ids, newest + depth - num_whole)
-            hidden = states[-1] if states else hidden
+            offset = -1 if layers.keeps_position else depth - num_whole
+            step = self._single_tokens(inputs, last, row_ids, newest + offset)
+            hidden = states[-1] if states else hidden.index_select(0, last_known)
             with self._forward.context(step, key, metadata, has_single_tokens=True):
                 states.append(_run_padded(layers, step, hidden, depth, num_single))
             made.append(self._choose(layers, states[-1], depth, row_ids, newest))

@@ -12,6 +12,7 @@ from models.cudagraph_mode import GraphKind
 from models.deepseek_mtp import DeepseekMTP
 from models.draft_model import SmallModel
 from models.eagle3 import Eagle3, Eagle3Head
+from models.gemma4_assistant import AssistantLayers, Gemma4Assistant
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.parallel.intermediate_tensors import IntermediateTensors
@@ -143,8 +144,10 @@ class ModelRunner:
         """
         model, limits, forward = self.model, self._limits, self.forward
         layers: DraftModel | None = None
-        if model.draft_models:
-            [small] = model.draft_models
+        small = next(iter(model.draft_models), None)
+        if isinstance(small, AssistantLayers):
+            layers = Gemma4Assistant(small, model)
+        elif small is not None:
             layers = (
                 Eagle3(small)
                 if isinstance(small, Eagle3Head)
