@@ -17,6 +17,7 @@ from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
+from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import engine_settings, write_recording
 
 pytestmark = pytest.mark.gpu
@@ -230,3 +231,22 @@ def test_drafts_are_those_of_the_cpu(folder):
 
     expected, actual = drafted("cpu"), drafted("cuda")
     assert ((actual - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+def test_an_assistants_graphs_draft_what_eager_steps_draft(tmp_path):
+    pytest.importorskip("transformers.models.gemma4_unified_assistant")
+    from tests.support.gemma4_assistants import write_assistant
+
+    target, assistant = tmp_path / "target", tmp_path / "assistant"
+    sizes = {"vocab_size": 96, "head_dim": 32, "global_head_dim": 64}
+    written = write_checkpoint(target, "gemma4", **sizes)
+    write_assistant(assistant, written, use_ordered_embeddings=True, num_centroids=16)
+    expected = engine(target, 0).run(PROMPTS, NUM_OUTPUT)
+    eager, by_graph = (engine(target, 3, *each, draft_model=assistant) for each in ((), SIZES))
+    assert eager.run(PROMPTS, NUM_OUTPUT) == by_graph.run(PROMPTS, NUM_OUTPUT) == expected
+    drafts = [
+        [read_int32(result.draft_token_ids).tolist() for _, result in each.steps]
+        for each in (eager, by_graph)
+    ]
+    assert drafts[0] == drafts[1]
+    assert any(result.drafted_by_graph for _, result in by_graph.steps)
