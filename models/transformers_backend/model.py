@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -170,7 +170,7 @@ def read_transformers_config(folder: Path) -> ModelConfig:
         architecture=source.architecture,
         vocab_size=config.vocab_size,
         hidden_size=probed.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * probed.hidden_size,
+        intermediate_size=_inner_size(config) or 4 * probed.hidden_size,
         num_hidden_layers=len(probed.calls),
         num_attention_heads=first.num_heads,
         num_key_value_heads=first.num_kv_heads,
@@ -193,6 +193,12 @@ def read_transformers_config(folder: Path) -> ModelConfig:
         quantization=source.quantization,
         transformers=source.facts(),
     )
+
+
+def _inner_size(config: PretrainedConfig) -> int | None:
+    """Returns the inner size of feed-forward layers, the largest where each has its own."""
+    size = getattr(config, "intermediate_size", None)
+    return max(size, default=None) if isinstance(size, (list, tuple)) else size
 
 
 def _cached_windows(calls: Sequence[AttentionCall]) -> tuple[int | None, ...]:

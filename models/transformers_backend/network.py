@@ -24,7 +24,9 @@ from models.config import (
     read_dtype,
 )
 from models.config_sections.fields import LARGEST, Fields, shown
-from models.config_sections.text_part import WRAPPERS
+from models.config_sections.text_part import TEXT_CLASSES, WRAPPERS
+from models.eagle3_config import ARCHITECTURE as EAGLE3
+from models.gemma4_assistant_config import ARCHITECTURES as ASSISTANTS
 from models.quantization.config import QuantizationConfig
 from models.quantization.read import quantization_of
 from models.transformers_backend.attention_calls import (
@@ -93,6 +95,11 @@ class NetworkSource:
         """
         fields = Fields.read(folder / CONFIG_FILE)
         architecture = fields.architecture()
+        if architecture in (EAGLE3, *ASSISTANTS):
+            raise ConfigError(
+                f"{fields.file}: {architecture} guesses tokens for another model and is none "
+                "itself; name its folder by --draft-model"
+            )
         if fields.has("text_config"):
             raise _refused_wrapper(fields)
         if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
@@ -284,9 +291,13 @@ def undecorated_forward(network: PreTrainedModel) -> Callable[..., Any]:
 def _refused_wrapper(fields: Fields) -> ConfigError:
     """Returns the error about a model whose text part nothing here runs."""
     text_type = fields.section("text_config").values.get("model_type")
+    # The text alone may be served, such as that of a model that hears.
+    reason = "which is not served"
+    if isinstance(text_type, str) and text_type in TEXT_CLASSES:
+        reason = "beside parts that are not served"
     return ConfigError(
         f"{fields.file}: {fields.architecture()} holds text of model_type {shown(text_type)}, "
-        f"which is not served; the text part is served of {', '.join(WRAPPERS)}"
+        f"{reason}; the text part is served of {', '.join(WRAPPERS)}"
     )
 
 

@@ -146,6 +146,19 @@ def test_what_our_attention_does_not_compute_is_refused_by_name(
     assert "\n" not in message
 
 
+def test_an_inner_size_of_each_layer_is_read(tmp_path):
+    changes = {
+        "intermediate_size": [48, 64], "head_dim": 8, "num_key_value_heads": 2,
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 4, "laurel_rank": 4,
+        "vocab_size_per_layer_input": 97, "activation_sparsity_pattern": [0.0, 0.0],
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    config = small("Gemma3nTextConfig", **changes)
+    config.architectures = ["Gemma3nForCausalLM"]
+    config.save_pretrained(tmp_path)
+    assert read_model_config(tmp_path, "transformers").intermediate_size == 64
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -154,6 +167,19 @@ def test_what_our_attention_does_not_compute_is_refused_by_name(
         (
             {"text_config": {"model_type": "gemma3n_text"}},
             "holds text of model_type 'gemma3n_text'",
+        ),
+        (
+            {"architectures": ["MiniMaxM3VLForCausalLM"], "layer_types": ["minimax_m3_sparse"] * 2},
+            "has layers of kind minimax_m3_sparse",
+        ),
+        (
+            {"architectures": ["Qwen2AudioModel"], "text_config": {"model_type": "qwen2"}},
+            "holds text of model_type 'qwen2', beside parts that are not served",
+        ),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "another model .* by --draft-model"),
+        (
+            {"architectures": ["Gemma4AssistantForCausalLM"], "text_config": {}},
+            "guesses tokens for another model and is none itself; name its folder by --draft-model",
         ),
         # Layers that share a cache, without embeddings for each layer: transformers 5.23 fails.
         (
