@@ -291,7 +291,7 @@ def undecorated_forward(network: PreTrainedModel) -> Callable[..., Any]:
 def _refused_wrapper(fields: Fields) -> ConfigError:
     """Returns the error about a model whose text part nothing here runs."""
     text_type = fields.section("text_config").values.get("model_type")
-    # The text alone may be served, such as that of a model that hears.
+    # The text alone may be served, such as that of a model with sound.
     reason = "which is not served"
     if isinstance(text_type, str) and text_type in TEXT_CLASSES:
         reason = "beside parts that are not served"

@@ -16,8 +16,8 @@ from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
     """Checks a draft model's folder beside the model that is served.
 
-    A folder without a tokenizer.json is taken to have the model's. What reads the model's states
-    or cache never needs one.
+    A folder without a tokenizer.json is taken to have the model's. Readers of the model's states
+    or cache never need one.
 
     Args:
         folder: the draft model's.

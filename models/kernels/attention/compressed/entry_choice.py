@@ -23,7 +23,7 @@ def _score_entries_kernel(
     form: tl.constexpr, PLACE: tl.constexpr, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr,
     ENTRIES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Scores some entries for one query; those that it does not see get minus infinity."""
+    """Scores some entries for one query; unseen ones get minus infinity."""
     row = tl.program_id(1)
     token = first_token + row
     first = tl.program_id(0) * ENTRIES
