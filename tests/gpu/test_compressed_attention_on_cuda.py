@@ -34,8 +34,9 @@ BATCHES = {
 def test_output_and_caches_are_the_references(batch, sizes, kind, dtype):
     case = make_compressed_case(*batch, **sizes, **kind, dtype=dtype, device="cuda")
     exact = case.exact()
-    expected = exact.run()
-    assert_rows_close(case.run(), expected)
+    exact.run()
+    output = case.run()
+    assert_rows_close(output, case.exact().run_reading())
     for ours, others in zip(case.caches, exact.caches, strict=True):
         assert_rows_close(ours.rows[1:], others.rows[1:])
 

@@ -1,12 +1,13 @@
 """Batches for attention to recent and compressed keys with random contents, and the reference."""
 
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import torch
 
-import models.ops.attention.compressed_attention  # noqa: F401  # registers the operator
 from models.forward_context import AttentionMetadata, Context, ForwardContext, forward_context
 from models.kv_cache import RowCacheData
+from models.ops.attention import compressed_attention as operator
 from models.ops.attention.attention_metadata import build_attention_metadata
 from tests.support.attention_case import scattered_blocks, token_request
 
@@ -53,6 +54,14 @@ class CompressedCase:
             torch.ops.octavo.compressed_attention_with_output(
                 self.q, self.recent, output, 0, self.window, scale, *self.arguments
             )
+
+    def run_reading(self) -> torch.Tensor:
+        """Returns the reference's output over entries as they are cached.
+
+        Entries that are rounded in another order may change which of two near scores is chosen.
+        """
+        with patch.object(operator, "_complete"):
+            return self.run()
 
     def exact(self) -> "CompressedCase":
         """Returns the case on the CPU, where the reference runs, in float64 but for its softmax."""
@@ -115,9 +124,8 @@ def make_compressed_case(
 ):
     """Draws a case whose blocks lie scattered; a rate of 0: there are no entries.
 
-    With top_k entries overlap, and an index of 7 heads of size 40 chooses some. Its weights are
-    positive: with others several entries would tie for the last rank. max_seqlen_k is whole blocks
-    of entries, so that their tables hold all of them.
+    With top_k entries overlap, and an index of 7 heads of size 40, or 128 where more is rotated,
+    chooses some. Its weights are positive: with others several entries would tie for the last rank.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -134,7 +142,7 @@ def make_compressed_case(
     longest = max(query_lens), max(1, *seq_lens)
     metadata = [_metadata(starts, lengths, table, positions, longest, block_size)]
     width = 2 * size if overlaps else size
-    index_size = 40 if overlaps else 0
+    index_size = (40 if rope_dim <= 40 else 128) if overlaps else 0
     row_size = size if not rate else size + 2 * width + 4 * index_size
     caches = [
         RowCacheData(

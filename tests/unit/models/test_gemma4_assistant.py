@@ -17,7 +17,8 @@ from tests.support.compilation import compilation_config
 from tests.support.gemma4_assistants import guesses, write_assistant
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.step_driver import greedy_continuation
+from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.step_driver import greedy_continuation, sampling
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12, 40], [70] * 17]
@@ -98,6 +99,26 @@ def test_graphs_draft_what_eager_steps_draft(pair, level, mode, tmp_path):
     assert {outcome.fault for outcome in by_graph.capture()} == {""}
     assert (by_graph.run(PROMPTS, NUM_OUTPUT), drafts(by_graph)) == expected
     assert any(result.drafted_by_graph for _, result in by_graph.steps)
+
+
+async def test_ranks_share_an_assistants_heads(pair):
+    folder, own, target, _ = pair
+    expected = [greedy_continuation(target, prompt, NUM_OUTPUT) for prompt in PROMPTS]
+    counts = []
+    for size in (1, 2):
+        config = ranks_config(
+            folder,
+            tensor_parallel_size=size,
+            draft_model=own,
+            num_speculative_tokens=NUM_DRAFTS,
+            min_speculative_tokens=NUM_DRAFTS,
+        )
+        async with ranks_core(config) as ranks:
+            assert await ranks.generate(PROMPTS, sampling(max_tokens=NUM_OUTPUT)) == expected
+            drafts = ranks.core.stats().counters.drafts
+        counts.append((drafts.num_verified, drafts.num_accepted))
+    assert counts[0] == counts[1]
+    assert counts[0][0]
 
 
 @pytest.fixture

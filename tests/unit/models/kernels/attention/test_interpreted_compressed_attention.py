@@ -22,24 +22,33 @@ SIZES = {"num_heads": 5, "size": 48, "rope_dim": 8}
 BATCHES = (
     ([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 32]), ([1], [300]), ([70], [70]),
 )
+KINDS = (
+    (torch.float32, 0, None), (torch.float32, 4, 9), (torch.float16, 4, 9),
+    (torch.float32, 4, 200), (torch.float32, 10, None), (torch.float16, 32, None),
+)
+
+def check(case):
+    exact = case.exact()
+    kernels.takes = lambda *arguments: False
+    exact.run()
+    kernels.takes = original
+    output = case.run()
+    kernels.takes = lambda *arguments: False
+    expected = case.exact().run_reading()
+    kernels.takes = original
+    starts, lengths = case.metadata[0].query_start_loc, case.metadata[0].seq_lens
+    live = lengths.repeat_interleave(starts.diff()) > 0
+    assert_rows_close(output[live], expected[live])
+    for ours, others in zip(case.caches, exact.caches, strict=True):
+        assert_rows_close(ours.rows[1:], others.rows[1:])
+
 for batch in BATCHES:
-    for dtype, rate, top_k in (
-        (torch.float32, 0, None), (torch.float32, 4, 9), (torch.float16, 4, 9),
-        (torch.float32, 4, 200), (torch.float32, 10, None), (torch.float16, 32, None),
-    ):
-        case = make_compressed_case(*batch, **SIZES, dtype=dtype, rate=rate, top_k=top_k)
-        exact = case.exact()
-        kernels.takes = lambda *arguments: False
-        expected = exact.run()
-        kernels.takes = original
-        output = case.run()
-        live = case.metadata[0].seq_lens.repeat_interleave(
-            case.metadata[0].query_start_loc.diff()
-        ) > 0
-        assert_rows_close(output[live], expected[live])
-        for ours, others in zip(case.caches, exact.caches, strict=True):
-            assert_rows_close(ours.rows[1:], others.rows[1:])
-assert len(taken) == 24
+    for dtype, rate, top_k in KINDS:
+        check(make_compressed_case(*batch, **SIZES, dtype=dtype, rate=rate, top_k=top_k))
+for rate, top_k in ((4, 9), (128, None)):
+    released = {"num_heads": 5, "size": 512, "rope_dim": 64}
+    check(make_compressed_case([1, 9], [60, 300], **released, rate=rate, top_k=top_k))
+assert len(taken) == 26
 
 # The null block keeps its content, as others' graphs may read it.
 case = make_compressed_case([1, 1], [9, 12], **SIZES, rate=4, top_k=3)
