@@ -14,9 +14,9 @@ from services.client.shared_card import (
     chosen_level,
     divide_among_models,
     fitting_level,
-    free_host_bytes,
     weights_bytes_of,
 )
+from services.settings.host_memory import available_host_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def _plan_shared_card(division: Division, options: ServeOptions) -> ServePlan:
         wanted,
         [weights_bytes_of(words) for words in model_words],
         remarks.append,
-        free_host_bytes(),
+        available_host_bytes(),
     )
     remarks.append(f"{', '.join(names)} share the card: one is awake, sleep is of level {level}")
     return ServePlan(

@@ -20,7 +20,6 @@ KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
 """Levels of sleep: weights go to the host's memory, or are loaded again."""
 SHARING_FLAGS = ("--enable-sleep", "--start-asleep")
 """Flags of engines that share a card."""
-_MEMINFO = Path("/proc/meminfo")
 
 
 def divide_among_models(words: Sequence[str], num_models: int) -> tuple[list[str], list[list[str]]]:
@@ -114,12 +113,6 @@ def weights_bytes_of(words: Sequence[str]) -> int:
         return 0
     files = model.glob("*.safetensors") if model.is_dir() else [model]
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def free_host_bytes() -> int:
-    """Returns the memory that the kernel says it can still give."""
-    fields = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 2**10
 
 
 async def start_in_turn(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import structlog
 import torch
@@ -19,6 +18,7 @@ from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import largest_step
 from services.processes.address_space import address_space_left
+from services.settings import host_memory
 
 log = structlog.get_logger()
 
@@ -295,10 +295,8 @@ def check_host_memory(
 
 
 def available_host_bytes() -> int:
-    """Returns the memory that the kernel says it can still give to this process."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":") for line in lines)
-    available = int(fields["MemAvailable"].split()[0]) * 2**10
+    """Returns the memory that the host can still give to this process."""
+    available = host_memory.available_host_bytes()
     left = address_space_left()
     return available if left is None else min(available, left)
 
