@@ -92,20 +92,16 @@ class Experts(nn.Module):
         """Makes empty slots for adapters of all experts, in the dtype and on the device of `like`.
 
         Raises:
-            ValueError: ranks hold whole experts, or the products of the weights' format cannot be
-                separated from the gate.
+            ValueError: gate and up would share a block of scales in one product.
         """
-        if self.placement is not None:
-            raise ValueError("--lora-experts does not work with experts that ranks hold whole")
         num_rows = self.num_parts * self._local_size
         is_by_block = self.gate_up_proj_scale is not None and (
             self.gate_up_proj_scale.shape[1:] != (num_rows, 1)
         )
-        is_fp8 = self.down_proj.dtype == FP8
-        if is_by_block and not (is_fp8 and self._local_size % BLOCK == 0):
+        if is_by_block and self.down_proj.dtype == FP8 and self._local_size % BLOCK:
             raise ValueError(
-                "--lora-experts does not work with experts that are kept in 4 bits, or in FP8 with "
-                "scales for parts of a block"
+                "--lora-experts does not work with FP8 experts that have scales for parts of a "
+                f"block: {self._local_size} inner features of {BLOCK}"
             )
         count, size = self.down_proj.shape[:2]
         parts, inner = (self._local_size,) * self.num_parts, self._local_size

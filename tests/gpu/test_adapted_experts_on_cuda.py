@@ -23,13 +23,23 @@ ROUTING = ROUTINGS["sigmoid-groups"]
 HIDDEN, INNER = 320, 256
 
 each_format = pytest.mark.parametrize(
-    "kind", ["plain", "odd", "clamped", "squared", "gelu", "fp8", "fp8-rows"]
+    "kind",
+    [
+        *("plain", "odd", "clamped", "squared", "gelu", "fp8", "fp8-rows"),
+        *("mxfp4", "nvfp4", "int4-32", "int4-64", "int4-128", "int4-128-squared"),
+    ],
 )
 
 
 def make(kind, dtype):
     if kind.startswith("fp8"):
         return make_quantized_experts(kind, hidden=HIDDEN, inner=INNER)
+    if "4" in kind:
+        is_squared = kind.endswith("squared")
+        return make_quantized_experts(
+            kind.removesuffix("-squared"), hidden=384, inner=INNER, dtype=dtype,
+            is_clamped=not is_squared, is_squared=is_squared,
+        )  # fmt: skip
     if kind in ("odd", "clamped"):
         return make_experts(hidden=36, inner=20, dtype=dtype, is_clamped=kind == "clamped")
     gated = make_experts(hidden=HIDDEN, inner=INNER, dtype=dtype)
@@ -78,11 +88,12 @@ def test_results_are_those_of_merged_weights(kind, num_tokens):
 
 @pytest.mark.parametrize("rank", [1, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_large_ranks_and_other_dtypes(dtype, rank):
+@pytest.mark.parametrize("kind", ["plain", "mxfp4"])
+def test_large_ranks_and_other_dtypes(kind, dtype, rank):
     from models.kernels.experts.moe import apply_experts
 
-    arguments, exact = case("plain", 120, dtype, rank)
-    assert_near(apply_experts(*arguments), exact, "plain")
+    arguments, exact = case(kind, 120, dtype, rank)
+    assert_near(apply_experts(*arguments), exact, kind)
 
 
 @each_format

@@ -127,15 +127,19 @@ def store_results(
 @gluon.jit
 def _scale_rows(
     scale_ptr, expert, row, ROWS: gl.constexpr, COLUMNS: gl.constexpr, NUM_ROWS: gl.constexpr,
-    NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Returns where a tile's first words of scales are, [ROWS, words].
 
     row: of the matrix, gate and up in turns; rows past the end have the scales of the last one.
+    With two PARTS it is of gate before up, whose scales take turns.
     """
     EACH: gl.constexpr = words_of_columns(128, GROUP)
     layout: gl.constexpr = tile_layout(ROWS, COLUMNS, gl.num_warps(), GROUP)
     rows = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), NUM_ROWS - 1)
+    if PARTS > 1:
+        part, own = rows // (NUM_ROWS // PARTS), rows % (NUM_ROWS // PARTS)
+        rows = (own // OCTET * PARTS + part) * OCTET + own % OCTET
     words = gl.arange(0, words_of_columns(COLUMNS, GROUP), gl.SliceLayout(0, layout))
     scale_ptr += expert.to(gl.int64) * (words_of_row(NUM_INPUTS) * NUM_ROWS * EACH)
     scale_ptrs = scale_ptr + rows[:, None] * EACH
@@ -262,7 +266,7 @@ def _sum_tiles(
 def _compute_tile(
     weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert, first_row, end,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr, TOP_K: gl.constexpr,
-    IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
+    PARTS: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr,
     IS_ALONE: gl.constexpr, TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr, UNPACKED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -288,7 +292,7 @@ def _compute_tile(
         )  # fmt: skip
     NUM_ROWS: gl.constexpr = HALVES * NUM_OUTPUTS
     scale_rows = _scale_rows(
-        scale_ptr, expert, row * HALVES, ROWS, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP
+        scale_ptr, expert, row * HALVES, ROWS, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP, PARTS
     )
     scales = _load_scales(scale_rows, 0, COLUMNS, NUM_ROWS, NUM_INPUTS, GROUP)
     x_layout: gl.constexpr = gl.BlockedLayout(
@@ -321,8 +325,8 @@ def _compute_tile(
 def expert_kernel(
     weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr, alpha, limit,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUP: gl.constexpr,
-    NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr,
+    NUM_EXPERTS: gl.constexpr, TOP_K: gl.constexpr, PARTS: gl.constexpr, IS_GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_CLAMPED: gl.constexpr, IS_ALONE: gl.constexpr, TOKENS: gl.constexpr,
     LAST_TOKENS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
     UNPACKED: gl.constexpr, BLOCK_E: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -330,7 +334,7 @@ def expert_kernel(
 
     The order of rows is older than the previous kernel unless IS_GATED. NUM_OUTPUTS are those of
     gate and of up alone. An expert's last tile has a height of LAST_TOKENS if its rows fit.
-    scale_ptr: words; word_scales describes GROUP.
+    scale_ptr: words; word_scales describes GROUP. PARTS: matrices that are stacked, if not gated.
     """
     if IS_GATED:
         wait_for_previous(DEPENDENT)
@@ -345,12 +349,12 @@ def expert_kernel(
     if LAST_TOKENS < TOKENS and first_row + LAST_TOKENS >= end:
         _compute_tile(
             weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
-            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
-            IS_ALONE, LAST_TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, PARTS, IS_GATED, HAS_BIAS,
+            IS_CLAMPED, IS_ALONE, LAST_TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
         )  # fmt: skip
     else:
         _compute_tile(
             weight, x_ptr, scale_ptr, bias_ptr, pairs_ptr, output_ptr, alpha, limit, expert,
-            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, IS_GATED, HAS_BIAS, IS_CLAMPED,
-            IS_ALONE, TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
+            first_row, end, NUM_OUTPUTS, NUM_INPUTS, GROUP, TOP_K, PARTS, IS_GATED, HAS_BIAS,
+            IS_CLAMPED, IS_ALONE, TOKENS, ROWS, COLUMNS, STAGES, UNPACKED, DEPENDENT,
         )  # fmt: skip

@@ -11,7 +11,8 @@ from models.operands.experts import ExpertWeights
 class ProductShape:
     """Constants of a product in all kernels.
 
-    num_outputs: inner features, each of a row of gate and one of up, if is_gated; else H.
+    num_outputs: inner features, each of a row of gate and one of up, if is_gated; else rows of the
+        matrix, which stacks num_parts.
     """
 
     num_outputs: int
@@ -21,10 +22,11 @@ class ProductShape:
     is_gated: bool
     has_bias: bool
     is_clamped: int
+    num_parts: int = 1
 
     @property
     def constants(self) -> dict[str, int]:
-        """The same under the names that kernels have for them."""
+        """Those that all kernels have, under their names there."""
         return {
             "NUM_OUTPUTS": self.num_outputs, "NUM_INPUTS": self.num_inputs,
             "NUM_EXPERTS": self.num_experts, "TOP_K": self.top_k, "IS_GATED": self.is_gated,
@@ -90,17 +92,25 @@ def both_products(
 
 
 def ungated_product(
-    x: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    num_parts: int = 1,
 ) -> ExpertProduct:
-    """Returns the product of rows of pairs with a matrix of their experts, without a bias.
+    """Returns the product of rows of pairs with a matrix of their experts, not gated.
 
-    x: [P, K] bfloat16, contiguous, in the order of the experts.
+    x: [P, K] bfloat16, contiguous, in the order of the experts. num_parts: that the matrix stacks.
     """
     output = x.new_empty(len(x), weight.shape[1])
     return ExpertProduct(
         shape=ProductShape(
             num_outputs=output.shape[1], num_inputs=x.shape[1], num_experts=len(weight),
-            top_k=ids.shape[1], is_gated=False, has_bias=False, is_clamped=False,
+            top_k=ids.shape[1], is_gated=False, has_bias=bias is not None, is_clamped=False,
+            num_parts=num_parts,
         ),
-        x=x, ids=ids, weight=weight, scale=scale, bias=x, output=output, alpha=1.0, limit=0.0,
+        x=x, ids=ids, weight=weight, scale=scale, bias=x if bias is None else bias, output=output,
+        alpha=1.0, limit=0.0,
     )  # fmt: skip

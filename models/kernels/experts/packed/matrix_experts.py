@@ -7,11 +7,17 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.kernels.experts.expert_forms import ON_CORES, tile_rows
 from models.kernels.experts.packed.expert_kernel import expert_kernel
-from models.kernels.experts.packed.expert_product import ExpertProduct, ProductShape
+from models.kernels.experts.packed.expert_product import (
+    ExpertProduct,
+    ProductShape,
+    ungated_product,
+)
+from models.kernels.experts.pair_order import PairOrder
 from models.kernels.launching.dependent_launch import launch_options
 from models.kernels.launching.launch import Launch
-from models.kernels.tuning.hopper import EXPERTS
+from models.kernels.tuning.hopper import EXPERTS, EXPERTS_ALONE
 from models.kernels.tuning.tiles import ExpertTiles
 from models.operands.run_scales import COLUMNS
 
@@ -51,6 +57,36 @@ def expert_product(
     )  # fmt: skip
 
 
+def packed_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    order: PairOrder,
+    num_parts: int = 1,
+) -> torch.Tensor:
+    """Returns the product of each pair with its expert's matrix, [T * top_k, N], by token.
+
+    Args:
+        x: [T * top_k, K] bfloat16, contiguous, in the order of the pairs.
+        weight: [E, N, K / 2]. It stacks num_parts matrices.
+        scale: of models.ops.experts.expert_formats.
+        bias: [E, N].
+        order: of the pairs.
+        num_parts: matrices whose scales take turns.
+    """
+    assert scale is not None, "the weights are of 4 bits"
+    ids = order.pairs.view(-1, order.top_k)  # if pairs are alone; else its shape counts
+    product = ungated_product(x, ids, weight, scale, bias, num_parts=num_parts)
+    if order.is_alone:
+        expert_product(product, None, EXPERTS_ALONE)
+    else:
+        height = tile_rows(order.num_pairs, order.num_choices, ON_CORES)
+        expert_product(product, (order.pairs, order.starts), sorted_tiles(height, product.shape))
+    return product.output
+
+
 def words_of(scale: torch.Tensor) -> tuple[torch.Tensor, int | None]:
     """Returns scales as words, [E, words, rows, each], and how many columns share a scale.
 
@@ -81,9 +117,9 @@ def _launcher(
     shape: ProductShape, group: int | None, tiles: ExpertTiles, is_alone: bool, device: torch.device
 ) -> Launch:
     return Launch(
-        expert_kernel, GROUP=group, IS_ALONE=is_alone, TOKENS=tiles.tokens, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STAGES=tiles.num_stages, UNPACKED=tiles.num_unpacked,
-        LAST_TOKENS=tiles.last_tokens,
+        expert_kernel, GROUP=group, PARTS=shape.num_parts, IS_ALONE=is_alone, TOKENS=tiles.tokens,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.num_stages,
+        UNPACKED=tiles.num_unpacked, LAST_TOKENS=tiles.last_tokens,
         **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
         BLOCK_E=triton.next_power_of_2(shape.num_experts), num_warps=tiles.num_warps,
         **shape.constants, **launch_options(device),

@@ -15,6 +15,7 @@ from models.kernels.experts.expert_forms import are_few, tile_rows
 from models.kernels.experts.moe_grouped import find_rows, sum_by_token
 from models.kernels.experts.moe_routing import sort_by_expert
 from models.kernels.experts.packed.expert_formats import mxfp4_product
+from models.kernels.experts.pair_order import PairOrder
 from models.kernels.experts.swiglu import gated
 from models.kernels.launching.dependent_launch import (
     launch_options,
@@ -68,9 +69,9 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr, WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_E: tl.constexpr,
-    IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
@@ -80,10 +81,13 @@ def _down_kernel(
         return
     columns = tl.program_id(0) * WEIGHT_ROWS + tl.arange(0, WEIGHT_ROWS)
     is_column = columns < HIDDEN
+    # Scales of matrices that are stacked take turns.
+    SIZE: tl.constexpr = HIDDEN // PARTS
+    scale_rows = (columns % SIZE // 8 * PARTS + columns // SIZE) * 8 + columns % 8
     wait_for_previous(DEPENDENT)
     acc = mxfp4_product(
-        x_ptr + rows * INNER, is_row, weight_ptr, scale_ptr, expert.to(tl.int64), columns, columns,
-        is_column, HIDDEN, INNER, ROWS, WEIGHT_ROWS, DEPTH,
+        x_ptr + rows * INNER, is_row, weight_ptr, scale_ptr, expert.to(tl.int64), columns,
+        scale_rows, is_column, HIDDEN, INNER, ROWS, WEIGHT_ROWS, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
@@ -134,9 +138,36 @@ def _results(
     )  # fmt: skip
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
         between, experts.down.view(torch.int16), experts.down_scale, down_bias, pairs, starts,
-        results, **shape,
+        results, PARTS=1, **shape,
     )  # fmt: skip
     return results
+
+
+def pairs_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    order: PairOrder,
+    num_parts: int = 1,
+) -> torch.Tensor:
+    """Does what models.kernels.experts.packed.matrix_experts.packed_product does, for MXFP4.
+
+    x may have any dtype of activations.
+    """
+    assert scale is not None, "MXFP4 has scales"
+    num_experts, num_outputs = weight.shape[:2]
+    tiles = _tiles(order.num_pairs, order.num_choices, order.is_alone, x.itemsize, x.device)
+    output = x.new_empty(order.num_pairs, num_outputs)
+    _down_kernel[(triton.cdiv(num_outputs, tiles.weight_rows), order.num_tiles(tiles.rows))](
+        x, weight.view(torch.int16), scale, scale if bias is None else bias, order.pairs,
+        order.starts, output, HIDDEN=num_outputs, INNER=x.shape[1], PARTS=num_parts,
+        NUM_EXPERTS=num_experts, BLOCK_E=triton.next_power_of_2(num_experts),
+        HAS_BIAS=bias is not None, IS_ALONE=order.is_alone, **constants_of(tiles),
+        **launch_options(x.device),
+    )  # fmt: skip
+    return output
 
 
 @lru_cache(maxsize=1024)

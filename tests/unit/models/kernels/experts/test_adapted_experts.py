@@ -25,6 +25,8 @@ formats = {
     "gelu": replace(gated, is_gelu=True),
     "fp8": make_quantized_experts("fp8", hidden=64, inner=128),
     "fp8-rows": make_quantized_experts("fp8-rows", hidden=64, inner=96, is_clamped=True),
+    "mxfp4": make_quantized_experts("mxfp4", is_clamped=True),
+    "mxfp4-squared": make_quantized_experts("mxfp4", is_squared=True),
 }
 for name, experts in formats.items():
     for num_tokens in (1, 9, 60):

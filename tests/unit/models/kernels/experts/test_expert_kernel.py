@@ -11,7 +11,7 @@ from tests.support.absent_hopper import pretend
 pretend()
 from models.kernels.launching.launch import _launches
 from models.kernels.experts.packed.expert_kernel import expert_kernel
-from models.kernels.experts.packed.expert_product import both_products
+from models.kernels.experts.packed.expert_product import both_products, ungated_product
 from models.kernels.experts.packed.matrix_experts import expert_product
 from models.kernels.tuning.hopper import EXPERTS, EXPERTS_ALONE
 from tests.support.kernel_launches import absent_gpu
@@ -33,6 +33,13 @@ else:
         {(tiles, order) for tiles, order in each if tiles.max_registers or tiles.num_unpacked > 1}
         for each in tiles_of
     ]
+# Gate and up of experts with adapters.
+both += (
+    ungated_product(
+        x, ids, experts.gate_up, experts.gate_up_scale, experts.gate_up_bias, num_parts=2
+    ),
+)
+tiles_of.append({(EXPERTS_ALONE, None), (EXPERTS[64][1], order)})
 with absent_gpu():
     for product, each in zip(both, tiles_of):
         for tiles, order in each:
