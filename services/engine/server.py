@@ -53,6 +53,8 @@ PACKED_ROOM_BYTES = 2**20
 """Packed numbers that a message may have beside a prompt of the context's length."""
 STOP_GRACE_S = 1.0
 """Time that calls have to end by themselves once the engine has drained."""
+FAULT_GRACE_S = 0.2
+"""Time for the answers to calls that wait for a worker which cannot start."""
 
 
 class EngineServer:
@@ -199,8 +201,10 @@ class EngineServer:
         self.core.watchers.close()
         if self._nodes is not None:
             self._nodes.close()
-        has_drained = self._exit_status.done() and self._exit_status.result() == 0
-        await self._server.stop(STOP_GRACE_S if has_drained else None)
+        has_ended = self._exit_status.done()
+        has_drained = has_ended and self._exit_status.result() == 0
+        grace_s = STOP_GRACE_S if has_drained else FAULT_GRACE_S if has_ended else None
+        await self._server.stop(grace_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

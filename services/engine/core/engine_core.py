@@ -39,7 +39,7 @@ from services.engine.grammar.token_rules import with_token_rules
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestOutput
-from services.engine.worker.rank_process import WorkerKilledError
+from services.engine.worker.rank_process import WorkerDiedError, WorkerKilledError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -147,6 +147,9 @@ class EngineCore:
         saving = asyncio.create_task(self.history.save_regularly())
         try:
             await self._supervisor.run()
+        except WorkerDiedError as error:
+            self.sleep.fail(str(error))
+            raise
         finally:
             saving.cancel()
             self.watchers.close()

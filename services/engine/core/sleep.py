@@ -108,6 +108,8 @@ class Sleep:
         if self.is_awake:
             self._may_start.set()
         self._woke = asyncio.Event()
+        self._fault = ""
+        """Why no worker can be started any more."""
 
     @property
     def is_awake(self) -> bool:
@@ -131,6 +133,11 @@ class Sleep:
         if self.state is SleepState.ASLEEP:
             self._may_start.clear()
             log.warning("worker_was_lost_asleep", level=self.level)
+
+    def fail(self, reason: str) -> None:
+        """Ends calls that wait for a worker, as the engine stops without one."""
+        self._fault = reason
+        self._woke.set()
 
     async def wait_until_wanted(self) -> None:
         """Returns when a worker may be started: at once, unless the engine sleeps without one."""
@@ -247,6 +254,8 @@ class Sleep:
             raise EngineUnavailableError(
                 f"the worker was lost, and no other one was ready within {limit_s:g} s"
             ) from None
+        if self._fault:
+            raise EngineUnavailableError(f"the engine stops: {self._fault}")
         return 0
 
     async def _wake_worker(self, held: _Held) -> int:

@@ -20,6 +20,8 @@ from services.frontend.errors import (
 LOAD_TIMEOUT_S = 600.0
 """An adapter may have to come from the hub first."""
 REMOVE_TIMEOUT_S = 10.0
+_CLOSED = ("Cancelling all calls", "Socket closed")
+"""gRPC's words for a server that goes away during a call."""
 _UNSERVED = "the engine was started without room for adapters: --max-loras"
 
 
@@ -80,6 +82,8 @@ async def answer_of(call: Callable[[], Awaitable[Any]], *, unserved: str) -> Any
 
 def _order_error(error: grpc.aio.AioRpcError, unserved: str) -> Exception:
     code, message = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and message in _CLOSED:
+        return EngineUnavailableError("the engine ended before it answered; its log says why")
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermittedError(message)
     if code is grpc.StatusCode.UNIMPLEMENTED:

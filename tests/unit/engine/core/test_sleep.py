@@ -265,6 +265,13 @@ async def test_an_engine_that_starts_asleep_has_no_worker_before_it_is_woken():
         assert len(engine.executors.made) == 1
 
 
+async def test_a_worker_that_cannot_start_ends_the_call_that_wanted_it():
+    config = engine_config(enable_sleep=True, start_asleep=True)
+    async with running_core(config, start_error="the GPU has no memory") as engine:
+        with pytest.raises(EngineUnavailableError, match="the engine stops: the GPU has no memory"):
+            await engine.core.sleep.wake()
+
+
 def test_a_start_asleep_needs_sleep():
     with pytest.raises(ValueError, match="--start-asleep needs --enable-sleep"):
         engine_config(start_asleep=True)

@@ -42,6 +42,19 @@ async def test_a_lost_engine_is_unavailable_during_and_after_its_session():
         await server.stop(0)
 
 
+async def test_an_engine_that_stops_says_no_more_than_that():
+    busy, server = Busy(), grpc.aio.server()
+    add_OperatorServiceServicer_to_server(busy, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        loading = asyncio.create_task(AdapterOrders(channel).load("sql", "sql"))
+        await busy.is_reading.wait()
+        await server.stop(None)
+        with pytest.raises(EngineUnavailableError, match="ended before it answered; its log says"):
+            await loading
+
+
 async def test_an_order_that_its_caller_cancels_is_cancelled():
     busy, server = Busy(), grpc.aio.server()
     add_OperatorServiceServicer_to_server(busy, server)
