@@ -83,13 +83,25 @@ class Experts(nn.Module):
         self.down_room: ExpertRoom | None = None
 
     @property
+    def num_experts(self) -> int:
+        """Experts of the layer on all ranks."""
+        return len(self.down_proj) if self.placement is None else self.placement.num_experts
+
+    @property
+    def held(self) -> Sequence[int]:
+        """The experts of which this rank has a share, in the order of its slots."""
+        if self.placement is None:
+            return range(len(self.down_proj))
+        return self.placement.experts_of(self.ranks.rank)
+
+    @property
     def adapter_arguments(self) -> Sequence[torch.Tensor]:
         """The last arguments of operators; none without room for adapters."""
         rooms = self.gate_up_room, self.down_room
         return [each for room in rooms if room is not None for each in room.tensors]
 
     def make_adapter_room(self, num_slots: int, max_rank: int, like: torch.Tensor) -> None:
-        """Makes empty slots for adapters of all experts, in the dtype and on the device of `like`.
+        """Makes empty slots for adapters of this rank's experts, in the dtype and place of `like`.
 
         Raises:
             ValueError: gate and up would share a block of scales in one product.

@@ -121,7 +121,11 @@ class FusedMoE(nn.Module):
         output: torch.Tensor
         if self._has_whole_experts:
             output = torch.ops.octavo.expert_parallel_moe(
-                *arguments, experts.expert_map, experts.expert_load, self._gathers
+                *arguments,
+                experts.expert_map,
+                experts.expert_load,
+                self._gathers,
+                *experts.adapter_arguments,
             )
         else:
             output = torch.ops.octavo.fused_moe(*arguments, *experts.adapter_arguments)

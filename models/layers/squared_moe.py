@@ -52,10 +52,12 @@ class SquaredMoE(nn.Module):
         """Maps [T, hidden] to [T, hidden]."""
         moe, experts, correction = self._moe, self.experts, self.gate.e_score_correction_bias
         assert correction is not None, "scores are sigmoids"
-        rows = hidden
+        # Before rows are gathered: adapters are those of this rank's tokens.
+        x, rows = self.fc1_latent_proj(hidden) if self._has_latent else hidden, hidden
         if self._gathers:
-            rows = gather_rows(hidden, DATA_PARALLEL, self._group.data_parallel_size)
-        x = self.fc1_latent_proj(rows) if self._has_latent else rows
+            size = self._group.data_parallel_size
+            rows = gather_rows(hidden, DATA_PARALLEL, size)
+            x = gather_rows(x, DATA_PARALLEL, size) if self._has_latent else rows
         is_placed = self._has_whole_experts
         output = squared_moe(
             x, self.gate(rows), experts.gate_up_proj, experts.down_proj,

@@ -1,6 +1,5 @@
 """Reads a low-rank adapter in PEFT's format for a loaded model."""
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from models.layers.adapter_room import LayerAdapter, adapted_layers, experts_by_
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear
 from models.layers.weight import check_shape
-from models.loading.adapter_config import CONFIG_FILE, AdapterConfig
+from models.loading.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, digest_of
 from models.loading.expert_adapter import ExpertFactors, ExpertModule, by_layer, expert_shares
 from models.loading.header import find_damage
 from models.loading.names import (
@@ -29,7 +28,6 @@ from models.loading.names import (
     renamed,
 )
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 MAX_HEADER_BYTES = 2**24
 """Room for the names of an adapter's tensors."""
@@ -100,9 +98,8 @@ class AdapterReader:
         num_elements += 2 * model.max_adapter_rank * vocabulary
         for experts in self._experts.values():
             rooms = experts.gate_up_room, experts.down_room
-            num_elements += sum(
-                each[0].numel() for r in rooms if r is not None for each in r.tensors
-            )
+            own = sum(each[0].numel() for r in rooms if r is not None for each in r.tensors)
+            num_elements += own * -(-experts.num_experts // len(experts.held))
         # Ranks hold shares, and stages some layers: the file has all of them.
         self._max_bytes = MAX_HEADER_BYTES + _STORED_BYTES * num_elements * num_ranks
 
@@ -123,8 +120,7 @@ class AdapterReader:
                 f"{self._model.max_adapter_rank}"
             )
         content = self._read_file(file)
-        digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
-        digest.update(content)
+        digest = digest_of(folder, content)
         try:
             tensors = load_safetensors(content)
         except (SafetensorError, ValueError, KeyError, json.JSONDecodeError) as error:
@@ -133,7 +129,7 @@ class AdapterReader:
             layers = tuple(self._shares(_by_module(tensors), config))
         except ValueError as error:
             raise AdapterError(f"{file}: {error}") from None
-        return Adapter(digest=digest.digest(), rank=config.max_rank, layers=layers)
+        return Adapter(digest=digest, rank=config.max_rank, layers=layers)
 
     def _read_file(self, file: Path) -> bytes:
         """Returns the weights. They are not mapped: the file may change while it is read."""

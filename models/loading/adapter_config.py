@@ -1,5 +1,6 @@
 """Reads adapter_config.json, which PEFT writes beside an adapter's weights."""
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from models.config_sections.fields import ConfigError, Fields
 
 CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_RANK = 256
 """Largest rank of an adapter."""
 MAX_PATTERNS = 4096
@@ -168,3 +170,14 @@ def _rank(fields: Fields, name: str) -> int:
     if rank > MAX_RANK:
         raise fields.error(name, f"at most {MAX_RANK}")
     return rank
+
+
+def digest_of(folder: Path, weights: bytes) -> bytes:
+    """Returns the SHA-256 by which an adapter is known, of both files; `weights` is the second.
+
+    Raises:
+        OSError: the configuration cannot be read.
+    """
+    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
+    digest.update(weights)
+    return digest.digest()

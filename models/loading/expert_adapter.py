@@ -126,21 +126,22 @@ def _gate_up_share(
     empty: Callable[..., torch.Tensor],
 ) -> LayerAdapter:
     num_outputs = sum(room.part_sizes) * experts.group.size
-    rank = max(_rank_of(each, room.num_experts) for each in factors)
-    num_parts = len(room.part_sizes)
+    rank = max(_rank_of(each, experts.num_experts) for each in factors)
+    num_parts, held = len(room.part_sizes), list(experts.held)
     share_a = empty(room.num_experts, num_parts, rank, room.num_inputs)
     share_b = nn.Parameter(empty(room.num_experts, sum(room.part_sizes), rank), requires_grad=False)
     for each in factors:
-        expert = _expert_of(each.module, room.num_experts)
+        expert = _expert_of(each.module, experts.num_experts)
         if expert is None:
-            a, b = _stacked(each, room.num_experts, room.num_inputs, num_outputs)
+            a, b = _stacked(each, experts.num_experts, room.num_inputs, num_outputs)
             experts.weight_loader(share_b, _widened(b, rank), (None, 0))
-            share_a[:, :, : a.shape[1]] = a.unsqueeze(1)
+            share_a[:, :, : a.shape[1]] = a[held].unsqueeze(1)
             continue
         part = _part_of(each.module, num_parts)
         check_shape(each.a, (len(each.a), room.num_inputs))
         experts.weight_loader(share_b, _widened(each.b, rank), (expert, part))
-        share_a[expert, part, : len(each.a)] = each.a
+        if (slot := experts.slot_of(expert)) is not None:
+            share_a[slot, part, : len(each.a)] = each.a
     return LayerAdapter(layer=room, a=share_a, b=share_b.detach())
 
 
@@ -152,20 +153,21 @@ def _down_share(
 ) -> LayerAdapter:
     (num_outputs,), group = room.part_sizes, experts.group
     num_inputs, first = room.num_inputs * group.size, room.num_inputs * group.rank
-    rank = max(_rank_of(each, room.num_experts) for each in factors)
+    rank, held = max(_rank_of(each, experts.num_experts) for each in factors), list(experts.held)
     share_a = empty(room.num_experts, 1, rank, room.num_inputs)
     share_b = empty(room.num_experts, num_outputs, rank)
     for each in factors:
-        expert = _expert_of(each.module, room.num_experts)
+        expert = _expert_of(each.module, experts.num_experts)
         if expert is None:
-            a, b = _stacked(each, room.num_experts, num_inputs, num_outputs)
-            share_a[:, 0, : a.shape[1]] = a[..., first : first + room.num_inputs]
-            share_b.copy_(_widened(b, rank))
+            a, b = _stacked(each, experts.num_experts, num_inputs, num_outputs)
+            share_a[:, 0, : a.shape[1]] = a[held][..., first : first + room.num_inputs]
+            share_b.copy_(_widened(b[held], rank))
             continue
         check_shape(each.a, (len(each.a), num_inputs))
         check_shape(each.b, (num_outputs, each.b.shape[1]))
-        share_a[expert, 0, : len(each.a)] = each.a[:, first : first + room.num_inputs]
-        share_b[expert] = _widened(each.b, rank)
+        if (slot := experts.slot_of(expert)) is not None:
+            share_a[slot, 0, : len(each.a)] = each.a[:, first : first + room.num_inputs]
+            share_b[slot] = _widened(each.b, rank)
     return LayerAdapter(layer=room, a=share_a, b=share_b)
 
 

@@ -8,11 +8,13 @@ import torch
 from models.ops.experts import moe as reference
 from tests.support.expert_adapter_case import exact_adapters, make_expert_adapters
 from tests.support.moe_case import (
+    NUM_EXPERTS,
     ROUTINGS,
     exactly,
     make_experts,
     make_logits,
     make_quantized_experts,
+    part_of,
 )
 
 pytestmark = pytest.mark.gpu
@@ -27,11 +29,13 @@ each_format = pytest.mark.parametrize(
     [
         *("plain", "odd", "clamped", "squared", "gelu", "fp8", "fp8-rows"),
         *("mxfp4", "nvfp4", "int4-32", "int4-64", "int4-128", "int4-128-squared"),
+        *("plain-part", "fp8-part", "mxfp4-part", "int4-128-part"),
     ],
 )
 
 
 def make(kind, dtype):
+    kind = kind.removesuffix("-part")
     if kind.startswith("fp8"):
         return make_quantized_experts(kind, hidden=HIDDEN, inner=INNER)
     if "4" in kind:
@@ -59,10 +63,15 @@ def on_cuda(values):
 
 def case(kind, num_tokens, dtype=torch.bfloat16, rank=16):
     """Returns the arguments of apply_experts on the GPU, and the exact results."""
-    experts = make(kind, dtype)
+    experts, is_part = make(kind, dtype), kind.endswith("-part")
+    if is_part:
+        experts = part_of(experts, range(0, NUM_EXPERTS, 2))
     adapters = make_expert_adapters(experts, num_tokens, rank=rank, dtype=dtype)
     hidden = torch.randn(num_tokens, experts.down.shape[1]).to(dtype)
     weights, ids = reference.route(*make_logits(num_tokens, ROUTING), ROUTING)
+    if is_part:  # other ranks have the rest
+        is_own = ids % 2 == 0
+        ids, weights = torch.where(is_own, ids // 2, NUM_EXPERTS // 2), weights * is_own
     exact = reference.apply_experts(
         hidden.double(), weights.double(), ids,
         replace(exactly(experts), adapters=exact_adapters(adapters), is_gelu=experts.is_gelu),

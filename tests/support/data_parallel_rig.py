@@ -7,9 +7,11 @@ from services.engine.kv_cache.block_events import BlockEvents
 from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
+from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.data_parallel import DataParallelScheduler
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
+from services.engine.scheduler.stats import SchedulerCounts
 from tests.support.fake_model import VOCAB_SIZE, require
 from tests.support.fake_worker import FakeWorker
 
@@ -20,13 +22,22 @@ class DataParallelRig:
     """Ranks whose steps a test runs one by one; each step is checked to be one for all ranks."""
 
     def __init__(
-        self, num_ranks=2, *, num_blocks=33, max_num_waiting=8, dispatcher=None, **limits
+        self,
+        num_ranks=2,
+        *,
+        num_blocks=33,
+        max_num_waiting=8,
+        dispatcher=None,
+        shares_slots=False,
+        **limits,
     ) -> None:
+        """Starts without requests; shares_slots: whether ranks have the same adapters in slots."""
         sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | limits
         self.limits = StepLimits(
             **sizes, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, data_parallel_size=num_ranks
         )
         joint = JointPrefixJournal()
+        slots = AdapterSlots(self.limits.num_adapter_slots, SchedulerCounts())
         self.events = [BlockEvents() for _ in range(num_ranks)]
         self.ranks = [
             Scheduler(
@@ -35,6 +46,7 @@ class DataParallelRig:
                 max_num_waiting=max_num_waiting,
                 journal=BlockJournal(joint, events),
                 clock=lambda: 100.0,
+                adapters=slots if shares_slots else None,
             )
             for events in self.events
         ]

@@ -5,6 +5,7 @@ the ranks is the layer's result. The rows of data-parallel ranks are gathered be
 tokens, padded to the most of any rank.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,9 +13,11 @@ import torch
 from models.batch_invariance import is_batch_invariant, row_wise
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
-from models.operands.experts import ExpertWeights, Routing
+from models.operands.experts import ExpertAdapters, ExpertWeights, Routing
 from models.ops.custom_op import like, operator
-from models.ops.experts.moe import apply_experts, route
+from models.ops.experts.moe import apply_experts, route, with_slots
+from models.ops.ranks.gather_rows import gather_rows
+from models.parallel.group import DATA_PARALLEL
 
 
 @operator(like("hidden"))
@@ -39,6 +42,10 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     expert_map: torch.Tensor,
     expert_load: torch.Tensor,
     is_gathered: bool,
+    gate_up_a: torch.Tensor | None = None,
+    gate_up_b: torch.Tensor | None = None,
+    down_a: torch.Tensor | None = None,
+    down_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Adds up the weighted results of this rank's experts, [T, H] like hidden.
 
@@ -50,6 +57,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     expert_load: [E] int64.
     is_gathered: whether hidden has the rows of data-parallel ranks, [ranks * T / ranks, H]. The
         forward context says how many of each are tokens; the others are left out.
+    gate_up_a, gate_up_b, down_a, down_b: fields of ExpertAdapters, of this rank's experts.
     """
     routing = Routing(
         top_k=top_k,
@@ -69,6 +77,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         alpha=alpha,
         limit=limit,
         num_routed=len(expert_map),
+        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
     )
     return own_experts(
         hidden, router_logits, correction_bias, routing, experts, expert_map, expert_load,
@@ -89,6 +98,8 @@ def own_experts(
 ) -> torch.Tensor:
     """Adds up the weighted results of this rank's experts; see expert_parallel_moe."""
     counts = _tokens_across_dp() if is_gathered else None
+    if counts is not None and experts.adapters is not None:
+        experts = _with_gathered_slots(experts, experts.adapters, len(hidden), len(counts))
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.experts import moe as kernel
@@ -114,6 +125,15 @@ def own_experts(
     expert_load.add_(loads[: len(expert_load)])
     apply = partial(apply_experts, experts=experts, rounds_activations=experts.is_fp8)
     return row_wise(apply, hidden, weights, slots)
+
+
+def _with_gathered_slots(
+    experts: ExpertWeights, adapters: ExpertAdapters, num_rows: int, num_ranks: int
+) -> ExpertWeights:
+    """Returns experts with the slots of the rows of all data-parallel ranks, which share slots."""
+    own = adapters.slots[: num_rows // num_ranks].view(-1, 1)
+    slots = gather_rows(own, DATA_PARALLEL, num_ranks).flatten()
+    return replace(experts, adapters=replace(adapters, slots=slots))
 
 
 def _route_rows(

@@ -172,20 +172,17 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        """Refuses adapters in batch-invariant mode, and of experts that ranks hold whole."""
+        """Refuses adapters in batch-invariant mode, and of experts that move between ranks."""
         num_slots = self.adapters.max_loras
         if num_slots and self.worker.batch_invariant:
             raise ValueError(
                 f"--max-loras is {num_slots}: it must be 0 with --batch-invariant, as products of "
                 "adapters depend on the tokens of a step that share one"
             )
-        parallel = self.parallel
-        has_whole_experts = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
-        if self.adapters.lora_experts and (has_whole_experts or parallel.data_parallel_size > 1):
+        if self.adapters.lora_experts and self.parallel.eplb_interval:
             raise ValueError(
-                "--lora-experts must be off with --enable-expert-parallel and "
-                "--data-parallel-size: their ranks hold whole experts, without the slots of other "
-                "ranks' tokens"
+                f"--eplb-interval is {self.parallel.eplb_interval}: it must be 0 with "
+                "--lora-experts, as ranks keep the adapters of their own experts alone"
             )
         return self
 

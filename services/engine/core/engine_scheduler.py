@@ -14,6 +14,7 @@ from services.engine.kv_cache.block_events import BlockEvents
 from services.engine.kv_cache.prefix_journal import BlockJournal, JointPrefixJournal
 from services.engine.limits import StepLimits
 from services.engine.request import Request
+from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.data_parallel import DataParallelScheduler
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
@@ -50,6 +51,9 @@ def make_step_loop(
         host=read_host_limits(ready),
         priority_ageing_s=config.scheduler.priority_ageing_s,
     )
+    if config.adapters.lora_experts:
+        # A rank's experts compute the tokens of all ranks.
+        make = partial(make, adapters=AdapterSlots(limits.num_adapter_slots, counters.scheduler))
     num_ranks = limits.data_parallel_size
     # A key is present while any rank or tier has it.
     is_joint = num_ranks > 1 or ready.num_host_slots > 0

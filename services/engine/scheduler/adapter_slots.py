@@ -10,6 +10,8 @@ from services.engine.scheduler.stats import SchedulerCounts
 class AdapterSlots:
     """Which adapter each slot holds, and how many running requests use it.
 
+    Data-parallel ranks that compute each other's tokens have the same slots.
+
     An adapter stays in its slot after its last request, until another one needs the slot: the one
     that was used least recently leaves first.
     """
@@ -72,8 +74,12 @@ class AdapterSlots:
         return loads
 
     def forget(self) -> None:
-        """Empties all slots, none of which is in use: steps that filled some were not computed."""
-        assert not self._num_users, "no request runs"
+        """Empties all slots, as steps that filled some were not computed; keeps them in use.
+
+        Of ranks that share slots each calls it, the last when no request runs.
+        """
+        if self._num_users:
+            return
         self._free += self._slots.values()
         self._slots.clear()
         self._idle.clear()

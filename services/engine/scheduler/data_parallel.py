@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
-from services.engine.batch import DPMetadata, StepResult, ordered_mode, pack_int32
+from services.engine.batch import BatchDescriptor, DPMetadata, StepResult, ordered_mode, pack_int32
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
@@ -56,6 +56,9 @@ class DataParallelScheduler:
         self._most_drafts = draft_lengths[-1]
         self._draft_length = choice_of(draft_lengths)
         self._suspects: list[Request] = []
+        slots = {id(each.adapters) for each in self.holdings}
+        self._shares_slots = len(slots) == 1
+        """Whether each rank's experts compute the tokens of all, with the adapters of all."""
 
     @property
     def num_running(self) -> int:
@@ -183,6 +186,8 @@ class DataParallelScheduler:
         first, *others = (
             step or rank.idle_step() for rank, step in zip(self._ranks, planned, strict=True)
         )
+        if self._shares_slots:
+            _order_loads([each.descriptor for each in (first, *others)])
         self._order_together([first, *others], num_next)
         return replace(first, others=others)
 
@@ -262,3 +267,11 @@ class DataParallelScheduler:
             if dispatch.graph_key is not None:
                 descriptor.graph_key.CopyFrom(dispatch.graph_key)
                 self._dispatcher.order_sharing(descriptor)
+
+
+def _order_loads(descriptors: Sequence[BatchDescriptor]) -> None:
+    """Has all ranks load the adapters of each of them, in the order of the ranks."""
+    loads = [load for each in descriptors for load in each.adapter_loads]
+    for descriptor in descriptors if loads else ():
+        del descriptor.adapter_loads[:]
+        descriptor.adapter_loads.extend(loads)

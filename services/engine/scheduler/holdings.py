@@ -42,7 +42,7 @@ class Holdings:
     left_rows: of requests that stopped; SharedPrefixFinder empties it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the settings of a scheduler
         self,
         limits: StepLimits,
         counts: SchedulerCounts,
@@ -53,6 +53,7 @@ class Holdings:
         clock: Callable[[], float],
         journal: BlockJournal | None = None,
         host: HostLimits | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         settings: dict[str, Any] = {
             "num_blocks": num_blocks,
@@ -74,7 +75,7 @@ class Holdings:
             counts,
             computes_whole=limits.max_whole_tokens > 0,
         )
-        self.adapters = AdapterSlots(limits.num_adapter_slots, counts)
+        self.adapters = adapters or AdapterSlots(limits.num_adapter_slots, counts)
         self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.parked = ParkedRequests()

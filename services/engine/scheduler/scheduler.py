@@ -22,6 +22,7 @@ from services.engine.kv_cache.host_tier import HostLimits
 from services.engine.kv_cache.prefix_journal import BlockJournal, PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, RequestStatus
+from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.admission import Admission
 from services.engine.scheduler.block_pairs import pack_copies
 from services.engine.scheduler.continuation import continue_running
@@ -65,6 +66,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         journal: BlockJournal | None = None,
         host: HostLimits | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Starts without requests and with an empty cache.
 
@@ -79,6 +81,7 @@ class Scheduler:
             clock: returns the time of `Request.arrival_s`, in seconds.
             journal: notes the blocks that can be found; by default one of its own.
             host: the worker's memory for blocks that are reused; None without.
+            adapters: the slots that data-parallel ranks share; by default slots of its own.
         """
         self._limits = limits
         enable_prefix_caching = enable_prefix_caching and limits.shares_prefixes
@@ -95,6 +98,7 @@ class Scheduler:
             clock=clock,
             journal=journal,
             host=host,
+            adapters=adapters,
         )
         self._tiers = TierOrders(self._holdings)
         self.tiers = (self._tiers,)

@@ -26,7 +26,7 @@ class ProductShape:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Those that all kernels have, under their names there."""
+        """Constants of all kernels, under their names there."""
         return {
             "NUM_OUTPUTS": self.num_outputs, "NUM_INPUTS": self.num_inputs,
             "NUM_EXPERTS": self.num_experts, "TOP_K": self.top_k, "IS_GATED": self.is_gated,

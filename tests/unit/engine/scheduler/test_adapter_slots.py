@@ -7,6 +7,7 @@ from services.engine.adapter import Adapter
 from services.engine.request import RequestStatus
 from services.engine.scheduler.adapter_slots import AdapterSlots
 from services.engine.scheduler.stats import SchedulerCounts
+from tests.support.data_parallel_rig import DataParallelRig
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
 
@@ -65,6 +66,38 @@ def test_rows_point_at_slots_that_hold_their_adapter(num_slots, num_blocks, choi
             slots.take(step, rig.scheduler.running)
             rig.in_flight.append(step)
         if step is None or len(rig.in_flight) == 2:
+            rig.receive()
+    assert all(map(is_over, requests))
+
+
+@given(
+    num_slots=st.integers(1, 3),
+    choices=st.lists(st.sampled_from([None, *ADAPTERS]), min_size=2, max_size=8),
+    failed=st.sets(st.integers(1, 12), max_size=2),
+)
+@settings(max_examples=40)
+def test_ranks_that_compute_each_others_tokens_have_the_same_slots(num_slots, choices, failed):
+    rig = DataParallelRig(num_adapter_slots=num_slots, shares_slots=True)
+    requests = [make_request(4, adapter=each, max_tokens=3) for each in choices]
+    rig.add(*requests)
+    ranks = [Slots(), Slots()]
+    for number in range(200):
+        step = rig.scheduler.schedule()
+        if step is not None:
+            parts = (step, *step.others)
+            for slots, part, rank in zip(ranks, parts, rig.ranks, strict=True):
+                slots.take(part, rank.running)
+            assert ranks[0].contents == ranks[1].contents
+            if number in failed:
+                rig.scheduler.retreat([*rig.in_flight, step])
+                rig.in_flight.clear()
+                # The slots are empty: no step that filled them was computed.
+                assert not rig.scheduler.adapter_slots
+                return
+            rig.in_flight.append(step)
+        if step is None or len(rig.in_flight) == 2:
+            if not rig.in_flight:
+                break
             rig.receive()
     assert all(map(is_over, requests))
 

@@ -131,6 +131,34 @@ async def test_ranks_of_all_kinds_give_the_tokens_of_merged_weights(tmp_path, fa
             assert await ranks.generate(PROMPTS, GREEDY, adapters=names) == expected
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3_moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True, **GRAPHS}),
+        ("qwen3_moe", {"data_parallel_size": 2, "num_redundant_experts": 2, **GRAPHS}),
+        ("deepseek_v3", {"data_parallel_size": 2, "tensor_parallel_size": 2}),
+        ("nemotron_h_moe", {"data_parallel_size": 2, "num_kv_blocks": 200}),
+    ],
+)
+async def test_ranks_with_whole_experts_apply_the_adapters_of_all_ranks_tokens(
+    tmp_path, family, options
+):
+    case = AdapterCase(tmp_path, family, num_adapters=3, with_experts=True)
+    names = ["a0", "a2", "a1", ""]
+    expected = [case.expected(p, n) for p, n in zip(PROMPTS, names, strict=True)]
+    flags = {**case.flags(), "max_loras": 2, **options}
+    async with ranks_core(ranks_config(case.base, **flags)) as ranks:
+        for _ in range(2):
+            assert await ranks.generate(PROMPTS, GREEDY, adapters=names) == expected
+
+
+def test_experts_with_adapters_stay_on_their_ranks():
+    with pytest.raises(ValueError, match="--eplb-interval is 5: it must be 0 with --lora-experts"):
+        ranks_config(
+            Path("m"), lora_experts=True, max_loras=1, data_parallel_size=2, eplb_interval=5
+        )
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1"])
 async def test_snapshots_of_states_belong_to_an_adapter(tmp_path, family):
     case = AdapterCase(tmp_path, family, max_position_embeddings=256)

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from services.engine.core.adapters import StartRefusedError
 from services.engine.errors import (
@@ -75,15 +74,6 @@ async def test_adapters_of_routed_experts_get_the_tokens_of_merged_weights(
     async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names)
     assert tokens == expected
-
-
-def test_experts_that_ranks_hold_whole_have_no_adapters(tmp_path):
-    for options in (
-        {"data_parallel_size": 2},
-        {"enable_expert_parallel": True, "tensor_parallel_size": 2},
-    ):
-        with pytest.raises(ValidationError, match="--lora-experts must be off"):
-            ranks_config(tmp_path, lora_experts=True, max_loras=1, **options)
 
 
 async def test_more_adapters_than_slots_take_turns(tmp_path):

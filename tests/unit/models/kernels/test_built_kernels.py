@@ -154,7 +154,13 @@ def adapted_experts():
     for dtype, sizes in ((torch.bfloat16, (512, 256)), (torch.float32, (36, 20))):
         plain = make_experts(hidden=sizes[0], inner=sizes[1], dtype=dtype)
         fp8 = make_quantized_experts("fp8", hidden=512, inner=256)
-        for experts, num_tokens in ((plain, 1), (plain, 200), (plain, 2000), (fp8, 200)):
+        cases = [(plain, 1), (plain, 200), (plain, 2000), (fp8, 200)]
+        for kind in ("mxfp4",) if dtype == torch.float32 else ("mxfp4", "nvfp4", "int4-128"):
+            packed = make_quantized_experts(
+                kind, hidden=512, inner=256, is_clamped=True, dtype=dtype
+            )
+            cases += [(packed, 1), (packed, 200)]
+        for experts, num_tokens in cases:
             adapters = make_expert_adapters(experts, num_tokens, rank=16, dtype=dtype)
             ids = torch.zeros(num_tokens, 3, dtype=torch.int32)
             hidden = torch.zeros(num_tokens, experts.down.shape[1], dtype=dtype)

@@ -14,6 +14,7 @@ from models.ops.experts.expert_formats import expert_values
 from models.parallel.group import ParallelGroup
 from scripts.quantize_tiny import FORMATS, WEIGHTS, Format, compressed, write_quantized
 from scripts.quantizers import awq, gptq, packed
+from tests.support.adapters import load_with_adapters, random_factors, write_adapter
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE
 
@@ -242,3 +243,31 @@ def test_made_up_experts_that_the_config_ignores_are_plain(stored):
 
 def test_a_cpu_keeps_none_by_itself(stored):
     assert all(each.packing is None for each in experts_of(load(stored("awq"))))
+
+
+@pytest.mark.parametrize("form", ["compressed-mxfp4", "modelopt-nvfp4", "gptq-zeros", "awq-128"])
+def test_adapters_of_kept_experts_equal_merged_dequantised_weights(stored, form, tmp_path):
+    folder = stored(form)
+    merged = load(folder, keep_quantized=True)
+    factors = {}
+    for number, experts in enumerate(experts_of(merged)):
+        matrices, count = torch.stack(values(experts)[: experts.num_experts]), experts.num_experts
+        downs = torch.stack(values(experts)[count:])
+        for name, plain in (("gate_up_proj", matrices), ("down_proj", downs)):
+            path = f"model.layers.{number}.mlp.experts.{name}"
+            drawn = random_factors(
+                {path: plain.shape[1:]}, rank=4 * count, seed=len(factors), size=0.1
+            )
+            a, b = drawn[path]
+            by_expert = b.view(len(b), -1, count).permute(2, 0, 1)
+            plain += 2 * (by_expert @ a.view(count, -1, a.shape[1]))
+            setattr(experts, name, torch.nn.Parameter(plain, requires_grad=False))
+            setattr(experts, f"{name}_scale", None)
+            factors |= drawn
+    adapter = write_adapter(tmp_path / "adapter", factors)
+    model = load_with_adapters(folder, adapter, with_experts=True, keep_quantized=True)
+    assert all(each.down_proj.dtype == torch.uint8 for each in experts_of(model))
+    runner = PagedRunner(model)
+    adapted, plain = runner.run(runner.add(TOKEN_IDS, 1), 4), runner.run(runner.add(TOKEN_IDS), 4)
+    torch.testing.assert_close(adapted, logits(merged), rtol=1e-3, atol=1e-3)
+    assert (adapted - plain).abs().max() > 0.1
