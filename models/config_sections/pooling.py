@@ -1,6 +1,7 @@
 """How hidden states become one vector: sentence-transformers' files of a checkpoint. No torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -74,10 +75,15 @@ class PoolingConfig:
         return self.dense[-1].out_features if self.dense else hidden_size
 
 
-def read_pooling(folder: Path, task: Task) -> PoolingConfig | None:
+def read_pooling(folder: Path, task: Task, answers: Sequence[int] = ()) -> PoolingConfig | None:
     """Reads how a checkpoint's hidden states are pooled; returns None to generate.
 
     Without sentence-transformers' files the last token's is taken, and normalised to embed.
+
+    Args:
+        folder: of the checkpoint.
+        task: of the engine.
+        answers: the tokens "no" and "yes"; empty: those of tokenizer.json.
 
     Raises:
         ConfigError: a file is wrong or asks for an unsupported way.
@@ -85,7 +91,7 @@ def read_pooling(folder: Path, task: Task) -> PoolingConfig | None:
     if task == "generate":
         return None
     if task == "score":
-        return _read_score(folder)
+        return _read_score(folder, answers)
     facts = _read_modules(folder)
     if facts is None:
         facts = PoolingConfig(task="embed", is_normalized=True)
@@ -205,11 +211,11 @@ def _read_max_length(folder: Path) -> int | None:
     return fields.count("max_seq_length") if fields.has("max_seq_length") else None
 
 
-def _read_score(folder: Path) -> PoolingConfig:
+def _read_score(folder: Path, answers: Sequence[int]) -> PoolingConfig:
     fields = Fields.read(folder / "config.json")
     if not fields.architecture().endswith("ForSequenceClassification"):
-        answers = _token_id(folder, _NO), _token_id(folder, _YES)
-        return PoolingConfig(task="score", answers=answers)
+        no, yes = answers or _read_answers(folder / "tokenizer.json")
+        return PoolingConfig(task="score", answers=(no, yes))
     labels = fields.section("id2label").values
     count = len(labels) if labels else fields.count("num_labels", 2)
     if count != 1:
@@ -221,17 +227,36 @@ def _read_score(folder: Path) -> PoolingConfig:
     return PoolingConfig(task="score", activation=_activation(section, "activation_fn", "sigmoid"))
 
 
-def _token_id(folder: Path, text: str) -> int:
-    """Returns the id of a token of tokenizer.json, which the service has checked."""
-    path = folder / "tokenizer.json"
+def _read_answers(path: Path) -> tuple[int, int]:
     try:
-        vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        return answers_of(path.read_bytes(), path)
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
-    if type(found) is not int:
-        raise ConfigError(
-            f"{path} has no token {text!r}; --task score takes models that answer yes or no, or "
-            "checkpoints with a head for one label"
-        )
-    return found
+
+
+def answers_of(tokenizer_json: bytes, path: Path) -> tuple[int, int]:
+    """Returns the tokens "no" and "yes" of tokenizer.json, which the service has checked.
+
+    Args:
+        tokenizer_json: its content.
+        path: of the file, or of what it was made of.
+
+    Raises:
+        ConfigError: it has no such tokens.
+    """
+    try:
+        vocabulary = json.loads(tokenizer_json)["model"]["vocab"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    found = []
+    for text in (_NO, _YES):
+        # SentencePiece's vocabularies may have words with their space alone.
+        pieces = (text, f"\u2581{text}") if isinstance(vocabulary, dict) else ()
+        token = next((vocabulary[each] for each in pieces if each in vocabulary), None)
+        if type(token) is not int:
+            raise ConfigError(
+                f"{path} has no token {text!r}; --task score takes models that answer yes or no, "
+                "or checkpoints with a head for one label"
+            )
+        found.append(token)
+    return found[0], found[1]

@@ -151,6 +151,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         model_impl=config.checkpoint.model_impl,
         max_image_tokens=config.images.max_image_tokens,
         task=config.checkpoint.task,
+        score_tokens=config.checkpoint.score_tokens,
     )
     if config.speculation.draft_model is not None:
         if model.config.transformers is not None:

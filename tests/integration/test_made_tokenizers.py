@@ -1,40 +1,20 @@
 """A checkpoint whose tokenizer is no tokenizer.json, over both services."""
 
-import base64
-import json
-import shutil
-
 import grpc
+import httpx
 import pytest
 import tokenizers
 
-from models.tokenizers.byte_ranks import spelled
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from tests.support.processes import stack
+from tests.support.processes import free_port, stack
+from tests.support.tiktoken_folder import write_tiktoken_folder
 
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
-    """The tiny model with its vocabulary as ranks, as Kimi's checkpoints have theirs."""
-    folder = tmp_path_factory.mktemp("model") / "ranks"
-    shutil.copytree(TINY_CHECKPOINT, folder)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").unlink()
-    special = {each["content"]: each["id"] for each in content["added_tokens"]}
-    octets = {spelled(bytes([byte])): byte for byte in range(256)}
-    lines = [
-        b"%s %d\n" % (base64.b64encode(bytes(octets[each] for each in text)), rank)
-        for text, rank in content["model"]["vocab"].items()
-        if text not in special
-    ]
-    (folder / "tiktoken.model").write_bytes(b"".join(lines))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["added_tokens_decoder"] = {
-        str(token_id): {"content": text, "special": True} for text, token_id in special.items()
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    folder = write_tiktoken_folder(tmp_path_factory.mktemp("model") / "ranks")
     with stack(engine={"model": folder}) as both:
         yield both
 
@@ -56,3 +36,18 @@ def test_a_chat_has_the_prompt_and_the_text_of_the_same_vocabulary(services):
     assert len(token_ids) == 12
     assert "".join(output.text for output in outputs) == library.decode(token_ids)
     assert outputs[-1].usage.prompt_tokens == len(found.token_ids)
+
+
+def test_scores_take_the_answers_of_the_made_vocabulary(tmp_path):
+    folder = write_tiktoken_folder(tmp_path / "ranks", {900: "no", 901: "yes"})
+    port, body = free_port(), {"model": "m", "text_1": "a bird", "text_2": ["red", "a river"]}
+    scores = []
+    for tokens in ([], [901, 900]):
+        engine = {"model": folder, "task": "score", "served_model_name": "m"}
+        if tokens:
+            engine["score_tokens"] = ",".join(map(str, tokens))
+        with stack(engine=engine, frontend={"http_port": port}):
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/score", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        scores.append([each["score"] for each in answer.json()["data"]])
+    assert scores[1] == pytest.approx([1 - score for score in scores[0]], abs=1e-4)

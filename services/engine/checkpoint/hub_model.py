@@ -5,7 +5,11 @@ from typing import TypeVar
 
 import structlog
 
+from models.config_sections.fields import ConfigError
+from models.config_sections.pooling import answers_of
 from services.engine.checkpoint.gguf_model import gguf_files, made_folder
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 from services.engine.config.engine_config import EngineConfig
 from services.hub.gguf_files import model_name
 from services.hub.names import HubName, hub_name
@@ -14,6 +18,7 @@ from services.hub.packaged import packaged_model
 log = structlog.get_logger()
 
 LOG_INTERVAL_S = 5.0
+_TOKENIZER = "tokenizer.json"
 _GGUF_FOLDERS = "gguf"
 """Where in the folder of compiled code the made folders are: workers trust what it has."""
 
@@ -22,6 +27,8 @@ _Config = TypeVar("_Config", bound=EngineConfig)
 
 def with_local_model(config: _Config, *, has_weights: bool = True) -> _Config:
     """Returns the configuration with a folder for `model`, after fetching what the folder lacks.
+
+    Tokens of answers are those of the folder's tokenizer, which workers cannot make.
 
     Args:
         config: its model is a folder, a GGUF file or a name on the hub.
@@ -38,6 +45,11 @@ def with_local_model(config: _Config, *, has_weights: bool = True) -> _Config:
         config = config.with_flags(model=packaged, served_model_name=served_name)
     elif name is not None:
         config = _fetched(config, name, has_weights=has_weights)
+    return _with_answers(_with_gguf(config))
+
+
+def _with_gguf(config: _Config) -> _Config:
+    """Returns the configuration with the folder that is made of a GGUF model, if it is one."""
     files = gguf_files(config.checkpoint.model, config.checkpoint.gguf_file)
     if not files:
         return config
@@ -45,6 +57,21 @@ def with_local_model(config: _Config, *, has_weights: bool = True) -> _Config:
     folder = made_folder(files, config.compilation.code_dir / _GGUF_FOLDERS)
     log.info("gguf_opened", file=str(files[0]), num_files=len(files), folder=str(folder))
     return config.with_flags(model=folder, served_model_name=served_name)
+
+
+def _with_answers(config: _Config) -> _Config:
+    """Returns the configuration with the answers of a tokenizer in another format, if needed."""
+    folder, checkpoint = config.checkpoint.model, config.checkpoint
+    has_own = (folder / _TOKENIZER).is_file() or not folder.is_dir()
+    if checkpoint.task != "score" or checkpoint.score_tokens or has_own:
+        return config
+    content = TokenizerFiles.from_folder(folder).content(_TOKENIZER)
+    if content is None:
+        return config
+    try:
+        return config.with_flags(score_tokens=list(answers_of(content, folder)))
+    except ConfigError as error:
+        raise ModelFolderError(str(error)) from error
 
 
 def _fetched(config: _Config, name: HubName, *, has_weights: bool) -> _Config:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class ModelFolder:
         model_impl: ModelImpl = "auto",
         max_image_tokens: int = 0,
         task: Task = "generate",
+        score_tokens: Sequence[int] = (),
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
@@ -84,6 +86,7 @@ class ModelFolder:
             model_impl: whose modules run the model.
             max_image_tokens: most tokens of an image; 0 serves the model for text alone.
             task: what requests get.
+            score_tokens: ids of the answers no and yes; empty: those of tokenizer.json.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for unsupported features or has a
@@ -95,13 +98,17 @@ class ModelFolder:
             )
         try:
             config = read_model_config(folder, model_impl, sees_images=max_image_tokens > 0)
-            pooling = read_pooling(folder, task)
+            pooling = read_pooling(folder, task, score_tokens)
             if pooling is None:
                 config.require_head()
             if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error
+        if max(score_tokens, default=0) >= config.vocab_size:
+            raise ModelFolderError(
+                f"--score-tokens has {max(score_tokens)}; the model has {config.vocab_size} tokens"
+            )
         generation_path = folder / "generation_config.json"
         generation = _read_json(generation_path) if generation_path.is_file() else {}
         fields = Fields(generation_path, generation)

@@ -1,9 +1,9 @@
 """The model that is served."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from services.engine.config.section import ConfigSection
 from services.settings.flags import MAX_INT32
@@ -36,6 +36,9 @@ class CheckpointConfig(ConfigSection):
     of the GGUF file."""
     task: Literal["generate", "embed", "score"] = "generate"
     """The answer to a request: tokens, a text's vector, or the score of a query and a document."""
+    score_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = Field(default=[], max_length=2)
+    """Ids of the tokens that answer no and yes, for --task score with a model without a head for
+    scores; those of the words "no" and "yes" when absent."""
     model_impl: Literal["auto", "octavo", "transformers"] = "auto"
     """Whose modules run the model: Octavo's, transformers', or Octavo's where it has some."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
@@ -47,6 +50,12 @@ class CheckpointConfig(ConfigSection):
     bfloat16 for a float16 checkpoint whose weights stay packed only then."""
     max_model_len: int | None = Field(default=None, ge=2, le=MAX_INT32)
     """Most tokens of prompt and output together; the checkpoint's own limit when absent."""
+
+    @model_validator(mode="after")
+    def _check_score_tokens(self) -> Self:
+        if len(self.score_tokens) == 1:
+            raise ValueError("--score-tokens takes two ids, of no and of yes")
+        return self
 
     @property
     def model_name(self) -> str:

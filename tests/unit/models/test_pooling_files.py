@@ -80,6 +80,14 @@ def test_scores_need_the_tokens_yes_and_no(tmp_path, content):
         read_pooling(tmp_path, "score")
 
 
+def test_words_with_their_space_are_answers_where_there_are_no_others(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    vocabulary = {"\u2581no": 4, "yes": 5, "\u2581yes": 6}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert read_pooling(tmp_path, "score").answers == (4, 5)
+    assert read_pooling(tmp_path, "score", (8, 9)).answers == (8, 9)
+
+
 def test_a_decoder_without_a_head_generates_nothing(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     config = json.loads((tmp_path / "config.json").read_text())

@@ -69,6 +69,7 @@ IRRELEVANT_FLAGS = {
     "apply_weights": "weights are inputs of the pieces",
     "weights_version": _SERVICE,
     "task": "hidden states are pooled after the model; a head left out is a fact of the model",
+    "score_tokens": "logits are chosen after the model",
     "model_impl": "the model takes part, with the modules that run it",
     "gguf_file": "the model is the folder that is made of it",
     "load_format": "weights are inputs of the pieces",

@@ -157,7 +157,9 @@ class LoadedModel:
         )
         choose_all_reduce(config, ranks, Rows.of(config, model_config, dtype, device))
         report_progress("loading weights")
-        pooling = read_pooling(config.checkpoint.model, config.checkpoint.task)
+        pooling = read_pooling(
+            config.checkpoint.model, config.checkpoint.task, config.checkpoint.score_tokens
+        )
         has_draft_layers = config.speculation.num_layer_drafts > 0
         limits = StepLimits.of(
             config,

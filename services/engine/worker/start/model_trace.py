@@ -257,7 +257,7 @@ def traced_config(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         model,
         checkpoint.model,
         rounds_to_fp8=checkpoint.quantization == "fp8",
-        pooling=read_pooling(checkpoint.model, checkpoint.task),
+        pooling=read_pooling(checkpoint.model, checkpoint.task, checkpoint.score_tokens),
         max_positions=checkpoint.max_model_len or model.max_position_embeddings,
     )
 

@@ -6,10 +6,12 @@ import shutil
 import pytest
 from pydantic import ValidationError
 
+from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.config.engine_config import EngineConfig
+from tests.support.tiktoken_folder import write_tiktoken_folder
 
 
 def test_vectors_and_speculation_exclude_each_other():
@@ -29,6 +31,27 @@ def test_a_model_that_is_served_for_vectors_may_fill_its_context():
 def test_a_model_without_the_answers_gives_no_scores():
     with pytest.raises(ModelFolderError, match="has no token 'no'"):
         ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=None, task="score")
+
+
+def test_answers_are_tokens_of_the_tokenizer_or_named(tmp_path):
+    folder = write_tiktoken_folder(tmp_path / "ranks", {900: "no", 901: "yes"})
+    config = with_local_model(EngineConfig.from_flags(model=folder, task="score"))
+    assert config.checkpoint.score_tokens == [900, 901]
+    chosen = EngineConfig.from_flags(model=folder, task="score", score_tokens=[5, 7])
+    assert with_local_model(chosen).checkpoint.score_tokens == [5, 7]
+    model = ModelFolder.open(
+        folder, name="m", max_model_len=None, task="score", score_tokens=[900, 901]
+    )
+    assert model.pooling.answers == (900, 901)
+    with pytest.raises(ModelFolderError, match=r"--score-tokens has 99999; the model has"):
+        ModelFolder.open(
+            folder, name="m", max_model_len=None, task="score", score_tokens=[0, 99999]
+        )
+    with pytest.raises(ValidationError, match="--score-tokens takes two ids"):
+        EngineConfig.from_flags(task="score", score_tokens=[5])
+    write_tiktoken_folder(tmp_path / "plain")
+    with pytest.raises(ModelFolderError, match="has no token 'no'"):
+        with_local_model(EngineConfig.from_flags(model=tmp_path / "plain", task="score"))
 
 
 def test_a_model_without_a_head_is_not_served_to_generate(tmp_path):
