@@ -10,10 +10,12 @@ from services.client.service_flags import check_arguments, served_name
 from services.client.shared_card import (
     KEEP_WEIGHTS,
     SHARING_FLAGS,
+    adapters_of_models,
     check_names,
     chosen_level,
     divide_among_models,
     fitting_level,
+    take_adapters,
     weights_bytes_of,
 )
 from services.settings.host_memory import available_host_bytes
@@ -83,7 +85,8 @@ def _plan_shared_card(division: Division, options: ServeOptions) -> ServePlan:
             f"--engines {options.num_engines} is for one model; {num_models} models share a card, "
             "with one engine each"
         )
-    common, own = divide_among_models(division.engine, num_models)
+    words_of_all, adapters = take_adapters(division.engine)
+    common, own = divide_among_models(words_of_all, num_models)
     engine_words = [*common, *options.engine_words, *SHARING_FLAGS]
     frontend_words = [*division.frontend, *options.frontend_words]
     wanted = chosen_level(frontend_words)
@@ -97,6 +100,9 @@ def _plan_shared_card(division: Division, options: ServeOptions) -> ServePlan:
     ]
     names = [served_name([*engine_words, *words]) for words in model_words]
     check_names(names)
+    for words, flags in zip(model_words, adapters_of_models(adapters, names), strict=True):
+        check_arguments(engine=[*engine_words, *words, *flags], frontend=checked)
+        words += flags
     remarks: list[str] = []
     level = fitting_level(
         wanted,

@@ -40,8 +40,6 @@ def divide_among_models(words: Sequence[str], num_models: int) -> tuple[list[str
         name = word.partition("=")[0].removeprefix("--")
         values.setdefault(f"--{name.removeprefix('no-')}", []).append(word)
     for flag, given in values.items():
-        if flag.startswith(("--lora", "--max-lora")):
-            raise ServeFlagError(f"{flag}: models that share a card have no adapters")
         if len(given) not in (1, num_models):
             raise ServeFlagError(
                 f"{flag} is given {len(given)} times for {num_models} models: give it once for all,"
@@ -50,6 +48,42 @@ def divide_among_models(words: Sequence[str], num_models: int) -> tuple[list[str
     common = [given[0] for given in values.values() if len(given) == 1]
     divided = [given for given in values.values() if len(given) > 1]
     return common, [[given[index] for given in divided] for index in range(num_models)]
+
+
+def take_adapters(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns words without --lora, and the values of --lora."""
+    others = [word for word in words if not word.startswith("--lora=")]
+    values = [word.partition("=")[2] for word in words if word.startswith("--lora=")]
+    return others, [each for value in values for each in value.split(",")]
+
+
+def adapters_of_models(adapters: Sequence[str], models: Sequence[str]) -> list[list[str]]:
+    """Returns the flags of each model's adapters.
+
+    Args:
+        adapters: MODEL:NAME=PATH each.
+        models: the names of the models.
+
+    Raises:
+        ServeFlagError: an adapter names no model, or a name is given twice.
+    """
+    flags: list[list[str]] = [[] for _ in models]
+    names = list(models)
+    for adapter in adapters:
+        own = [index for index, model in enumerate(models) if adapter.startswith(f"{model}:")]
+        if not own:
+            raise ServeFlagError(
+                f"--lora is {adapter[:200]!r}: with several models it must be MODEL:NAME=PATH, "
+                f"with one of {', '.join(models)}"
+            )
+        index = max(own, key=lambda each: len(models[each]))
+        flag = adapter[len(models[index]) + 1 :]
+        names.append(flag.partition("=")[0])
+        flags[index].append(f"--lora={flag}")
+    for name in names[len(models) :]:
+        if names.count(name) > 1:
+            raise ServeFlagError(f"--lora gives {name!r} to two adapters, or to one and a model")
+    return flags
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -212,15 +212,11 @@ class FrontendConfig(BaseSettings):
         """Refuses what would give a shared card other owners."""
         if self.swap_level is None:
             return self
-        others = {
-            "--processes": self.processes > 1,
-            "--allow-sleep": self.allow_sleep,
-            "--allow-lora-updates": self.allow_lora_updates,
-        }
+        others = {"--processes": self.processes > 1, "--allow-sleep": self.allow_sleep}
         if found := [flag for flag, is_set in others.items() if is_set]:
             raise ValueError(
                 f"--swap-level and {found[0]} exclude each other: one process decides which model "
-                "is awake, and models that share a card have no adapters"
+                "is awake"
             )
         return self
 

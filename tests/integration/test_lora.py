@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import pytest
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from protos.frontend.v1 import frontend_pb2 as pb
+from protos.frontend.v1.frontend_pb2 import GenerationOptions
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.client.cli import app
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from tests.support.adapters import Factors, random_factors, write_adapter, write_merged_files
+from tests.support.adapters import Factors, tiny_factors, write_adapter, write_merged_files
 from tests.support.processes import Stack, free_port, stack, start_engine, start_frontend
 
 OPERATOR, TENANT, OTHER = (
@@ -34,6 +37,8 @@ key = "{OTHER}"
 adapters = []
 """
 PROMPT = "The quick brown fox"
+INPUTS = [pb.EmbedInput(text=PROMPT)]
+MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
 @dataclass
@@ -57,15 +62,6 @@ class Served:
             )
         assert answer.model == model
         return answer.choices[0].text
-
-
-def tiny_factors(seed: int) -> Factors:
-    modules = {
-        name.removesuffix(".weight"): tuple(tensor.shape)
-        for name, tensor in load_file(TINY_CHECKPOINT / "model.safetensors").items()
-        if name.endswith("proj.weight")
-    }
-    return random_factors(modules, seed=seed, size=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +116,66 @@ def test_keys_see_and_use_their_own_adapters(served: Served) -> None:
         with served.client(OTHER) as client, pytest.raises(openai.NotFoundError):
             client.models.retrieve(name)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": PROMPT}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/v1/embeddings", {"input": PROMPT}),
+        ("/v1/rerank", {"query": PROMPT, "documents": [PROMPT]}),
+        ("/v1/score", {"text_1": PROMPT, "text_2": PROMPT}),
+        ("/tokenize", {"prompt": PROMPT}),
+        ("/detokenize", {"tokens": [5, 6]}),
+    ],
+)
+def test_no_http_api_tells_a_forbidden_adapter_from_an_unknown_one(
+    served: Served, path: str, body: dict[str, object]
+) -> None:
+    answers = []
+    for name in ("first", "wrong"):
+        answer = served.post(path, {**body, "model": name}, OTHER)
+        text = re.sub(r'"(request_)?id":"[^"]*"', "", answer.text.replace(name, "NAME"))
+        answers.append((answer.status_code, text))
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 404
+
+
+@pytest.mark.parametrize("method", ["Generate", "Chat", "Tokenize", "Detokenize", "Embed", "Score"])
+def test_no_call_tells_a_forbidden_adapter_from_an_unknown_one(served: Served, method: str) -> None:
+    answers = []
+    with grpc.insecure_channel(served.services.frontend.address) as channel:
+        stub = FrontendServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+        for name in ("first", "wrong"):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(_answers(stub, method, name))
+            answers.append((caught.value.code(), caught.value.details().replace(name, "NAME")))
+    assert answers[0] == answers[1]
+    assert answers[0][0] is grpc.StatusCode.NOT_FOUND
+
+
+def _answers(stub: FrontendServiceStub, method: str, name: str) -> Iterator[object]:
+    """Yields the answers to a call that names a model."""
+    options = GenerationOptions(model=name)
+    requests = {
+        "Generate": pb.GenerateRequest(text=PROMPT, options=options),
+        "Chat": pb.ChatRequest(
+            messages=[pb.ChatMessage(role="user", content=PROMPT)], options=options
+        ),
+        "Tokenize": pb.TokenizeRequest(model=name, text=PROMPT),
+        "Detokenize": pb.DetokenizeRequest(model=name, token_ids=[5, 6]),
+        "Embed": pb.EmbedRequest(options=pb.VectorOptions(model=name), inputs=INPUTS),
+        "Score": pb.ScoreRequest(
+            options=pb.VectorOptions(model=name), queries=[PROMPT], documents=[PROMPT]
+        ),
+    }
+    metadata = (("authorization", f"Bearer {OTHER}"),)
+    answer = getattr(stub, method)(requests[method], metadata=metadata, timeout=60)
+    yield from answer if method in ("Generate", "Chat") else [answer]
 
 
 def test_adapters_are_loaded_and_removed_over_http(served: Served) -> None:

@@ -12,6 +12,7 @@ from models.layers.adapter_room import fill_slot, make_room
 from models.layers.decoder import CausalLM
 from models.loading.adapter import AdapterReader
 from models.loading.loader import load_model
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Module -> A [r, K] and B [N, r]."""
@@ -29,6 +30,16 @@ def random_factors(modules, *, rank=4, seed=0, size=0.3) -> Factors:
         return torch.randn(*shape, generator=generator) * size
 
     return {name: (draw(rank, k), draw(n, rank)) for name, (n, k) in modules.items()}
+
+
+def tiny_factors(seed: int) -> Factors:
+    """Returns factors of all projections of the embedded model."""
+    modules = {
+        name.removesuffix(".weight"): tuple(tensor.shape)
+        for name, tensor in load_file(TINY_CHECKPOINT / WEIGHTS).items()
+        if name.endswith("proj.weight")
+    }
+    return random_factors(modules, seed=seed, size=0.05)
 
 
 def linear_modules(model, *, without=()) -> dict[str, tuple[int, int]]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/operator.proto\x12\x12octavo.frontend.v1\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"H\n\x13LoadAdapterResponse\x12\x31\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32 .octavo.frontend.v1.FleetAdapter\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveAdapterResponse\"\x15\n\x13ListAdaptersRequest\"J\n\x14ListAdaptersResponse\x12\x32\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32 .octavo.frontend.v1.FleetAdapter\"W\n\x0c\x46leetAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x13\n\x0bnum_engines\x18\x03 \x01(\r\x12\x14\n\x0cnum_resident\x18\x04 \x01(\r2\xba\x02\n\x0fOperatorService\x12^\n\x0bLoadAdapter\x12&.octavo.frontend.v1.LoadAdapterRequest\x1a\'.octavo.frontend.v1.LoadAdapterResponse\x12\x64\n\rRemoveAdapter\x12(.octavo.frontend.v1.RemoveAdapterRequest\x1a).octavo.frontend.v1.RemoveAdapterResponse\x12\x61\n\x0cListAdapters\x12\'.octavo.frontend.v1.ListAdaptersRequest\x1a(.octavo.frontend.v1.ListAdaptersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/operator.proto\x12\x12octavo.frontend.v1\"?\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"H\n\x13LoadAdapterResponse\x12\x31\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32 .octavo.frontend.v1.FleetAdapter\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveAdapterResponse\"\x15\n\x13ListAdaptersRequest\"J\n\x14ListAdaptersResponse\x12\x32\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32 .octavo.frontend.v1.FleetAdapter\"W\n\x0c\x46leetAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x13\n\x0bnum_engines\x18\x03 \x01(\r\x12\x14\n\x0cnum_resident\x18\x04 \x01(\r2\xba\x02\n\x0fOperatorService\x12^\n\x0bLoadAdapter\x12&.octavo.frontend.v1.LoadAdapterRequest\x1a\'.octavo.frontend.v1.LoadAdapterResponse\x12\x64\n\rRemoveAdapter\x12(.octavo.frontend.v1.RemoveAdapterRequest\x1a).octavo.frontend.v1.RemoveAdapterResponse\x12\x61\n\x0cListAdapters\x12\'.octavo.frontend.v1.ListAdaptersRequest\x1a(.octavo.frontend.v1.ListAdaptersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.frontend.v1.operator
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADADAPTERREQUEST']._serialized_start=57
-  _globals['_LOADADAPTERREQUEST']._serialized_end=105
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=107
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=179
-  _globals['_REMOVEADAPTERREQUEST']._serialized_start=181
-  _globals['_REMOVEADAPTERREQUEST']._serialized_end=217
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=219
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=242
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=244
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=265
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=267
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=341
-  _globals['_FLEETADAPTER']._serialized_start=343
-  _globals['_FLEETADAPTER']._serialized_end=430
-  _globals['_OPERATORSERVICE']._serialized_start=433
-  _globals['_OPERATORSERVICE']._serialized_end=747
+  _globals['_LOADADAPTERREQUEST']._serialized_end=120
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=122
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=194
+  _globals['_REMOVEADAPTERREQUEST']._serialized_start=196
+  _globals['_REMOVEADAPTERREQUEST']._serialized_end=232
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=234
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=257
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=259
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=280
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=282
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=356
+  _globals['_FLEETADAPTER']._serialized_start=358
+  _globals['_FLEETADAPTER']._serialized_end=445
+  _globals['_OPERATORSERVICE']._serialized_start=448
+  _globals['_OPERATORSERVICE']._serialized_end=762
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class OperatorServiceStub:
     """Adapters of all engines. The frontend serves it with --allow-lora-updates. One with API keys refuses keys without the
-    operator right with PERMISSION_DENIED.
+    operator right with PERMISSION_DENIED, and changes of adapters that a key may not use, whether or not there are any.
     """
 
     def __init__(self, channel):
@@ -55,7 +55,7 @@ class OperatorServiceStub:
 
 class OperatorServiceServicer:
     """Adapters of all engines. The frontend serves it with --allow-lora-updates. One with API keys refuses keys without the
-    operator right with PERMISSION_DENIED.
+    operator right with PERMISSION_DENIED, and changes of adapters that a key may not use, whether or not there are any.
     """
 
     def LoadAdapter(self, request, context):
@@ -74,7 +74,7 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """Every adapter of the engines that take requests, in the order of their names.
+        """Every adapter that the key may use, of the engines that take requests, in the order of their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +108,7 @@ def add_OperatorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class OperatorService:
     """Adapters of all engines. The frontend serves it with --allow-lora-updates. One with API keys refuses keys without the
-    operator right with PERMISSION_DENIED.
+    operator right with PERMISSION_DENIED, and changes of adapters that a key may not use, whether or not there are any.
     """
 
     @staticmethod

@@ -31,6 +31,9 @@ def add(
     *,
     engine: EngineAddress = DEFAULT_ENGINE,
     frontend: Fleet = None,
+    model: Annotated[
+        str, typer.Option(help="Its model, where several share the frontend's card.")
+    ] = "",
     access: Access,
 ) -> None:
     """Loads an adapter into a running engine, which must have --lora-folder.
@@ -41,7 +44,7 @@ def add(
     - `octavo lora add sql adapters/sql --frontend 127.0.0.1:50050`
     """
     if frontend is not None:
-        order = fleet_pb2.LoadAdapterRequest(name=name, path=path)
+        order = fleet_pb2.LoadAdapterRequest(name=name, path=path, model=model)
         loaded = call_fleet(frontend, access, lambda stub, **own: stub.LoadAdapter(order, **own))
         echo(_fleet_line(loaded.adapter))
         return

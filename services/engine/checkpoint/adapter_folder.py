@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from models.loading.adapter_config import WEIGHTS_FILE, digest_of
 from services.engine.errors import InvalidRequestError, NotPermittedError
 from services.hub.names import HubError, HubName, hub_name
 
@@ -18,6 +19,18 @@ def start_folder(path: str) -> Path:
     """
     name = hub_name(path)
     return Path(path).expanduser().absolute() if name is None else _fetched(name, None)
+
+
+def folder_digest(folder: Path) -> bytes:
+    """Returns the digest of an adapter's files, which are not checked.
+
+    Raises:
+        InvalidRequestError: one cannot be read.
+    """
+    try:
+        return digest_of(folder, (folder / WEIGHTS_FILE).read_bytes())
+    except OSError as error:
+        raise InvalidRequestError(f"{error.filename}: {error.strerror}", field="path") from None
 
 
 def folder_under(root: Path | None, path: str) -> Path:

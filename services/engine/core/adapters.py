@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 import structlog
 
 from services.engine.adapter import Adapter
-from services.engine.checkpoint.adapter_folder import folder_under, start_folder
+from services.engine.checkpoint.adapter_folder import folder_digest, folder_under, start_folder
 from services.engine.config.lora import ADAPTER_NAME, LoraConfig
 from services.engine.core.adapter_figures import AdapterFigures, ReadCounts
 from services.engine.errors import (
@@ -163,6 +163,25 @@ class Adapters:
         self.version += 1
         log.info("adapter_removed", name=name)
         self._forget_later(self._forget(adapter))
+
+    async def announce(self) -> None:
+        """Makes adapters of the command line known before a worker has read them.
+
+        Frontends then have their requests wait for an engine that starts asleep.
+
+        Raises:
+            StartRefusedError: one cannot be found.
+        """
+        for name, path in self._config.start_adapters:
+            try:
+                folder = await asyncio.to_thread(start_folder, path)
+                digest = await asyncio.to_thread(folder_digest, folder)
+            except InvalidRequestError as error:
+                raise StartRefusedError(f"--lora {name}: {error}") from None
+            self._known[name] = Adapter(
+                name=name, path=str(folder), digest=digest, rank=0, num_bytes=0
+            )
+        self.version += bool(self._known)
 
     async def use_worker(self, worker: AdapterWorker) -> None:
         """Has a new worker read all adapters; adapters that changed on disk are dropped.

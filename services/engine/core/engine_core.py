@@ -146,6 +146,8 @@ class EngineCore:
         """
         saving = asyncio.create_task(self.history.save_regularly())
         try:
+            if not self.sleep.is_awake:
+                await self.adapters.announce()
             await self._supervisor.run()
         except WorkerDiedError as error:
             self.sleep.fail(str(error))

@@ -137,6 +137,15 @@ class Gate:
         """Whether the acting caller may use and list an adapter."""
         return self._current.get(self._anonymous).limits.allows_adapter(name)
 
+    def check_may_change_adapter(self, name: str) -> None:
+        """Raises NotPermittedError unless the acting caller is an operator who may use an adapter.
+
+        The error does not say whether there is one of this name.
+        """
+        self.check_is_operator()
+        if not self.may_use_adapter(name):
+            raise NotPermittedError("the API key may not use adapters of this name")
+
     def check_is_operator(self) -> None:
         """Raises NotPermittedError if keys are needed and the acting one is no operator's."""
         caller = self._current.get(self._anonymous)

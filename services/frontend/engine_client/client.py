@@ -92,6 +92,11 @@ class EngineClient:
         return self._session is not None
 
     @property
+    def model_name(self) -> str:
+        """The name of the served model; empty without a connection."""
+        return "" if self.info is None else self.info.model
+
+    @property
     def is_asleep(self) -> bool:
         """Whether the last heartbeat said that the engine sleeps."""
         return self.view.heartbeat.asleep

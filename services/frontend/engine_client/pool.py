@@ -20,9 +20,11 @@ from services.frontend.engine_client.routing_counts import RoutingCounts
 from services.frontend.engine_client.swapper import SwapLimits, Swapper
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import (
+    DuplicateRequestError,
     EngineFaultError,
     EngineUnavailableError,
     FrontendError,
+    InvalidRequestError,
     UnknownModelError,
 )
 from services.transport.tls import ClientTls
@@ -124,21 +126,21 @@ class EnginePool:
         return EngineUnavailableError("; ".join(reasons) or "no engine has been looked for yet")
 
     @property
-    def adapters(self) -> dict[str, bytes]:
-        """Digests of the adapters that engines have, by name."""
+    def usable(self) -> list[EngineClient]:
+        """The engines that may get requests; asleep ones, too, where they share a card."""
+        return [engine for engine in self._engines.values() if self._may_get(engine)]
+
+    def adapters(self, model: str) -> set[str]:
+        """Returns the names of the adapters that engines of a model have."""
         return {
-            name: adapter.digest
-            for engine in reversed(self.engines)
-            if engine.is_ready
-            for name, adapter in engine.view.adapters.items()
+            name for each in self.usable if each.model_name == model for name in each.view.adapters
         }
 
-    def adapter_digest(self, name: str) -> bytes | None:
-        """Returns the digest of an adapter that an engine has; None if none has it."""
-        for engine in self._engines.values():
-            if engine.is_ready and (known := engine.view.adapters.get(name)) is not None:
-                return known.digest
-        return None
+    def adapter_digest(self, name: str, model: str) -> bytes | None:
+        """Returns the digest of an adapter that an engine of a model has; None if none has it."""
+        engines = (each for each in self.usable if each.model_name == model)
+        known = (each.view.adapters.get(name) for each in engines)
+        return next((each.digest for each in known if each is not None), None)
 
     def send(
         self,
@@ -165,7 +167,7 @@ class EnginePool:
             InvalidRequestError: the request is too large to send.
             DeadlineExpiredError: its deadline has passed.
         """
-        engines = [e for e in self._engines.values() if self._may_get(e) and e not in tried]
+        engines = [each for each in self.usable if each not in tried]
         if not engines:
             raise self.unavailable
         identity = ModelIdentity.of(model)
@@ -190,16 +192,22 @@ class EnginePool:
             return engine.is_connected
         return engine.is_ready
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Has all engines load an adapter; if one refuses, none keeps it.
+    async def load_adapter(self, name: str, path: str, *, model: str = "") -> None:
+        """Has all engines of a model load an adapter; if one refuses, none keeps it.
+
+        Args:
+            name: of the adapter.
+            path: of its folder, or its name on the hub.
+            model: empty for the only one.
 
         Raises:
             EngineUnavailableError: no engine is ready.
+            InvalidRequestError: several models share a card, and none is named.
             FrontendError, EngineFaultError: an engine refuses it, with its reason.
         """
         loaded: list[EngineClient] = []
         try:
-            for engine, orders in self._ordered():
+            for engine, orders in self._of_model(model, name):
                 adapter = await orders.load(name, path)
                 loaded.append(engine)
                 engine.view.adapters[name] = adapter
@@ -233,12 +241,22 @@ class EnginePool:
         if failures:
             raise failures[0]
 
+    def _of_model(self, model: str, name: str) -> list[tuple[EngineClient, AdapterOrders]]:
+        """Returns the engines of the model of a new adapter, with their orders."""
+        engines = self._ordered()
+        if self.swapper is not None and not model:
+            raise InvalidRequestError("several models share a card: name the adapter's model")
+        others = [each for each in engines if model and each[0].model_name != model]
+        if len(others) == len(engines):
+            raise UnknownModelError(f"the model {model[:128]!r} is not served")
+        if any(name in (each.model_name, *each.view.adapters) for each, _ in others):
+            raise DuplicateRequestError(f"{name!r} is taken by another model or its adapter")
+        return [each for each in engines if each not in others]
+
     def _ordered(self) -> list[tuple[EngineClient, AdapterOrders]]:
         """Returns the engines that take requests, with their orders."""
         engines = [
-            (each, each.adapter_orders)
-            for each in self._engines.values()
-            if each.is_ready and each.adapter_orders is not None
+            (each, each.adapter_orders) for each in self.usable if each.adapter_orders is not None
         ]
         if not engines:
             raise self.unavailable

@@ -52,12 +52,9 @@ class ServedModels:
         limits = [info.max_model_len + info.HasField("pooling") for info in infos]
         return max(limits, default=MAX_PROMPT_TOKENS)
 
-    @property
-    def adapter_names(self) -> list[str]:
-        """The adapters that the acting caller may use, in the order of their names."""
-        if self._engine.swapper is not None:
-            return []
-        return sorted(filter(self._gate.may_use_adapter, self._engine.adapters))
+    def adapter_names(self, model: ServedModel) -> list[str]:
+        """Returns the names of a model's adapters that the acting caller may use, in order."""
+        return sorted(filter(self._gate.may_use_adapter, self._engine.adapters(model.info.model)))
 
     async def load(self, info: ModelInfo, files: TokenizerFiles) -> None:
         """Loads the model of an engine; the `on_model` handler of `EnginePool.run`.
@@ -92,19 +89,18 @@ class ServedModels:
             raise self._engine.unavailable
         if name in self._models:
             return self._models[name]
-        if self._engine.swapper is not None:
-            served = ", ".join(map(repr, sorted(self._models)))
-            missing = f"the model {_shown(name)} is not served" if name else "no model is named"
-            raise UnknownModelError(f"{missing}; {served} share a card")
-        [model] = self._models.values()
-        if name:
-            # Both are found out, so that a forbidden adapter is refused like an unknown one.
-            digest, is_allowed = self._engine.adapter_digest(name), self._gate.may_use_adapter(name)
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        # Both are found out, so that a forbidden adapter is refused like an unknown one.
+        found = [(each, self._engine.adapter_digest(name, each.info.model)) for each in self.all]
+        is_allowed = self._gate.may_use_adapter(name)
+        for model, digest in found:
             if digest is not None and is_allowed:
                 return dataclasses.replace(model, adapter=name, adapter_digest=digest)
-            text = f"the model {_shown(name)} is not served; {model.info.model!r} is"
-            raise UnknownModelError(text)
-        return model
+        served = ", ".join(map(repr, sorted(self._models)))
+        missing = f"the model {_shown(name)} is not served" if name else "no model is named"
+        end = "is" if self._engine.swapper is None else "share a card"
+        raise UnknownModelError(f"{missing}; {served} {end}")
 
     async def close(self) -> None:
         """Ends the processes of all models."""

@@ -29,9 +29,9 @@ class OperatorServicer(OperatorServiceServicer):
     ) -> operator_pb2.LoadAdapterResponse:
         """Has all engines load an adapter."""
         del context
-        self._gate.check_is_operator()
+        self._gate.check_may_change_adapter(request.name)
         refuse_unknown_fields(request)
-        await self._engines.load_adapter(request.name, request.path)
+        await self._engines.load_adapter(request.name, request.path, model=request.model)
         adapter = next((each for each in self._adapters() if each.name == request.name), None)
         if adapter is None:
             raise EngineUnavailableError("the engines were lost after they loaded the adapter")
@@ -42,7 +42,7 @@ class OperatorServicer(OperatorServiceServicer):
     ) -> operator_pb2.RemoveAdapterResponse:
         """Has all engines forget an adapter."""
         del context
-        self._gate.check_is_operator()
+        self._gate.check_may_change_adapter(request.name)
         refuse_unknown_fields(request)
         await self._engines.remove_adapter(request.name)
         return operator_pb2.RemoveAdapterResponse()
@@ -50,17 +50,19 @@ class OperatorServicer(OperatorServiceServicer):
     async def ListAdapters(  # noqa: N802  the protocol's name
         self, request: operator_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> operator_pb2.ListAdaptersResponse:
-        """Returns the adapters of all engines."""
+        """Returns the adapters of all engines that the caller may use."""
         del context
         self._gate.check_is_operator()
         refuse_unknown_fields(request)
         return operator_pb2.ListAdaptersResponse(adapters=self._adapters())
 
     def _adapters(self) -> list[FleetAdapter]:
-        """Returns each adapter of an engine that takes requests, by name and content."""
+        """Returns each adapter that the caller may use, by name and content."""
         found: dict[tuple[str, bytes], FleetAdapter] = {}
-        for engine in self._engines.engines:
-            for known in engine.view.adapters.values() if engine.is_ready else ():
+        for engine in self._engines.usable:
+            for known in engine.view.adapters.values():
+                if not self._gate.may_use_adapter(known.name):
+                    continue
                 adapter = found.setdefault(
                     (known.name, known.digest),
                     FleetAdapter(name=known.name, digest=known.digest.hex()),

@@ -140,7 +140,7 @@ class FrontendServicer(VectorServicer):
         refuse_unknown_fields(request)
         response = frontend_pb2.ListModelsResponse()
         for model in self._pipeline.models.all:
-            for name in (model.info.model, *self._pipeline.models.adapter_names):
+            for name in (model.info.model, *self._pipeline.models.adapter_names(model)):
                 response.models.add(
                     name=name,
                     max_model_len=model.info.max_model_len,

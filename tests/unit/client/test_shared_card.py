@@ -57,8 +57,7 @@ def test_a_flag_given_once_is_every_models_and_one_given_often_is_divided():
     ("words", "message"),
     [
         (["--max-num-seqs=1"] * 2, "--max-num-seqs is given 2 times for 3 models: give it once"),
-        (["--lora=a=b"], "--lora: models that share a card have no adapters"),
-        (["--max-loras=2"], "--max-loras: models that share a card have no adapters"),
+        (["--max-loras=2"] * 2, "--max-loras is given 2 times for 3 models: give it once"),
     ],
 )
 def test_flags_that_cannot_be_divided_are_refused(words, message):
@@ -134,6 +133,32 @@ def test_one_model_can_be_served_twice_with_names_of_its_own():
     assert made.names == ["a", "b"]
     with pytest.raises(ServeFlagError, match="2 models have the name 'tiny': give --served-model"):
         plan([TINY, TINY])
+
+
+def test_each_adapter_goes_to_the_model_that_it_names(other):
+    words = ["--lora=tiny:a=/a,renamed:b=/b", "--lora=renamed:x/y:z=/c", "--max-loras=2"]
+    made = plan([TINY, other], words)
+    assert made.engine_words[0] == "--max-loras=2"
+    assert made.model_words == [
+        ["--model", TINY, "--lora=a=/a"],
+        ["--model", other, "--lora=b=/b", "--lora=x/y:z=/c"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        (["a=/a"], "'a=/a': with several models it must be MODEL:NAME=PATH, with one of tiny, ren"),
+        (["absent:a=/a"], "it must be MODEL:NAME=PATH"),
+        (["tiny:a=/a", "renamed:a=/b"], "--lora gives 'a' to two adapters, or to one and a model"),
+        (["tiny:renamed=/a"], "--lora gives 'renamed' to two adapters, or to one and a model"),
+        (["tiny:a"], "must be NAME=PATH"),
+    ],
+)
+def test_adapters_that_fit_no_model_are_refused(other, adapters, message):
+    words = [f"--lora={each}" for each in adapters]
+    with pytest.raises((ServeFlagError, UsageError), match=message):
+        plan([TINY, other], words)
 
 
 def test_one_model_has_no_level_of_swaps():

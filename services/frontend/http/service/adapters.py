@@ -25,6 +25,8 @@ class LoadAdapterBody(Body):
     lora_name: _Name
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: Literal[False] | None = None
+    base_model_name: Annotated[str | None, Field(max_length=256)] = None
+    """The adapter's model, where several share a card."""
     is_3d_lora_weight: Annotated[bool | None, TAKEN] = None
 
 
@@ -49,12 +51,14 @@ class AdapterCall(Call):
 
     name: str
     path: str = ""
+    base: str = ""
 
 
 def read_load(body: bytes, request_id: str, *, is_strict: bool = False) -> AdapterCall:
     """Parses a request to load an adapter; see `ReadCall`."""
     request = parse_body(LoadAdapterBody, body, is_strict=is_strict)
-    return _call(request_id, request.lora_name, request.lora_path)
+    base = request.base_model_name or ""
+    return _call(request_id, request.lora_name, request.lora_path, base)
 
 
 def read_unload(body: bytes, request_id: str, *, is_strict: bool = False) -> AdapterCall:
@@ -83,17 +87,18 @@ class AdapterEndpoint(Endpoint):
         self.pipeline.gate.check_is_operator()
         call = await self.read(body, request_id, lease)
         assert isinstance(call, AdapterCall), "bodies of this kind are read as such"
+        self.pipeline.gate.check_may_change_adapter(call.name)
         engines = self.pipeline.engine
         status: Literal["loaded", "removed"] = "loaded" if call.path else "removed"
         if call.path:
-            await engines.load_adapter(call.name, call.path)
+            await engines.load_adapter(call.name, call.path, model=call.base)
         else:
             await engines.remove_adapter(call.name)
         answer: AdapterAnswer = {"object": "adapter", "id": call.name, "status": status}
         await writer.write(answer)
 
 
-def _call(request_id: str, name: str, path: str) -> AdapterCall:
+def _call(request_id: str, name: str, path: str, base: str = "") -> AdapterCall:
     return AdapterCall(
         "",
         Options(request_id=request_id),
@@ -102,4 +107,5 @@ def _call(request_id: str, name: str, path: str) -> AdapterCall:
         tells_prompt=False,
         name=name,
         path=path,
+        base=base,
     )

@@ -96,7 +96,7 @@ class ServiceEndpoints:
         cards = [
             self._card(replace(model, adapter=name))
             for model in models.all
-            for name in ("", *models.adapter_names)
+            for name in ("", *models.adapter_names(model))
         ]
         answer: ModelList = {"object": "list", "data": cards}
         return JSONResponse(answer)

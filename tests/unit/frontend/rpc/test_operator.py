@@ -16,7 +16,9 @@ from services.client.cli import app
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 
-OPERATOR, TENANT = (f"octavo-{name}-0123456789abcdef" for name in ("operator", "tenant"))
+OPERATOR, TENANT, LIMITED = (
+    f"octavo-{name}-0123456789abcdef" for name in ("operator", "tenant", "limited")
+)
 KEYS = f"""
 [keys.operator]
 key = "{OPERATOR}"
@@ -24,6 +26,10 @@ operator = true
 [keys.tenant]
 key = "{TENANT}"
 adapters = ["mine"]
+[keys.limited]
+key = "{LIMITED}"
+operator = true
+adapters = ["mine", "my-*"]
 """
 SQL = operator_pb2.LoadAdapterRequest(name="sql", path="adapters/sql")
 
@@ -142,6 +148,31 @@ async def test_keys_without_the_right_change_and_see_nothing(tmp_path):
             code, _ = await refusal(call(method, request))
             assert code is grpc.StatusCode.PERMISSION_DENIED
         assert not operator.paths
+
+
+async def test_operators_change_and_see_only_the_adapters_of_their_rule(tmp_path):
+    operator = Operator()
+    async with fleet(tmp_path, operator) as (_, call):
+        await call("LoadAdapter", SQL)
+        mine = operator_pb2.LoadAdapterRequest(name="my-sql", path="adapters/sql")
+        await call("LoadAdapter", mine, LIMITED)
+        listed = await call("ListAdapters", operator_pb2.ListAdaptersRequest(), LIMITED)
+        assert [each.name for each in listed.adapters] == ["my-sql"]
+        answers = []
+        for name in ("sql", "absent"):
+            load = operator_pb2.LoadAdapterRequest(name=name, path="adapters/sql")
+            remove = operator_pb2.RemoveAdapterRequest(name=name)
+            answers.append(
+                [
+                    await refusal(call("LoadAdapter", load, LIMITED)),
+                    await refusal(call("RemoveAdapter", remove, LIMITED)),
+                ]
+            )
+        assert answers[0] == answers[1]
+        assert {code for code, _ in answers[0]} == {grpc.StatusCode.PERMISSION_DENIED}
+        assert set(operator.paths) == {"sql", "my-sql"}
+        await call("RemoveAdapter", operator_pb2.RemoveAdapterRequest(name="my-sql"), LIMITED)
+        assert set(operator.paths) == {"sql"}
 
 
 async def test_a_frontend_without_the_flag_has_no_such_calls():
