@@ -3,6 +3,7 @@
 import pytest
 
 from services.engine.batch import GraphKind
+from tests.support.adapter_engine import AdapterCase
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
@@ -101,6 +102,34 @@ async def test_whole_experts_give_the_tokens_of_one_gpu_and_move(tmp_path, famil
     assert tokens == alone
     assert stats.counters.num_expert_moves > 0
     assert all(sum(layer.expert_load) for layer in experts)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tensor_parallel_size": 2, "enable_expert_parallel": True}, {"data_parallel_size": 2}],
+    ids=["experts", "data"],
+)
+async def test_whole_experts_apply_the_adapters_of_all_ranks_tokens(tmp_path, sizes, level):
+    case = AdapterCase(tmp_path, "qwen3_moe", num_adapters=3, with_experts=True)
+    names = ["a0", "a2", "a1", ""]
+    expected = [case.expected(*each, 12) for each in zip(PROMPTS, names, strict=True)]
+    config = ranks_config(
+        case.base,
+        device="cuda",
+        dtype="float32",
+        block_size=16,
+        cudagraph_capture_sizes=[1, 2, 4],
+        capture_while_serving=False,
+        compilation_level=level,
+        compile_cache_dir=tmp_path / "cache",
+        **{**case.flags(), "max_loras": 2, **sizes},
+    )
+    async with ranks_core(config) as ranks:
+        for _ in range(2):
+            tokens = await ranks.generate(PROMPTS, sampling(max_tokens=12), adapters=names)
+            assert tokens == expected
+        assert not any(each.fault for each in ranks.core.stats().graphs.figures)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
