@@ -19,6 +19,7 @@ Block 0 belongs to no request. One whose first page it is, a dummy, has no state
 zeros, and nothing of it is kept, as the block's content must stay finite for attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,6 +202,20 @@ def write_conv(cache: StateCacheData, pages: torch.Tensor, values: torch.Tensor)
     padded[:, : spec.num_conv_elements] = values.flatten(1)
     data = padded.view(torch.uint8).view(len(pages), num_units, size * spec.conv_dtype.itemsize)
     _write_units(cache, pages, data, first=cache.first_conv_unit)
+
+
+def copy_blocks(memory: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
+    """Copies blocks of states: [2, n] int32 or int64, from and to.
+
+    All of one memory are read before any is written.
+
+    Args:
+        memory: [G, N blocks, U] each.
+        blocks: on its device.
+    """
+    from_, to = blocks.long()
+    for each in memory:
+        each[:, to] = each[:, from_]
 
 
 def _units(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:

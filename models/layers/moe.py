@@ -143,8 +143,8 @@ class FusedMoE(nn.Module):
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
         has_one = self._group.size == 1 and not self._gathers
-        # The fused operator has one input for both, and adds both as they are.
-        differs = self.shared_expert_gate is not None or self._moe.scales_input
+        # The fused operator has one input for both.
+        differs = self._moe.scales_input
         if shared is None or differs or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}

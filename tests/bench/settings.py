@@ -150,9 +150,10 @@ def _settings(
     num_layers = arguments.num_layers
     path = arguments.model or make_model_folder(arguments.shape, folder, num_layers)
     model = ModelConfig.from_folder(path)
+    longest = int(str(defaults.get("max_model_len", LONGEST)))
     values = {
         **defaults,
-        "max_model_len": min(LONGEST, model.max_position_embeddings),
+        "max_model_len": min(longest, model.max_position_embeddings),
         "load_format": "safetensors" if arguments.model else "dummy",
         **asked,
         "model": path,

@@ -43,7 +43,7 @@ def serving_jobs(count: int = 512, seed: int = SERVING_SEED) -> list[Job]:
     for _ in range(count):
         prompt_len = 64 + next(numbers) % 961
         num_output = 64 + next(numbers) % 449
-        jobs.append(Job(_token_ids(numbers, prompt_len), num_output))
+        jobs.append(Job(token_ids(numbers, prompt_len), num_output))
     return jobs
 
 
@@ -62,7 +62,7 @@ def arrival_times(rate: float, seconds: float, seed: int = SERVING_SEED) -> list
 def fixed_jobs(count: int, prompt_len: int, num_output: int, seed: int = 1) -> list[Job]:
     """Returns requests of one length; another seed gives other prompts, none a prefix of these."""
     numbers = splitmix64(seed)
-    return [Job(_token_ids(numbers, prompt_len), num_output) for _ in range(count)]
+    return [Job(token_ids(numbers, prompt_len), num_output) for _ in range(count)]
 
 
 def fitted(
@@ -86,5 +86,6 @@ def fitted(
     return small
 
 
-def _token_ids(numbers: Iterator[int], count: int) -> list[int]:
+def token_ids(numbers: Iterator[int], count: int) -> list[int]:
+    """Draws the ids of a prompt."""
     return [1000 + next(numbers) % 100_000 for _ in range(count)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.layers.latent_attention import LatentAttention
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config.compilation_level import CompilationLevel
@@ -31,6 +32,7 @@ COMPILED = compilation_config(
     cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
     cudagraph_capture_sizes=(2, 4, 8, 64),
 )
+COMPILED_WHOLE = COMPILED.model_copy(update={"cudagraph_mode": CUDAGraphMode.FULL})
 SIZES = {
     "max_model_len": 256, "block_size": 16, "num_blocks": 400, "max_num_batched_tokens": 256,
     "device": "cuda",
@@ -72,6 +74,28 @@ def test_float32_tokens_are_those_of_the_cpu(folder, expected, config, tmp_path)
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert engine.scheduler.counts.cached_tokens >= 3 * 64
     assert engine.faults == []
+
+
+@pytest.mark.parametrize("config", [GRAPHS, COMPILED_WHOLE], ids=["as written", "compiled"])
+def test_decodes_and_mixed_steps_run_in_whole_graphs(folder, config, tmp_path):
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
+    engine = GraphEngine(folder, config, **SIZES | {"dtype": torch.bfloat16})
+    assert [str(each.fault) for each in engine.capture() if each.fault] == []
+    engine.run(PROMPTS, NUM_OUTPUT)
+    has_latents = any(isinstance(each, LatentAttention) for each in engine.model.modules())
+    expected = (
+        CUDAGraphMode.FULL_AND_PIECEWISE if has_latents else CUDAGraphMode.FULL
+    )  # even the first chunks of latent attention read the cache
+    assert engine.prepared.mode is expected, engine.prepared.choice.reason
+    kinds = {step.graph_key.kind for step, _ in engine.steps if step.HasField("graph_key")}
+    assert len(kinds) == 2
+    # Steps beyond the largest graph are eager.
+    without = [step for step, _ in engine.steps if not step.HasField("graph_key")]
+    assert all(num_tokens_of(step) > 64 for step in without)
+
+
+def num_tokens_of(descriptor):
+    return int(read_int32(descriptor.attn_metadata.query_start_loc)[-1])
 
 
 def test_few_blocks_cost_preemptions_and_no_token(folder, expected):

@@ -1,11 +1,10 @@
 """The second part of the gated delta rule in chunks: from chunk to chunk, with the state.
 
-V' = U - W S; o = (e^c Q) S + tril(Q K^T * D) V'; S <- e^(c_64) S + (e^(c_64 - c) K)^T V'. See
-gated_delta_chunks for the rest.
+V' = U - W S; S <- e^(c_64) S + (e^(c_64 - c) K)^T V', which is one chain of products; then o = (e^c
+Q) S + tril(Q K^T * D) V' of all chunks at once. See gated_delta_chunks for the rest.
 
-A program has 64 columns and its loop is not pipelined: with 32 columns Triton 3.6 builds wrong
-outputs and addresses for Hopper, of some sizes even in one stage; with 64, all comparisons with
-float64 hold.
+A program has 64 columns: with 32 Triton 3.6 builds wrong outputs and addresses for Hopper, of some
+sizes even in one stage; with 64, all comparisons with float64 hold.
 """
 
 from functools import lru_cache
@@ -22,7 +21,14 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
-from models.kernels.recurrence.chunks import CHUNK, MOST_STEP, load_rows
+from models.kernels.recurrence.chunks import (
+    CHUNK,
+    MOST_STEP,
+    find_chunk,
+    load_rows,
+    num_chunks,
+    store_rows,
+)
 from models.kernels.recurrence.gated_delta_step import DeltaHeads
 from models.kernels.recurrence.state_rows import (
     StateForm,
@@ -38,7 +44,7 @@ _CHUNK = tl.constexpr(CHUNK)
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_blocks",
-    "num_tokens", "least_tokens",
+    "num_tokens", "num_requests", "least_tokens",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 
@@ -96,11 +102,14 @@ def _queries_and_keys(qkv_ptr, prepared, head, at_head, heads: tl.constexpr):
 
 @triton.jit(do_not_specialize=_VARYING)
 def _pass_delta_chunks_kernel(
-    qkv_ptr, prepared, output_ptr, memory_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
+    qkv_ptr, prepared, states_ptr, memory_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
     qkv_stride, table_stride, num_blocks, num_tokens, least_tokens, form: tl.constexpr,
     heads: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Does all chunks of a request of at least least_tokens, for COLUMNS of a head's state."""
+    """Does all chunks of a request of at least least_tokens, for COLUMNS of a head's state.
+
+    Writes V' in place of U, and the state before each chunk.
+    """
     let_next_start(DEPENDENT)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     head = tl.program_id(1)
@@ -110,8 +119,7 @@ def _pass_delta_chunks_kernel(
     at_head = head.to(tl.int64) * num_tokens
     reads_ptr = prepared.reads + at_head * heads.k_dim
     writes_ptr = prepared.writes + at_head * heads.v_dim
-    scores_ptr = prepared.scores + at_head * _CHUNK
-    q_ptr, k_ptr = _queries_and_keys(qkv_ptr, prepared, head, at_head, heads)
+    _, k_ptr = _queries_and_keys(qkv_ptr, prepared, head, at_head, heads)
     stride = heads.k_dim if heads.decays_channels else qkv_stride
     wait_for_previous(DEPENDENT)
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
@@ -124,29 +132,66 @@ def _pass_delta_chunks_kernel(
         for first in range(start, end, _CHUNK):
             tokens = first + tl.arange(0, _CHUNK)
             in_chunk = tokens < end
-            at = at_head + tokens
-            places = tl.arange(0, _CHUNK)
             # All of a chunk's loads are under way before its first product.
             reads = load_rows(reads_ptr, tokens, heads.k_dim, in_chunk, dims, heads.k_dim)
             writes = load_rows(writes_ptr, tokens, heads.v_dim, in_chunk, columns, heads.v_dim)
-            q = load_rows(q_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
-            scores = load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
             k = load_rows(k_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
-            q_factors = _load_factors(prepared.q_factors, at, in_chunk)
-            k_factors = _load_factors(prepared.k_factors, at, in_chunk)
+            k_factors = _load_factors(prepared.k_factors, at_head + tokens, in_chunk)
             rounded = state.to(reads.dtype)
+            chunk = start // _CHUNK + request + (first - start) // _CHUNK
+            before_ptrs = _chunk_state_ptrs(states_ptr, chunk, head, dims, columns, heads)
+            tl.store(before_ptrs, rounded, mask=mask)
             values = writes.to(tl.float32) - tl.dot(reads, rounded)
-            output = tl.dot(q, rounded) * q_factors
-            output += tl.dot(scores, values.to(scores.dtype))
-            out_ptrs = output_ptr + tokens.to(tl.int64)[:, None] * (heads.num_heads * heads.v_dim)
-            out_mask = in_chunk[:, None] & (columns < heads.v_dim)[None, :]
-            output = output.to(output_ptr.dtype.element_ty)
-            tl.store(out_ptrs + (head * heads.v_dim + columns)[None, :], output, mask=out_mask)
+            store_rows(writes_ptr, tokens, values, in_chunk, columns, heads.v_dim)
             added = (values * k_factors).to(k.dtype)
             last = tl.minimum(first + _CHUNK, end) - 1
             state *= _decay_of(prepared, at_head, first, last, dims, heads)
             state += tl.dot(tl.trans(k), added)
         tl.store(state_ptrs, state.to(memory_ptr.dtype.element_ty), mask=mask & keeps)
+
+
+@triton.jit
+def _chunk_state_ptrs(states_ptr, chunk, head, dims, columns, heads: tl.constexpr):
+    """Returns where the state of a head before a chunk is, [K, V]."""
+    row = (chunk.to(tl.int64) * heads.num_heads + head) * heads.k_dim + dims
+    return states_ptr + row[:, None] * heads.v_dim + columns[None, :]
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _read_delta_chunks_kernel(
+    qkv_ptr, prepared, states_ptr, output_ptr, query_start_ptr, qkv_stride, num_tokens,
+    num_requests, least_tokens, heads: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes the outputs of one chunk, for COLUMNS of a head."""
+    let_next_start(DEPENDENT)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    dims = tl.arange(0, heads.block_k)
+    at_head = head.to(tl.int64) * num_tokens
+    q_ptr, _ = _queries_and_keys(qkv_ptr, prepared, head, at_head, heads)
+    stride = heads.k_dim if heads.decays_channels else qkv_stride
+    wait_for_previous(DEPENDENT)
+    first, last = find_chunk(chunk, query_start_ptr, num_requests, least_tokens)
+    if first < last:
+        tokens = first + tl.arange(0, _CHUNK)
+        in_chunk = tokens < last
+        places = tl.arange(0, _CHUNK)
+        is_column = (columns < heads.v_dim)[None, :]
+        scores_ptr = prepared.scores + at_head * _CHUNK
+        writes_ptr = prepared.writes + at_head * heads.v_dim
+        q = load_rows(q_ptr, tokens, stride, in_chunk, dims, heads.k_dim)
+        state_ptrs = _chunk_state_ptrs(states_ptr, chunk, head, dims, columns, heads)
+        state = tl.load(state_ptrs, mask=(dims < heads.k_dim)[:, None] & is_column, other=0.0)
+        scores = load_rows(scores_ptr, tokens, _CHUNK, in_chunk, places, _CHUNK)
+        values = load_rows(writes_ptr, tokens, heads.v_dim, in_chunk, columns, heads.v_dim)
+        q_factors = _load_factors(prepared.q_factors, at_head + tokens, in_chunk)
+        output = tl.dot(q, state) * q_factors
+        output += tl.dot(scores, values)
+        out_ptrs = output_ptr + tokens.to(tl.int64)[:, None] * (heads.num_heads * heads.v_dim)
+        output = output.to(output_ptr.dtype.element_ty)
+        out_ptrs += (head * heads.v_dim + columns)[None, :]
+        tl.store(out_ptrs, output, mask=in_chunk[:, None] & is_column)
 
 
 def pass_chunks(
@@ -158,18 +203,29 @@ def pass_chunks(
     heads: DeltaHeads,
 ) -> None:
     """Computes outputs and states of requests of more than MOST_STEP query tokens."""
-    tables = metadata.block_tables
-    _launcher(recurrent_form(cache, rounds=False), heads, qkv.device)(
-        (-(-heads.v_dim // _COLUMNS), heads.num_heads, len(metadata.seq_lens)),
-        qkv, prepared, output, cache.memory.view(cache.spec.dtype), tables, metadata.seq_lens,
-        metadata.query_start_loc, qkv.stride(0), tables.stride(0), cache.num_blocks, len(qkv),
+    tables, starts = metadata.block_tables, metadata.query_start_loc
+    num_tokens, num_requests = len(qkv), len(metadata.seq_lens)
+    chunks = num_chunks(num_tokens, num_requests)
+    states = qkv.new_empty(chunks, heads.num_heads, heads.k_dim, heads.v_dim)
+    form = recurrent_form(cache, rounds=False)
+    pass_states, read_states = _launchers(form, heads, qkv.device)
+    pass_states(
+        (-(-heads.v_dim // _COLUMNS), heads.num_heads, num_requests),
+        qkv, prepared, states, cache.memory.view(cache.spec.dtype), tables, metadata.seq_lens,
+        starts, qkv.stride(0), tables.stride(0), cache.num_blocks, num_tokens, MOST_STEP + 1,
+    )  # fmt: skip
+    read_states(
+        (-(-heads.v_dim // _COLUMNS), heads.num_heads, chunks),
+        qkv, prepared, states, output, starts, qkv.stride(0), num_tokens, num_requests,
         MOST_STEP + 1,
     )  # fmt: skip
 
 
 @lru_cache
-def _launcher(form: StateForm, heads: DeltaHeads, device: torch.device) -> Launch:
-    return Launch(
-        _pass_delta_chunks_kernel, form=form, heads=heads, COLUMNS=_COLUMNS, num_warps=4,
-        num_stages=1, **launch_options(device),
-    )  # fmt: skip
+def _launchers(form: StateForm, heads: DeltaHeads, device: torch.device) -> tuple[Launch, Launch]:
+    """Returns the kernel that goes from chunk to chunk, and the one of outputs."""
+    options = {"heads": heads, "COLUMNS": _COLUMNS, "num_warps": 4, **launch_options(device)}
+    return (
+        Launch(_pass_delta_chunks_kernel, form=form, num_stages=1, **options),
+        Launch(_read_delta_chunks_kernel, num_stages=1, **options),
+    )

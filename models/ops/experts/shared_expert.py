@@ -51,6 +51,7 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     shared_down: torch.Tensor,
     shared_down_scale: torch.Tensor | None,
     shared_down_bias: torch.Tensor | None,
+    shared_gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns fused_moe plus the feed-forward layer that all tokens share, [T, H].
 
@@ -60,6 +61,7 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
 
     shared_gate_up: [2 * I, H], gate before up; its bias [2 * I].
     shared_down: [H, I]; its bias [H].
+    shared_gate: [1, H]; the sigmoid of its product with a token scales the shared layer's output.
     """
     routed = (
         hidden, router_logits, gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale,
@@ -69,7 +71,8 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     first = (shared_gate_up, shared_gate_up_scale, shared_gate_up_bias)
     second = (shared_down, shared_down_scale, shared_down_bias)
     if not hidden.is_cuda or hidden.shape[0] > MOST_TOKENS:
-        return fused_moe(*routed).add_(_shared(hidden, first, second))
+        shared = _shared(hidden, first, second)
+        return _add_shared(fused_moe(*routed), shared, hidden, shared_gate)
     main, side = torch.cuda.current_stream(hidden.device), _side_stream(hidden.device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
@@ -80,7 +83,22 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
         # Its memory is the side stream's, which must not reuse it while the sum reads it. While a
         # graph is captured nothing else uses the side stream.
         shared.record_stream(main)
-    return output.add_(shared)
+    return _add_shared(output, shared, hidden, shared_gate)
+
+
+def _add_shared(
+    output: torch.Tensor, shared: torch.Tensor, hidden: torch.Tensor, gate: torch.Tensor | None
+) -> torch.Tensor:
+    """Adds the shared layer's output, scaled by its gate if there is one, in place."""
+    if gate is None:
+        return output.add_(shared)
+    if not has_kernels(hidden.device) or is_batch_invariant():
+        return output.add_(linear(hidden, gate, None).sigmoid() * shared)
+    # Imported on first use: a CPU installation has no Triton.
+    from models.kernels.elementwise.add_gated import add_gated
+
+    add_gated(output, shared, hidden, gate)
+    return output
 
 
 Weight = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]

@@ -181,9 +181,11 @@ def _stepwise(name: str, steps: tuple[_Step, ...]) -> Callable[..., Tensor | Non
 
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: len(_ROUTED) - 1], others[len(_ROUTED) - 1 :]
-    weight, scale, bias, down, down_scale, down_bias = shared
+    weight, scale, bias, down, down_scale, down_bias, *gates = shared
     gated = silu_and_mul(linear(hidden, weight, bias, scale))
     output = linear(gated, down, down_bias, down_scale)
+    if gates and gates[0] is not None:
+        output = linear(hidden, gates[0], None).sigmoid() * output
     return fused_moe(hidden, *routed) + output
 
 

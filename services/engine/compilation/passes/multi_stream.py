@@ -28,11 +28,18 @@ _GATED = (
 )
 _SHARED = tuple(_product("octavo::linear", gated, _SECOND) for gated in _GATED)
 _EXPERTS = Call("octavo::fused_moe", (*map(Operand, _ROUTED), *_WITHOUT_ADAPTERS))
-_SUMS = tuple(Call("add", (_EXPERTS, shared, 1)) for shared in _SHARED)
+_GATE = Call("sigmoid", (Call("octavo::linear", (_HIDDEN, Operand("shared_gate"), None, None)),))
+_SUMS = tuple(
+    Call("add", (_EXPERTS, added, 1))
+    for shared in _SHARED
+    for added in (shared, Call("mul", (_GATE, shared)))
+)
 
 
 class MultiStreamPass(GraphPass):
     """fused_moe(x) + down(gate(x)) becomes fused_moe_with_shared, with two streams or more.
+
+    A factor of the second term, the sigmoid of a product with x, becomes part of it.
 
     Queries, keys and values are one product, which leaves nothing to run beside it.
     """
@@ -54,6 +61,7 @@ class MultiStreamPass(GraphPass):
 
 
 def _fuse(total: Node, match: Match) -> bool:
-    arguments = (match[name] for name in (*_ROUTED, *_FIRST, *_SECOND))
+    arguments = [match[name] for name in (*_ROUTED, *_FIRST, *_SECOND)]
+    arguments.append(match.values.get("shared_gate"))
     replace(total, insert_operator(total, "fused_moe_with_shared", *arguments, like=total))
     return True

@@ -26,7 +26,7 @@ from models.ops.attention.attention_metadata import (
     build_state_metadata,
     make_attention_workspace,
 )
-from models.state_cache import StateCacheData, StateSpec
+from models.state_cache import StateCacheData, StateSpec, copy_blocks
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_hidden
@@ -233,9 +233,7 @@ class ForwardPass:
 
         All are read before any is written.
         """
-        from_, to = blocks.long()
-        for memory in self.state_memory:
-            memory[:, to] = memory[:, from_]
+        copy_blocks(self.state_memory, blocks)
 
     def state_table(self, entry: int) -> Tensor:
         """Returns the pages of all rows' states in a cache entry, [rows, slots * P]."""

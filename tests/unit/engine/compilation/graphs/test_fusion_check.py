@@ -27,6 +27,7 @@ FUSED = {
     "qwen3": {"norm_linear", "linear_residual_norm", "linear_residual_norm_linear", ATTENTION},
     "gpt_oss": {"norm_linear", "linear_residual_norm", "add_rms_norm", ATTENTION},
     "glm4_moe_groups": {"fused_moe_with_shared", "linear_residual_norm", ATTENTION},
+    "qwen2_moe": {"fused_moe_with_shared", "linear_residual_norm", ATTENTION},
     "deepseek_v3": {"fused_moe_with_shared", "linear_residual_norm", LATENT_ATTENTION},
 }
 

@@ -18,6 +18,7 @@ SPARSE = {"linear_residual": 2, "residual_norm": 2, "norm_linear": 1, "qk_norm_r
 LATENT = {"linear_gate": 3, "multi_stream": 2, "linear_residual": 4, "residual_norm": 2}
 DELTA_NET = {
     "linear_gate": 4,
+    "multi_stream": 4,
     "linear_residual": 4,
     "residual_norm": 4,
     "qk_norm_rope_cache": 1,
@@ -49,7 +50,7 @@ MATCHES = {
     # Two layers of six see all keys and have no positions.
     "exaone4": {"linear_gate": 6, "residual_norm": 1, "qk_norm_rope_cache": 4},
     "qwen2": DENSE,
-    "qwen2_moe": {**SPARSE, "linear_gate": 2},
+    "qwen2_moe": {**SPARSE, "linear_gate": 2, "multi_stream": 2},
     "qwen3": DENSE,
     "qwen3_moe": SPARSE,
     "mixtral": SPARSE,

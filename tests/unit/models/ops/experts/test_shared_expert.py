@@ -36,3 +36,15 @@ def test_a_shared_layer_of_8_bits_is_added():
     gate, up = linear(arguments[0], gate_up, None, scales[0]).chunk(2, -1)
     shared = linear(functional.silu(gate) * up, down, None, scales[1])
     torch.testing.assert_close(output, fused_moe(*arguments) + shared)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7])
+def test_a_gate_of_each_token_scales_the_shared_layer(num_tokens):
+    arguments = routed(num_tokens, 12, 5, 3)
+    gate_up, down, gate = torch.randn(18, 12), torch.randn(12, 9), torch.randn(1, 12)
+    weights = gate_up, None, None, down, None, None
+    output = fused_moe_with_shared(*arguments, *weights, gate)
+    first, up = functional.linear(arguments[0], gate_up).chunk(2, -1)
+    shared = functional.linear(functional.silu(first) * up, down)
+    factor = functional.linear(arguments[0], gate).sigmoid()
+    torch.testing.assert_close(output, fused_moe(*arguments) + factor * shared)
