@@ -38,7 +38,7 @@ COPIES, ROUNDS = 8, 5
 """Snapshots between which a copy walks, and times of all of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Turn:
     """A request and the times of its tokens; receives its outputs."""
 
