@@ -2,6 +2,7 @@
 
     python -m tests.bench.offline --shape qwen3-8b --out qwen3-8b.json [engine flags]
     python -m tests.bench.offline --shape deepseek-v3 --num-layers 6 --only decode,prefill
+    python -m tests.bench.offline --shape qwen3.8-27b --long-decodes 8x12000 --max-model-len 12544
     python -m tests.bench.offline --shape tiny --device cpu --only decode --divide-by 8
 
 The scheduler runs in this process and a worker in its own, as in the service. With --cold the
@@ -20,7 +21,7 @@ from tests.bench.floor import MEASURED_ON, StepFloor, step_floor
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
-from tests.bench.settings import Settings, list_of, list_of_numbers, make_parser
+from tests.bench.settings import Settings, list_of, list_of_numbers, list_of_pairs, make_parser
 
 PARTS = ("decode", "prefill", "serving")
 
@@ -64,6 +65,8 @@ async def measure(settings: Settings, report: Report) -> None:
             report.state("graphs", engine.graph_facts())
             if "decode" in arguments.only:
                 await bench.add_decode(arguments.batches, arguments.repeats, arguments.contexts)
+                for batch, context in arguments.long_decodes:
+                    await bench.add_decode([batch], arguments.repeats, [context])
             if "prefill" in arguments.only:
                 await bench.add_prefill(arguments.prompts, arguments.repeats)
             if "serving" in arguments.only:
@@ -90,6 +93,12 @@ def own_parser() -> argparse.ArgumentParser:
         type=list_of_numbers,
         default=[DECODE_PROMPT],
         help="tokens of a prompt before it decodes",
+    )
+    parser.add_argument(
+        "--long-decodes",
+        type=list_of_pairs,
+        default=[],
+        help="further requests and tokens of their prompts, such as 8x12000",
     )
     parser.add_argument("--prompts", type=list_of_numbers, default=[2048, 8192])
     parser.add_argument("--requests", type=int, default=512, help="of the serving workload")

@@ -123,6 +123,12 @@ def list_of_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
+def list_of_pairs(text: str) -> list[tuple[int, int]]:
+    """Reads "8x12000,1x32000"."""
+    pairs = (part.split("x") for part in text.split(",") if part)
+    return [(int(first), int(second)) for first, second in pairs]
+
+
 def list_of(*names: str) -> Callable[[str], list[str]]:
     """Returns a reader of lists such as "decode,serving" that refuses other names."""
 

@@ -228,7 +228,7 @@ async def measure(settings: Settings, report: Report) -> None:
 def time_copies(num_blocks: int, block_bytes: int, device_name: str) -> list[float]:
     """Returns the microseconds of copying a state of as many blocks, several times.
 
-    The blocks lie in one piece of memory for each group of layers; here all are one piece.
+    An engine has the layers of a group apart, which takes a few launches more.
     """
     device = torch.device("cpu" if device_name == "cpu" else "cuda")
     memory = [torch.zeros((1, 2 * COPIES * num_blocks, block_bytes), dtype=torch.uint8).to(device)]

@@ -13,6 +13,7 @@ from tests.bench.flood_attacks import ATTACKS
 from tests.bench.soak_load import Load
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.forked_program import run_forked
+from tests.support.random_checkpoints import write_checkpoint
 from tests.support.vision_variants import write_vision_checkpoint
 
 SMALL = (
@@ -62,6 +63,26 @@ def test_random_traffic_of_adapters_gets_the_tokens_of_merged_models(tmp_path):
     assert figures["requests"] > 0
     assert figures["different"] == 0
     assert figures["used blocks at the end"] == 0
+
+
+def test_sessions_of_several_turns_are_measured(tmp_path):
+    folder, out = tmp_path / "model", tmp_path / "turns.json"
+    folder.mkdir()
+    write_checkpoint(folder, "mamba2", max_position_embeddings=4096)
+    shutil.copy(TINY_CHECKPOINT / "tokenizer.json", folder)
+    few = ("--sessions", "3", "--turns", "3", "--system", "1200", "--divide-by", "4")
+    engine = ("--device", "cpu", "--enforce-eager", "--budget-s", "90", "--commit", "none")
+    run("tests.bench.turns", "--model", folder, *few, *engine, "--repeats", "1", "--out", out)
+    result = json.loads(out.read_text())
+    figures, facts = result["figures"], result["facts"]
+    assert 0.2 < figures["prompt tokens from the cache"]["median"] < 0.9
+    times = ("elapsed", "first token, median", "later token, p99", "copy of a snapshot")
+    assert all(figures[name]["median"] > 0 for name in times)
+    # A session says at most 63 tokens after its last snapshot, and all say a prompt at once.
+    assert figures["tokens said before, computed again"]["median"] < 2 * 300 + 9 * 64
+    assert facts["snapshots"]["made"] >= facts["snapshots"]["used"] >= 6
+    assert facts["snapshots"]["bytes of one"] > 0
+    assert result["problems"] == []
 
 
 def test_prompts_with_images_are_measured(tmp_path):

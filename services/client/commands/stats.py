@@ -101,9 +101,10 @@ def _states(stats: Stats) -> dict[str, str]:
     if not size:
         return {}
     return {
-        "states": f"{size} blocks each, {(stats.num_blocks - 1) // size} at most; "
+        "states": f"{size} blocks or {stats.state_bytes / 2**20:.3g} MiB each, "
+        f"{(stats.num_blocks - 1) // size} at most, {stats.num_running} live; "
         f"{stats.num_snapshots} snapshots kept, {stats.num_snapshots_made} made, "
-        f"{stats.num_snapshots_used} used"
+        f"{stats.num_snapshots_used} used; {stats.num_recomputed_tokens} tokens computed again"
     }
 
 

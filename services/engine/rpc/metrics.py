@@ -70,6 +70,11 @@ class EngineFamilies:
         yield gauge("kv_cache_cached_blocks", stats.num_cached_blocks, "Free blocks with content")
         if stats.num_state_blocks:
             yield gauge("snapshots", stats.num_snapshots, "States that requests can start from")
+            yield gauge(
+                "state_bytes",
+                stats.num_state_blocks * stats.worker.block_bytes,
+                "Bytes of a request's state on one rank",
+            )
         if stats.worker.num_host_slots:
             yield gauge("kv_host_blocks", stats.num_host_blocks, "Blocks in the host's memory")
         yield gauge("sessions", self._num_sessions(), "Frontends connected")
@@ -114,6 +119,11 @@ class EngineFamilies:
         if stats.num_state_blocks:
             yield counter("snapshots_made", done.num_snapshots_made, "Copies of states kept")
             yield counter("snapshots_used", done.num_snapshots_used, "Requests started from one")
+            yield counter(
+                "recomputed_tokens",
+                done.recomputed_tokens,
+                "Tokens with cached blocks but without a snapshot",
+            )
         if stats.worker.num_host_slots:
             yield from self._tiers(stats)
         if done.num_encoded_images:

@@ -173,6 +173,7 @@ class Holdings:
         self.waiting.pop()
         self.cache.take_prefix(request, prefix, num_tokens)
         self.counts.num_snapshots_used += prefix.snapshot is not None
+        self.counts.recomputed_tokens += max(0, prefix.junction - prefix.num_tokens)
         request.num_computed_tokens = prefix.num_tokens
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=service_order)

@@ -17,6 +17,8 @@ class SchedulerCounts:
     """Copies of states that others can start from."""
     num_snapshots_used: int = 0
     """Requests that started from one."""
+    recomputed_tokens: int = 0
+    """Tokens with cached blocks that requests computed again, as no snapshot was after them."""
     num_encoded_images: int = 0
     """Images that steps encoded."""
     num_found_images: int = 0

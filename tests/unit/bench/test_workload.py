@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from tests.bench.turns import Workload
 from tests.bench.workload import fitted, fixed_jobs, serving_jobs, splitmix64
 
 
@@ -39,6 +40,18 @@ def test_fixed_prompts_of_two_seeds_share_no_beginning():
     assert len({job.prompt[0] for job in one + other}) == 8
     assert all(len(job.prompt) == 16 and job.num_output == 2 for job in one)
     assert fixed_jobs(2, 3, 1)[1].prompt == [81235, 69761, 31048]
+
+
+def test_sessions_of_turns_are_those_that_the_peer_was_given():
+    workload = Workload(num_sessions=48, num_turns=6, num_system=3000, vocab_size=10**9)
+    assert workload.system_prompt(0)[:3] == [12557, 27347, 22287]
+    turns = [turn for session in range(48) for turn in workload.turns(0, session)]
+    assert [(len(added), num, added[0]) for added, num in turns[:2]] == [
+        (120, 183, 15146),
+        (890, 121, 91593),
+    ]
+    assert sum(len(added) for added, _ in turns) == 160_100
+    assert sum(num_output for _, num_output in turns) == 46_969
 
 
 def test_fitted_jobs_keep_to_the_models_limits():

@@ -1,5 +1,7 @@
 """States of requests among the blocks: admission, snapshots, and who starts from them."""
 
+from random import Random
+
 import pytest
 
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
@@ -44,9 +46,13 @@ def test_a_prompt_shorter_than_a_chunk_is_not_cut():
 def test_prompts_that_part_make_a_snapshot_where_they_do():
     a_rig = rig()
     shared = list(range(200))
+    counts = a_rig.scheduler.counts
     run(a_rig, shared + [300] * 90)
+    assert counts.recomputed_tokens == 0
     assert run(a_rig, shared + [400] * 90).num_cached_tokens == 0
+    assert counts.recomputed_tokens == 192
     assert run(a_rig, shared + [500] * 90).num_cached_tokens == 192
+    assert counts.recomputed_tokens == 192
 
 
 def test_an_output_is_found_by_the_next_turn():
@@ -55,6 +61,61 @@ def test_an_output_is_found_by_the_next_turn():
     first = run(a_rig, prompt, max_tokens=150)
     turn = prompt + first.sink.token_ids + [7, 8, 9]
     assert run(a_rig, turn).num_cached_tokens == 192
+
+
+def test_sessions_of_several_turns_compute_little_again():
+    """All but the tail since the last snapshot of what was said, and new tokens, is found."""
+    a_rig = rig(max_model_len=4000, num_blocks=9000, max_num_batched_tokens=512, max_num_seqs=8)
+    said = [list(range(900)) for _ in range(6)]
+    for turn in range(4):
+        before = [len(each) for each in said]
+        requests = [
+            make_request([*tokens, *[turn, number] * (20 + 7 * number)], max_tokens=90)
+            for number, tokens in enumerate(said)
+        ]
+        a_rig.add(*requests)
+        a_rig.run()
+        if turn:
+            for length, request in zip(before, requests, strict=True):
+                assert request.num_cached_tokens >= (length - 1) // 64 * 64
+        said = [list(request.token_ids) for request in requests]
+
+
+def test_an_output_goes_on_in_another_engine():
+    prompt = list(range(100))
+    whole = run(rig(), prompt, max_tokens=100).sink.token_ids
+    for num_done in (1, 27, 28, 29, 90):
+        other = rig()
+        request = make_request(prompt, resumed_token_ids=whole[:num_done], max_tokens=100)
+        other.add(request)
+        other.run()
+        assert whole[:num_done] + request.sink.token_ids == whole
+        # The next turn starts from what both said.
+        assert run(other, prompt + whole + [5, 6], max_tokens=2).num_cached_tokens == 192
+
+
+def test_a_request_is_admitted_wherever_its_bytes_are_free():
+    """Of its blocks, those of states are anywhere among those of tokens."""
+    random, num_blocks = Random(7), 150
+    a_rig = rig(num_blocks=num_blocks, max_num_seqs=32, max_num_waiting=64)
+    for _ in range(20):
+        live = [make_request(random.randrange(1, 40), max_tokens=200) for _ in range(20)]
+        a_rig.add(*live)
+        for _ in range(4):
+            a_rig.step()
+        running = list(a_rig.scheduler.running)
+        for request in {*live} - {*random.sample(running, len(running) // 2)}:
+            a_rig.scheduler.abort(request)
+        kept = a_rig.scheduler.num_running
+        num_tokens = min(250, 4 * (a_rig.scheduler.num_free_blocks - 2 * PAGES) - kept * 4)
+        last = make_request(num_tokens, max_tokens=2)
+        a_rig.add(last)
+        a_rig.step()
+        assert len(last.state_block_ids) == 2 * PAGES
+        assert a_rig.scheduler.num_running == kept + 1
+        for request in list(a_rig.scheduler.running):
+            a_rig.scheduler.abort(request)
+    assert a_rig.scheduler.num_free_blocks == num_blocks - 1
 
 
 def test_long_prompts_have_snapshots_on_their_way():
