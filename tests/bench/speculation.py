@@ -91,6 +91,7 @@ def make_engine(
         max_num_batched_tokens=max(2048, max(batches) * (1 + num_drafts)),
         max_model_len=min(settings.max_model_len, 2 * length),
         num_blocks=max(batches) * -(-length // config.cache.block_size) + 16,
+        num_states=max(batches) + 1,
         block_size=config.cache.block_size,
         num_speculative_tokens=num_drafts,
         model=model,

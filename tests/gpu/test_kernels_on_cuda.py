@@ -7,6 +7,7 @@ import torch
 import triton
 
 from models.forward_context import forward_context
+from models.kernels.elementwise.add_gated import add_gated
 from models.ops.elementwise.gated_rms_norm import gated_rms_norm
 from models.ops.elementwise.local_embedding import local_embedding
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
@@ -398,3 +399,14 @@ def tiny_outputs(device):
 
 def test_greedy_tokens_of_the_tiny_checkpoint_are_those_of_the_cpu():
     assert tiny_outputs("cuda") == tiny_outputs("cpu")
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 36), (7, 2048), (300, 5120)], ids=str)
+def test_sums_with_gates_are_those_of_plain_operations(shape, dtype):
+    total, values, x = torch.randn(3, *shape, device="cuda").to(dtype)
+    weight = torch.randn(1, shape[1], device="cuda").to(dtype) / shape[1] ** 0.5
+    doubles = [each.cpu().double() for each in (total, values, x, weight)]
+    add_gated(total, values, x, weight)
+    factor = (doubles[2] @ doubles[3].T).sigmoid()
+    assert_rows_close(total, doubles[0] + factor * doubles[1])

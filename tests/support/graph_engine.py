@@ -95,8 +95,10 @@ class GraphEngine:
             self.model.draft_models = (small,)
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
+            # A given model may have draft layers that no step runs.
+            plain = self.model.config.entry_windows(with_draft_layers=False)
             windows = self.model.config.entry_windows(
-                with_draft_layers=with_draft_layers and not self.model.draft_models
+                with_draft_layers=len(self.model.cache_specs()) > len(plain)
             )
             spans = self.model.config.cache_spans
             groups = group_layers(windows, max_model_len=max_model_len, spans=spans)

@@ -26,6 +26,7 @@ from models.kernels.ranks.exchange import launcher
 from models.kernels.attention.attention import attend
 from models.kernels.attention.segment_attention import segment_attention
 from models.kernels.elementwise.block_parts import BlockParts, copy_block_parts
+from models.kernels.elementwise.add_gated import add_gated
 from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
@@ -137,6 +138,7 @@ def recurrent_states():
         make_delta_case(step, 4, dtype=dtype).run()
         rows = torch.zeros(5, 128, dtype=dtype)
         gated_rms_norm(rows, rows, rows[0, :64], 1e-6, has_silu=True, gates_first=False)
+        add_gated(rows, rows, rows, rows[:1])
 
 def segments():
     for head_dim in (64, 72, 128):

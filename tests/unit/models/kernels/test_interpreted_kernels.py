@@ -19,6 +19,7 @@ from models.kernels.elementwise import local_embedding as shards
 from models.kernels.elementwise import rms_norm as norms
 from models.kernels.elementwise import rotary as turning
 from models.kernels.elementwise import silu_and_mul as gate
+from models.kernels.elementwise.add_gated import add_gated
 from models.kernels.elementwise import gated_rms_norm as gated_norms
 from models.kernels.elementwise import sigmoid_gate as factors
 from models.ops.elementwise.gated_rms_norm import gated_rms_norm
@@ -93,6 +94,10 @@ def check_elementwise(dtype):
     assert_rows_close(factors.sigmoid_gate(x, wide), gated)
     gated = sigmoid_gate(x.double(), wide[:, :1].double())
     assert_rows_close(factors.sigmoid_gate(x, wide[:, :1]), gated)
+    total = kept.clone()
+    add_gated(total, x, wide, weight[None])
+    factor = (wide.double() @ weight.double()[:, None]).sigmoid()
+    assert_rows_close(total, kept.double() + factor * x.double())
     for size, has_weights in ((12, False), (12, True), (36, False)):
         weights = torch.randn(*((36 // size,) if has_weights else ()), size).to(dtype)
         for silu, first in ((True, False), (False, False), (True, True)):
