@@ -12,7 +12,7 @@ from rich.text import Text
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.channel import Tls, open_channel
-from services.client.commands.stats import Engine, Stats
+from services.client.commands.stats import Engine, Stats, states_line
 from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -60,6 +60,8 @@ def report(address: str, stats: Stats) -> Group:
         parts.append(_table(stats))
     if stats.num_graphs_planned:
         parts.append(Text(_coverage(stats)))
+    if states := states_line(stats):
+        parts.append(Text(f"states: {states}"))
     if stats.pass_matches:
         parts.append(Text(f"compiler passes: {_matches(stats)}"))
     misses = {name: count for name, count in stats.graph_dispatch.items() if name != "graph"}

@@ -95,17 +95,17 @@ async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
                 await asyncio.sleep(interval_s)
 
 
-def _states(stats: Stats) -> dict[str, str]:
-    """Returns a line on states, of a model whose layers keep some."""
+def states_line(stats: Stats) -> str:
+    """Returns a line on states, of a model whose layers keep some; else nothing."""
     size = stats.num_state_blocks
     if not size:
-        return {}
-    return {
-        "states": f"{size} blocks or {stats.state_bytes / 2**20:.3g} MiB each, "
+        return ""
+    return (
+        f"{size} blocks or {stats.state_bytes / 2**20:.3g} MiB each, "
         f"{(stats.num_blocks - 1) // size} at most, {stats.num_running} live; "
         f"{stats.num_snapshots} snapshots kept, {stats.num_snapshots_made} made, "
         f"{stats.num_snapshots_used} used; {stats.num_recomputed_tokens} tokens computed again"
-    }
+    )
 
 
 def _images(stats: Stats) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"{stats.num_sessions} sessions",
         "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "
         f"{stats.num_cached_blocks} free ones cached",
-        **_states(stats),
+        **({"states": states} if (states := states_line(stats)) else {}),
         **_images(stats),
         **_adapters(stats),
         "now": _rates(stats, before),

@@ -139,3 +139,14 @@ def test_graphs_of_steps_that_share_prefixes_say_so():
     assert "decode, shared" in text
     assert "prompts of 32, shared" in text
     assert "16 decodes that share prefixes is not used: logits differ" in text
+
+
+def test_the_room_for_states_is_printed_in_a_line():
+    stats = engine_pb2.GetStatsResponse(
+        num_blocks=1001, num_state_blocks=50, state_bytes=61 * 2**20, num_running=3,
+        num_snapshots=7, num_snapshots_made=9, num_snapshots_used=5, num_recomputed_tokens=640,
+    )  # fmt: skip
+    text = " ".join(shown(stats).split())
+    assert "states: 50 blocks or 61 MiB each, 20 at most, 3 live" in text
+    assert "7 snapshots kept, 9 made, 5 used; 640 tokens computed again" in text
+    assert "states" not in shown(engine_pb2.GetStatsResponse())
