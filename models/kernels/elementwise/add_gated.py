@@ -6,14 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
+from models.kernels.launching.dependent_launch import launch_options, let_next_start
 from models.kernels.launching.launch import Launch
 
 
 @triton.jit(do_not_specialize=["x_stride"])
 def _add_gated_kernel(
-    sum_ptr, values_ptr, x_ptr, weight_ptr, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Does a row; rounds where the product, the sigmoid and the factor of a model do."""
+    sum_ptr, values_ptr, x_ptr, weight_ptr, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Does a row; rounds where the product, the sigmoid and the factor of a model do.
+
+    It may follow kernels of two streams, so it begins after all of them and only lets the next one
+    start.
+    """
+    let_next_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -33,8 +40,6 @@ def add_gated(
 ) -> None:
     """Adds sigmoid(x @ weight^T) * values to `total`, in place.
 
-    The kernel takes no part in dependent launch, as it may follow kernels of two streams.
-
     Args:
         total: [T, K], contiguous.
         values: [T, K], contiguous.
@@ -47,8 +52,8 @@ def add_gated(
 
 @lru_cache
 def _launcher(size: int, device: torch.device) -> Launch:
-    del device
     block = triton.next_power_of_2(size)
     return Launch(
-        _add_gated_kernel, SIZE=size, BLOCK=block, num_warps=min(16, max(1, block // 256))
-    )
+        _add_gated_kernel, SIZE=size, BLOCK=block, DEPENDENT=launch_options(device)["DEPENDENT"],
+        num_warps=min(16, max(1, block // 256)),
+    )  # fmt: skip
