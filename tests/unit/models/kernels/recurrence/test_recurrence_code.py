@@ -20,7 +20,6 @@ from tests.support.recurrence_case import (
 # The inverse of a chunk takes all registers, and sizes of steps all of a loop.
 MOST_SPILLS = {
     "_prepare_delta_chunks_kernel": 64, "_decayed_chunks_kernel": 64,
-    "_pass_delta_chunks_kernel": 16,
 }
 
 def make(function, spec, lens, *arguments, wide=(), **options):
