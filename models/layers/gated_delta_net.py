@@ -66,7 +66,8 @@ class GatedDeltaNet(StateMixer):
         del rotation
         net, num_heads = self._net, self._num_v_heads
         size = num_heads * net.head_v_dim
-        projected, gates = self.in_proj_qkvz(hidden), self.in_proj_ba(hidden)
+        # The small product first: the large one reads its weights meanwhile.
+        gates, projected = self.in_proj_ba(hidden), self.in_proj_qkvz(hidden)
         mixed = projected.new_empty(len(hidden), num_heads, net.head_v_dim)
         gated_delta_net(
             projected[:, :-size], gates[:, num_heads:], gates[:, :num_heads], self.conv1d.weight,

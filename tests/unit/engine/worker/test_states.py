@@ -12,6 +12,7 @@ from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.invariance import batch_invariance
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.requests import make_request
 from tests.support.state_variants import STATE_VARIANTS
 
 CPU = torch.device("cpu")
@@ -95,6 +96,18 @@ def test_a_later_turn_starts_from_the_output(folder):
     [again] = engine.run([turn], 8)
     assert engine.scheduler.counts.cached_tokens == 128
     assert GraphEngine(folder, EAGER, **SIZES).run([turn], 8) == [again]
+
+
+def test_an_output_goes_on_in_another_engine(folder, expected):
+    """Tokens are all that travels; the state is computed again, or found at a snapshot."""
+    prompt, output = PROMPTS[1], expected[1]
+    other = GraphEngine(folder, EAGER, **SIZES)
+    for num_done in (1, 12, 23):
+        request = make_request(prompt, resumed_token_ids=output[:num_done], max_tokens=NUM_OUTPUT)
+        other._complete([request])
+        assert output[:num_done] + request.sink.token_ids == output
+    assert other.scheduler.counts.num_snapshots_used == 2
+    assert other.scheduler.num_free_blocks == SIZES["num_blocks"] - 1
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [23, 256])
