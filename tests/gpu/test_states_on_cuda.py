@@ -32,7 +32,12 @@ COMPILED = compilation_config(
     cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
     cudagraph_capture_sizes=(2, 4, 8, 64),
 )
-COMPILED_WHOLE = COMPILED.model_copy(update={"cudagraph_mode": CUDAGraphMode.FULL})
+COMPILED_WHOLE = compilation_config(
+    level=CompilationLevel.PIECEWISE,
+    use_inductor=False,
+    cudagraph_mode=CUDAGraphMode.FULL,
+    cudagraph_capture_sizes=(2, 4, 8, 64),
+)
 SIZES = {
     "max_model_len": 256, "block_size": 16, "num_blocks": 400, "max_num_batched_tokens": 256,
     "device": "cuda",
