@@ -40,7 +40,7 @@ from models.kernels.recurrence.state_rows import (
 from models.state_cache import StateCacheData
 
 _COLUMNS = 64
-"""Columns of the state that a program has."""
+"""Columns of the state that a program has; twice as many of outputs, where heads have them."""
 _STAGED_DIM, _STAGES = 128, 3
 """Elements of a key for which loads run ahead of products, by as many chunks; a sequence of 8,192
 tokens took 474 us in one stage, 386 in two and 266 in three. Other sizes were not compared."""
@@ -219,7 +219,7 @@ def pass_chunks(
         starts, qkv.stride(0), tables.stride(0), cache.num_blocks, num_tokens, MOST_STEP + 1,
     )  # fmt: skip
     read_states(
-        (-(-heads.v_dim // _COLUMNS), heads.num_heads, chunks),
+        (-(-heads.v_dim // _read_columns(heads)), heads.num_heads, chunks),
         qkv, prepared, states, output, starts, qkv.stride(0), num_tokens, num_requests,
         MOST_STEP + 1,
     )  # fmt: skip
@@ -228,10 +228,16 @@ def pass_chunks(
 @lru_cache
 def _launchers(form: StateForm, heads: DeltaHeads, device: torch.device) -> tuple[Launch, Launch]:
     """Returns the kernel that goes from chunk to chunk, and the one of outputs."""
-    options = {"heads": heads, "COLUMNS": _COLUMNS, "num_warps": 4, **launch_options(device)}
+    options = {"heads": heads, "num_warps": 4, **launch_options(device)}
     is_staged = heads.k_dim == _STAGED_DIM and not heads.decays_channels
     stages = _STAGES if is_staged and gpu_of(device).is_hopper else 1
     return (
-        Launch(_pass_delta_chunks_kernel, form=form, num_stages=stages, **options),
-        Launch(_read_delta_chunks_kernel, num_stages=1, **options),
+        Launch(
+            _pass_delta_chunks_kernel, form=form, COLUMNS=_COLUMNS, num_stages=stages, **options
+        ),
+        Launch(_read_delta_chunks_kernel, COLUMNS=_read_columns(heads), num_stages=1, **options),
     )
+
+
+def _read_columns(heads: DeltaHeads) -> int:
+    return _COLUMNS if heads.v_dim % (2 * _COLUMNS) else 2 * _COLUMNS
