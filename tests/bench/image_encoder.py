@@ -5,8 +5,9 @@ python -m tests.bench.image_encoder --shape qwen3-vl-8b qwen3.5-35b-a3b-images
 Random weights, images of noise, no text model. Each size is measured with each of --images at once.
 --sides are patches on each side of an image: with patches of 16 pixels 32, 64 and 128 are 0.25, 1
 and 4 megapixels. A graph has the images' own patches, a padded one an eighth more. Attention is
-also measured alone, with the same segments, and with --tiles in other tiles. On a CPU Inductor
-compiles nothing, and graphs are emulated.
+also measured alone, with the same segments, and with --tiles in other tiles and by torch. --profile
+prints the kernels of a graph beside their floors; --products measures each product of a layer alone
+in several ways. On a CPU Inductor compiles nothing, and graphs are emulated.
 """
 
 import argparse
@@ -30,15 +31,17 @@ from services.engine.compilation.pieces.compiler_manager import CompilerManager
 from services.engine.compilation.pieces.piece_compiler import PieceCompiler
 from services.engine.worker.graphs.encoder_program import EncoderProgram
 from services.engine.worker.start.graph_setup import piece_graphs
+from tests.bench.encoder_parts import dense_attention_times, kernel_lines, product_times
 from tests.bench.model_folder import make_model_folder, shape_names
 from tests.bench.program import print_report
 from tests.bench.report import Report
-from tests.bench.tower_floor import FLOP_PER_MS, tower_floor_ms
+from tests.bench.tower_floor import FLOP_PER_MS, tower_floor, tower_floor_ms
 
 SEED = 1
 TILES = (
     (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3),
-    (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 4),
+    (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 4), (256, 64, 8, 2), (256, 64, 8, 3),
+    (256, 32, 8, 4),
 )  # fmt: skip
 """Rows, keys, warps and stages of attention's tiles."""
 PADDING = 8
@@ -55,7 +58,7 @@ class TowerBench:
         self._pieces = pieces
         self._report = report
         self._rounds = arguments.rounds
-        self._tries_tiles = arguments.tiles
+        self._arguments = arguments
         self._device = torch.device(arguments.device)
         self._dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
         self._tower = self._make(shape, arguments.num_layers)
@@ -67,11 +70,28 @@ class TowerBench:
         for grids in cases:
             self._add("eager", grids, self._encoder(grids))
             self._attention(grids)
+            if self._arguments.products:
+                self._products(grids)
         self._compile()
         for grids in cases:
             self._add("compiled", grids, self._encoder(grids))
             for name, extra in (("graph", 0), ("padded graph", 1)):
                 self._add(name, grids, self._graph(grids, extra))
+            if self._arguments.profile:
+                self._profile(grids)
+
+    def _profile(self, grids: list[tuple[int, int]]) -> None:
+        floor = tower_floor(self._tower, grids)
+        lines = kernel_lines(self._graph(grids, 0), self._device.type, floor)
+        title = f"{self._shape} {len(grids)} x {grids[0][0]}"
+        print("\n".join([f"\n=== kernels of a graph, {title}", *lines]), flush=True)
+        self._report.state(f"{title} kernels", lines)
+
+    def _products(self, grids: list[tuple[int, int]]) -> None:
+        num_rows = sum(map(self._tower.config.num_patches, grids))
+        for name, time_us, floor_us in product_times(self._layers[0][0], num_rows):
+            title = f"{self._shape} {num_rows} rows, {name}"
+            self._report.add(title, [time_us], "us", floor=floor_us)
 
     def _make(self, shape: str, num_layers: int | None) -> VisionTower:
         with TemporaryDirectory() as parent:
@@ -131,8 +151,11 @@ class TowerBench:
             return segment_attention(q, k, v, bounds, scale)
 
         self._add("one attention", grids, attend, floor_ms=floor_ms)
-        if not self._tries_tiles:
+        if not self._arguments.tiles:
             return
+        for name, time_us in dense_attention_times(q, k, v, len(grids), scale):
+            title = f"{self._shape} {len(grids)} x {grids[0][0]} attention {name}"
+            self._report.add(title, [time_us], "us", floor=1000 * floor_ms)
         from models.kernels.attention import segment_attention as kernel
 
         for sizes in TILES:
@@ -180,6 +203,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[1, 4], help="of each size")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tiles", action="store_true", help="also try other tiles of attention")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of graphs")
+    parser.add_argument("--products", action="store_true", help="measure products alone")
     parser.add_argument("--num-layers", type=int, help="of the encoder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="write the result to this file as JSON")

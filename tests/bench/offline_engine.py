@@ -91,20 +91,24 @@ class _Sink:
     def put(self, output: RequestOutput) -> None:
         if output.is_last:
             self.num_left -= 1
+            self.ended_s = time.perf_counter()
             if output.error is not None:
                 self.error = str(output.error)
 
     def flush(self) -> None:
         if self.num_left == 0:
-            self.ended_s = time.perf_counter()
             self.done.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Outcome of requests that were submitted at once."""
+    """Outcome of requests that were submitted at once.
+
+    num_ended: fewer than all if time ran out. elapsed_s: until the last of them ended.
+    """
 
     elapsed_s: float
+    num_ended: int
     outputs: list[list[int]]
     ttft_s: list[float]
     """From submission to first token, per request."""
@@ -153,8 +157,10 @@ class OfflineEngine:
         self.executor: TimedExecutor | None = None
         self._num_requests = 0
 
-    async def generate(self, jobs: Sequence[Job]) -> Generated:
+    async def generate(self, jobs: Sequence[Job], *, limit_s: float | None = None) -> Generated:
         """Submits all jobs at once, greedy and to their full length, and waits for the last.
+
+        limit_s: seconds after which those that run are aborted; None for no limit.
 
         Raises:
             EngineFailedError: one of them failed or was refused.
@@ -168,11 +174,20 @@ class OfflineEngine:
                 self.core.submit(request)
         except EngineError as error:
             raise EngineFailedError(f"the engine refused a request: {error}") from error
-        await sink.done.wait()
+        try:
+            async with asyncio.timeout(limit_s):
+                await sink.done.wait()
+        except TimeoutError:
+            pass
+        elapsed_s, num_ended = sink.ended_s - started_s, len(jobs) - sink.num_left
+        if num_ended < len(jobs):
+            for request in requests:
+                self.core.abort(request)
         if sink.error:
             raise EngineFailedError(sink.error)
         return Generated(
-            elapsed_s=sink.ended_s - started_s,
+            elapsed_s=elapsed_s,
+            num_ended=num_ended,
             outputs=[request.token_ids[request.num_prompt_tokens :] for request in requests],
             ttft_s=[
                 each.first_token.at_s - each.arrival_s for each in requests if each.first_token

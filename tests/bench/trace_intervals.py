@@ -99,6 +99,16 @@ def work_of_steps(events: Iterable[dict]) -> list[list[Work]]:
     return [step for step in steps if step]
 
 
+def work_in_order(events: Iterable[dict]) -> list[Work]:
+    """Returns all that ran on the device, in order of time."""
+    found = [
+        Work(_interval(event), event["name"], _launch(event.get("args", {})))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in _DEVICE
+    ]
+    return sorted(found, key=lambda work: work.interval)
+
+
 def _sections(events: Iterable[dict]) -> dict[str, list[Interval]]:
     """Returns the host's sections by name, in order of time."""
     host: dict[str, list[Interval]] = {}

@@ -98,13 +98,15 @@ def test_prompts_with_images_are_measured(tmp_path):
     assert figures["first token, image"]["median"] > 0
     assert figures["3 requests, image, rate"]["median"] > 0
     assert figures["gaps beside, longest"]["median"] >= figures["gaps beside, median"]["median"] > 0
+    assert figures["3 requests, image, steps in graphs"]["median"] == 0
+    assert figures["3 requests, image, images in graphs"]["median"] == 0
     assert json.loads(out.read_text())["facts"]["images encoded, image"] == {"eager": 3}
 
 
 def test_an_encoder_is_measured_in_every_form(tmp_path):
     out = tmp_path / "encoder.json"
     few = ("--sides", "4", "--images", "1", "2", "--rounds", "1", "--num-layers", "1")
-    run("tests.bench.image_encoder", "--device", "cpu", *few, "--out", out)
+    run("tests.bench.image_encoder", "--device", "cpu", "--profile", *few, "--out", out)
     figures = json.loads(out.read_text())["figures"]
     for name in ("eager", "compiled", "graph", "padded graph", "one attention"):
         for count in (1, 2):
