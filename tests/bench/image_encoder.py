@@ -39,11 +39,13 @@ from tests.bench.tower_floor import FLOP_PER_MS, tower_floor, tower_floor_ms
 
 SEED = 1
 TILES = (
-    (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3),
-    (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 4), (256, 64, 8, 2), (256, 64, 8, 3),
-    (256, 32, 8, 4),
+    (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3),
+    (64, 128, 4, 2), (256, 64, 8, 3), (128, 64, 4, 2, True), (128, 64, 4, 3, True),
+    (128, 64, 4, 4, True), (128, 64, 8, 3, True), (128, 128, 8, 2, True), (128, 128, 8, 3, True),
+    (64, 64, 4, 2, True), (64, 64, 4, 3, True), (64, 128, 4, 2, True), (256, 64, 8, 3, True),
+    (128, 128, 4, 2, True), (128, 32, 4, 4, True),
 )  # fmt: skip
-"""Rows, keys, warps and stages of attention's tiles."""
+"""Rows, keys, warps and stages of attention's tiles, and whether the copy engine loads them."""
 PADDING = 8
 """A padded graph has this part of its images' patches more."""
 
