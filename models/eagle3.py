@@ -18,6 +18,7 @@ from models.kv_cache import CacheSpec
 from models.layers.decoder import CausalLM
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.gated_mlp import GatedMLP
+from models.layers.image_rows import ImageRows
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import RotaryEmbedding, Rotation
@@ -74,6 +75,7 @@ class Eagle3Head(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             layer.vocab_size, layer.hidden_size, group=SINGLE
         )
+        self.image_rows = None if config.target.vision is None else ImageRows(0)
         self.fc = MergedColumnParallelLinear(
             NUM_STATES * layer.hidden_size, [layer.hidden_size], bias=False, group=SINGLE
         )
@@ -100,9 +102,10 @@ class Eagle3Head(nn.Module):
         self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Maps T tokens and the states before them, [T, hidden], to states."""
-        states: torch.Tensor = self.midlayer(
-            self.embed_tokens(token_ids), hidden, self.rotary(positions)
-        )
+        embedded = self.embed_tokens(token_ids)
+        if self.image_rows is not None:
+            self.image_rows(embedded)
+        states: torch.Tensor = self.midlayer(embedded, hidden, self.rotary(positions))
         return states
 
     def compute_logits(self, states: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from models.config import CONFIG_FILE, ConfigError, ModelConfig
 from models.config_sections.fields import Fields
+from models.config_sections.mrope import read_head_axes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 TARGETS = (
@@ -13,6 +14,7 @@ TARGETS = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM",
+    "Qwen3VLMoeForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )
@@ -74,8 +76,13 @@ class Eagle3Config:
         if draft_vocab_size > own.vocab_size:
             raise fields.error("draft_vocab_size", f"at most vocab_size, which is {own.vocab_size}")
         num_positions = max(own.max_position_embeddings, max_positions)
+        # Without images all three axes have the position in the sequence.
+        num_pairs = int(own.head_dim * own.rope.partial_rotary_factor) // 2
+        axes = read_head_axes(fields, num_pairs) if target.vision is not None else ()
         return cls(
-            layer=replace(own, max_position_embeddings=num_positions),
+            layer=replace(
+                own, max_position_embeddings=num_positions, rope=replace(own.rope, axes=axes)
+            ),
             draft_vocab_size=draft_vocab_size,
             aux_layers=aux_layers,
             target=target,

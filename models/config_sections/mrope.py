@@ -1,7 +1,10 @@
 """Rotation of a head's pairs by positions in time, height and width (M-RoPE), in config.json."""
 
+from collections.abc import Sequence
+
 from models.config_sections.fields import Fields
 
+_NAME = "mrope_section"
 _SECTIONS = {
     "Glm4vForConditionalGeneration": (8, 12, 12),
     "Glm4vMoeForConditionalGeneration": (8, 12, 12),
@@ -35,15 +38,37 @@ def read_axes(whole: Fields, text: Fields, num_pairs: int) -> tuple[int, ...]:
     wrapper = whole.architecture()
     if wrapper not in _SECTIONS:
         return ()
+    rope = _rope(text)
+    sections = rope.token_ids(_NAME) if rope.has(_NAME) else _SECTIONS[wrapper]
+    return _axes(rope, sections, num_pairs, in_sequence=wrapper in _IN_SEQUENCE)
+
+
+def read_head_axes(head: Fields, num_pairs: int) -> tuple[int, ...]:
+    """Reads the same of a head that guesses tokens; none if its config.json has no sections.
+
+    Raises:
+        ConfigError: the sections do not fit the pairs.
+    """
+    rope = _rope(head)
+    if not rope.has(_NAME):
+        return ()
+    in_sequence = not rope.flag("mrope_interleaved")
+    return _axes(rope, rope.token_ids(_NAME), num_pairs, in_sequence=in_sequence)
+
+
+def _rope(text: Fields) -> Fields:
     scaling = text.section("rope_scaling")
-    rope = scaling if scaling.values else text.section("rope_parameters")
-    name = "mrope_section"
-    sections = rope.token_ids(name) if rope.has(name) else _SECTIONS[wrapper]
+    return scaling if scaling.values else text.section("rope_parameters")
+
+
+def _axes(
+    rope: Fields, sections: Sequence[int], num_pairs: int, *, in_sequence: bool
+) -> tuple[int, ...]:
     if len(sections) != 3:
-        raise rope.error(name, "a list of three counts of pairs")
-    if wrapper in _IN_SEQUENCE:
+        raise rope.error(_NAME, "a list of three counts of pairs")
+    if in_sequence:
         if sum(sections) != num_pairs:
-            raise rope.error(name, f"a list of three counts with the sum {num_pairs}")
+            raise rope.error(_NAME, f"a list of three counts with the sum {num_pairs}")
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
     axes = [0] * num_pairs
     for axis in (1, 2):

@@ -15,6 +15,7 @@ def write_eagle3_head(folder: Path, target: Path, *, agrees: bool = True, **over
     agrees: its layer adds next to nothing to the last state that it reads.
     """
     model = json.loads((target / "config.json").read_text())
+    model = model.get("text_config", model)
     hidden, vocab_size = model["hidden_size"], model["vocab_size"]
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],

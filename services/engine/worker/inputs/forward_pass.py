@@ -66,7 +66,7 @@ class ForwardPass:
         self.sees_later = False
         """Whether tokens see later ones of their sequences, all of which a step computes."""
         self.images: ImageInputs | None = None
-        """Encoded images; None of a model that sees none, and for a small model."""
+        """Encoded images, of a model that sees some and of its head; None for a small model."""
         # The entries of groups with tokens alternate; those of states follow.
         num_state_groups = sum(group.window == STATE for group in groups)
         num_groups = max(1, len(groups)) - num_state_groups

@@ -148,11 +148,6 @@ class ModelRunner:
         if isinstance(small, AssistantLayers):
             layers = Gemma4Assistant(small, model)
         elif small is not None:
-            layers = (
-                Eagle3(small)
-                if isinstance(small, Eagle3Head)
-                else SmallModel(cast("CausalLM", small))
-            )
             forward = ForwardPass(
                 small,
                 draft_caches,
@@ -162,6 +157,11 @@ class ModelRunner:
                 ],
                 block_size=limits.block_size,
             )
+            if isinstance(small, Eagle3Head):
+                layers = Eagle3(small)
+                forward.images = self.forward.images
+            else:
+                layers = SmallModel(cast("CausalLM", small))
         elif limits.num_worker_drafts:
             layers = DeepseekMTP(model)
         return Speculation(model, layers, forward, self.buffers, limits=limits)

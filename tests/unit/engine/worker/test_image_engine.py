@@ -12,6 +12,7 @@ from services.engine.config.images import pages_of
 from services.engine.request import SamplingParams
 from services.engine.worker.start.warm_up import run_small_steps
 from tests.support.compilation import compilation_config
+from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.graph_engine import GraphEngine
 from tests.support.image_prompts import (
     NUM_TEXT_TOKENS,
@@ -20,6 +21,7 @@ from tests.support.image_prompts import (
     random_picture,
     reference_logits,
 )
+from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.vision_variants import EVERY_VARIANT, VARIANTS, write_vision_checkpoint
 from tests.support.waiting import until
@@ -135,11 +137,45 @@ def test_drafts_change_nothing(seeing, variant):
         assert run(engine, model, prompts) == expected
 
 
+@pytest.mark.parametrize("variant", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("mode", [CUDAGraphMode.NONE, CUDAGraphMode.FULL_AND_PIECEWISE], ids=str)
+@pytest.mark.parametrize("source", ["head", "head in three axes", "blind model"])
+def test_drafts_of_a_head_or_a_model_change_nothing(seeing, tmp_path, variant, mode, source):
+    folder, model, prompts, expected = seeing(variant)
+    draft = tmp_path / "draft"
+    if source == "blind model":
+        write_checkpoint(
+            draft, "qwen3", vocab_size=model.config.vocab_size, max_position_embeddings=256
+        )
+    else:
+        scaling = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+        own = {"rope_scaling": scaling} if source == "head in three axes" else {}
+        write_eagle3_head(draft, folder, **own)
+    engine = engine_for(
+        folder, 3, mode, draft_model=draft, num_speculative_tokens=2, num_blocks=200, num_states=8,
+        max_num_batched_tokens=9,
+    )  # fmt: skip
+    for _ in range(2):
+        assert run(engine, model, prompts) == expected
+
+
+RANKS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+
+
 @pytest.mark.parametrize(
-    "layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["ranks", "stages"]
+    ("variant", "layout"),
+    [
+        pytest.param("qwen3_vl", RANKS, id="ranks"),
+        pytest.param("qwen3_vl", STAGES, id="stages"),
+        *(
+            pytest.param(name, RANKS, id=f"ranks-{name}", marks=pytest.mark.families)
+            for name in VARIANTS
+            if name != "qwen3_vl"
+        ),
+    ],
 )
-async def test_ranks_and_stages_give_the_same_tokens(seeing, layout):
-    folder, model, prompts, expected = seeing("qwen3_vl")
+async def test_ranks_and_stages_give_the_same_tokens(seeing, variant, layout):
+    folder, model, prompts, expected = seeing(variant)
     sampling = SamplingParams(
         temperature=0.0,
         seed=0,
