@@ -52,6 +52,7 @@ __all__ = [
     "GraphKind",
     "Int32Array",
     "RowAssignment",
+    "RowImage",
     "RowSampling",
     "SamplingMetadata",
     "SharedPrefixes",
@@ -294,7 +295,12 @@ def row_assignment(
         num_prompt_tokens=num_prompt_tokens,
         sampling=message,
         images=[
-            RowImage(offset=each.offset, num_tokens=each.num_tokens, grid=each.image.grid)
+            RowImage(
+                offset=each.offset,
+                num_tokens=each.num_tokens,
+                grid=each.image.grid,
+                digest=each.image.digest,
+            )
             for each in images
         ],
         adapter_slot=adapter_slot,

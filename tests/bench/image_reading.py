@@ -1,7 +1,9 @@
 """Images a second and core that helper processes read: `python -m tests.bench.image_reading`.
 
 The base is the processor time of decoding one image and resizing it with Pillow, which is the least
-that any frontend spends. `share` is the measured rate over the rate of that time on all cores.
+that any frontend spends. `share` is the measured rate over the rate of that time on all cores. With
+--streams, images also go through a whole frontend to a stand-in engine, while as many requests of
+text decode; their longest gap is printed beside the rate.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import uvloop
 from PIL import Image
 
 from services.frontend.images.reader import ImageReader
+from tests.bench.image_serving import WARM_UP_IMAGES, distinct_files, served
 from tests.support.image_files import encoded, picture
 from tests.support.image_settings import settings_text
 
@@ -84,6 +87,17 @@ async def run(args: argparse.Namespace) -> None:
     image = picture(WIDTH, HEIGHT)
     for kind in args.formats:
         print(f"| {' | '.join(await measure(kind, encoded(image, kind), args))} |", flush=True)
+    if not args.streams:
+        return
+    print("| format, served | images/s | share | longest gap of streams, ms |")
+    print("| --- | --- | --- | --- |")
+    num_cores = len(os.sched_getaffinity(0))
+    for kind in args.formats:
+        files = distinct_files(image.convert("RGB"), kind, args.images + WARM_UP_IMAGES)
+        base_s = base_cpu_s(files[0], args.rounds)
+        rate, gap_s = await served(files, args.streams, at_once=4 * num_cores)
+        figures = (rate, rate / (num_cores / base_s), 1e3 * gap_s)
+        print(f"| {kind} | {' | '.join(f'{each:.3g}' for each in figures)} |", flush=True)
 
 
 def main() -> None:
@@ -91,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--streams", type=int, default=0, help="of text, beside served images")
     parser.add_argument("--formats", nargs="*", default=["JPEG", "PNG", "WEBP"])
     uvloop.run(run(parser.parse_args()))
 

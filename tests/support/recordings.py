@@ -12,6 +12,8 @@ from protos.engine.v1.recording_pb2 import EngineSettings, RecordingHeader, Snap
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.checkpoint.model_folder import config_sha256
 from services.engine.limits import StepLimits
+from services.engine.prompt_image import EncoderImage
+from services.engine.rpc.recording import recorded_image
 
 FORMAT = "octavo-recording"
 
@@ -21,14 +23,19 @@ def write_recording(
     steps: Iterable[tuple[BatchDescriptor, StepResult]] = (),
     *,
     snapshot: Snapshot | None = None,
+    images: Iterable[EncoderImage] = (),
     header: RecordingHeader | None = None,
 ) -> Path:
-    """Writes a recording; without a snapshot it begins with the first step of a worker."""
+    """Writes a recording; without a snapshot it begins with the first step of a worker.
+
+    images: of all rows of all steps.
+    """
     opening = Snapshot(next_step_id=1)
     opening.MergeFrom(snapshot or Snapshot())
     messages: list[Message] = [
         header or RecordingHeader(format=FORMAT, version=2),
         WatchStepsResponse(snapshot=opening),
+        *(recorded_image(each) for each in images),
         *(WatchStepsResponse(descriptor=order, result=result) for order, result in steps),
     ]
     write_messages(path, messages)

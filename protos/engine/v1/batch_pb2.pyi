@@ -238,14 +238,16 @@ class AdapterLoad(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class RowImage(_message.Message):
-    __slots__ = ("offset", "num_tokens", "grid")
+    __slots__ = ("offset", "num_tokens", "grid", "digest")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     offset: int
     num_tokens: int
     grid: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class StepImage(_message.Message):
     __slots__ = ("request", "image", "pages")

@@ -763,16 +763,18 @@ class WatchStepsRequest(_message.Message):
     def __init__(self, include_token_ids: _Optional[bool] = ..., include_snapshot: _Optional[bool] = ...) -> None: ...
 
 class WatchStepsResponse(_message.Message):
-    __slots__ = ("descriptor", "result", "num_missed", "snapshot")
+    __slots__ = ("descriptor", "result", "num_missed", "snapshot", "image")
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     descriptor: _batch_pb2.BatchDescriptor
     result: _batch_pb2.StepResult
     num_missed: int
     snapshot: _recording_pb2.Snapshot
-    def __init__(self, descriptor: _Optional[_Union[_batch_pb2.BatchDescriptor, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., num_missed: _Optional[int] = ..., snapshot: _Optional[_Union[_recording_pb2.Snapshot, _Mapping]] = ...) -> None: ...
+    image: _recording_pb2.RecordedImage
+    def __init__(self, descriptor: _Optional[_Union[_batch_pb2.BatchDescriptor, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., num_missed: _Optional[int] = ..., snapshot: _Optional[_Union[_recording_pb2.Snapshot, _Mapping]] = ..., image: _Optional[_Union[_recording_pb2.RecordedImage, _Mapping]] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("request_id",)

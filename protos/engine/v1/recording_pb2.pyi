@@ -27,6 +27,14 @@ class Snapshot(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[_batch_pb2.AdapterLoad]
     def __init__(self, engine: _Optional[_Union[EngineSettings, _Mapping]] = ..., next_step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowSnapshot, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[_batch_pb2.AdapterLoad, _Mapping]]] = ...) -> None: ...
 
+class RecordedImage(_message.Message):
+    __slots__ = ("digest", "patches")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATCHES_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    patches: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., patches: _Optional[bytes] = ...) -> None: ...
+
 class RowSnapshot(_message.Message):
     __slots__ = ("assignment", "block_ids", "num_computed_tokens", "state_block_ids")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]

@@ -19,7 +19,7 @@ from services.client.flags import DEFAULT_ENGINE, EngineAddress
 from services.processes.stop_signals import stop_signals
 
 FORMAT = "octavo-recording"
-VERSION = 3
+VERSION = 4
 
 
 def record(
@@ -83,11 +83,14 @@ class _Recorder:
         self.has_snapshot = True
 
     def add(self, response: engine_pb2.WatchStepsResponse) -> None:
-        """Writes one step.
+        """Writes one step, or an image that comes before it.
 
         Raises:
             InternalError: it is not the next one.
         """
+        if response.HasField("image"):
+            self._write(response)
+            return
         step_id = response.descriptor.step_id
         if response.num_missed or step_id != self.next_step_id:
             raise InternalError(

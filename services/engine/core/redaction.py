@@ -12,6 +12,8 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.ClearField("token_ids")
         assignment.sampling.ClearField("bias_token_ids")
         assignment.sampling.ClearField("end_token_ids")
+        for row_image in assignment.images:
+            row_image.ClearField("digest")
     for image in shown.encoded_images:
         image.ClearField("patches")
     if shown.HasField("spec_decode_metadata"):

@@ -1,11 +1,12 @@
 """Snapshots of the rows before a step, which begin a recording."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from protos.engine.v1.batch_pb2 import AdapterLoad
 from protos.engine.v1.recording_pb2 import RowSnapshot, Snapshot
 from services.engine.batch import StepResult, pack_int32, read_tokens, row_assignment
+from services.engine.prompt_image import EncoderImage
 from services.engine.request import Request
 from services.engine.scheduler.scheduler import ScheduledStep
 
@@ -70,6 +71,11 @@ class PendingSnapshot:
                     # Tokens computed from rejected drafts are void.
                     row.num_computed_tokens = len(row.token_ids) - 1
         self._num_in_flight -= 1
+
+    @property
+    def images(self) -> Iterator[EncoderImage]:
+        """The images in the prompts of all rows."""
+        return (each.image for request in self._rows for each in request.images)
 
     def message(self) -> Snapshot:
         """Returns the settled snapshot, without the engine's settings."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from protos.engine.v1.recording_pb2 import Snapshot
@@ -10,6 +10,7 @@ from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.core.redaction import redacted
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.errors import EngineUnavailableError, InvalidRequestError
+from services.engine.prompt_image import EncoderImage
 from services.engine.scheduler.scheduler import ScheduledStep
 
 MAX_QUEUED_STEPS = 256
@@ -18,11 +19,15 @@ MAX_QUEUED_STEPS = 256
 
 @dataclass(frozen=True, slots=True)
 class WatchedStep:
-    """A step that ran, and the number of steps that the watcher missed before it."""
+    """A step that ran, and the number of steps that the watcher missed before it.
+
+    images: in prompts of rows, which the watcher of a recording has not had.
+    """
 
     descriptor: BatchDescriptor
     result: StepResult
     num_missed: int
+    images: Sequence[EncoderImage] = ()
 
 
 class StepWatcher:
@@ -33,6 +38,8 @@ class StepWatcher:
         self._snapshot: Snapshot | None = None
         self._steps: deque[WatchedStep] = deque()
         self._num_missed = 0
+        self._images: dict[bytes, EncoderImage] = {}
+        self._shown_images: set[bytes] = set()
         self._is_closed = False
         self._changed = asyncio.Event()
 
@@ -46,18 +53,28 @@ class StepWatcher:
             await self._changed.wait()
         return self._snapshot
 
-    def begin(self, snapshot: Snapshot) -> None:
-        """Takes the state before the first step."""
+    def begin(self, snapshot: Snapshot, images: Iterable[EncoderImage]) -> None:
+        """Takes the state before the first step, and the images of its rows."""
         self._snapshot = snapshot
+        self.add_images(images)
         self._changed.set()
+
+    def add_images(self, images: Iterable[EncoderImage]) -> None:
+        """Takes images, to show those that are new with the next step."""
+        for each in images:
+            if each.digest not in self._shown_images:
+                self._images[each.digest] = each
 
     def put(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Takes one step, or counts it as missed."""
         if len(self._steps) >= MAX_QUEUED_STEPS:
             self._num_missed += 1
             return
-        self._steps.append(WatchedStep(descriptor, result, self._num_missed))
+        images = tuple(self._images.values())
+        self._steps.append(WatchedStep(descriptor, result, self._num_missed, images))
         self._num_missed = 0
+        self._shown_images |= self._images.keys()
+        self._images.clear()
         self._changed.set()
 
     def close(self) -> None:
@@ -143,6 +160,8 @@ class StepWatchers:
     def publish(self, step: ScheduledStep, result: StepResult) -> None:
         """Passes a step to every watcher."""
         if self._watchers:
+            if any(each.images for each in step.descriptor.row_assignments):
+                self._show_images(step)
             self._show(step.descriptor, result)
         if self._pending:
             for snapshot in self._pending.values():
@@ -161,6 +180,12 @@ class StepWatchers:
             watcher.close()
             self.remove(watcher)
 
+    def _show_images(self, step: ScheduledStep) -> None:
+        images = [each.image for request in step.requests for each in request.images]
+        for watcher in self._watchers & self._with_snapshot:
+            if watcher.include_token_ids:
+                watcher.add_images(images)
+
     def _show(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         without_tokens = None
         for watcher in self._watchers:
@@ -173,5 +198,7 @@ class StepWatchers:
     def _begin_settled(self) -> None:
         settled = [w for w, snapshot in self._pending.items() if snapshot.is_settled]
         for watcher in settled:
-            watcher.begin(self._pending.pop(watcher).message())
+            snapshot = self._pending.pop(watcher)
+            images = snapshot.images if watcher.include_token_ids else ()
+            watcher.begin(snapshot.message(), images)
             self._watchers.add(watcher)

@@ -10,6 +10,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.errors import InvalidRequestError
 from services.engine.replay.cache_content import COPIES, BlockNumbers
 from services.engine.replay.config import ReplayConfig
+from services.engine.replay.image_content import ImageContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.orders import Orders
 from services.engine.replay.recording import Recording, ReplayError
@@ -49,7 +50,8 @@ def replay(
     _read_adapters(config, recording, sides)
     for fault in sides.faults:
         write(fault)
-    replayer = Replayer(sides, orders, limits=limits, num_blocks=blocks.num_blocks)
+    images = ImageContent(limits, recording.images)
+    replayer = Replayer(sides, orders, images, num_blocks=blocks.num_blocks)
     _run(recording, replayer, blocks, write, sides)
     write(describe_totals(replayer.totals, config.replay.against))
     return replayer.totals

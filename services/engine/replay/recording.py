@@ -1,7 +1,7 @@
 """Reads recording files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -14,9 +14,9 @@ from protos.engine.v1.recording_pb2 import RecordingHeader, Snapshot
 from services.engine.batch import BatchDescriptor, GraphKey, GraphKind
 
 FORMAT = "octavo-recording"
-VERSION = 3
+VERSION = 4
 """Version 1 has graph keys without a kind; `add_kind` adds it. Before version 3 every step made as
-many drafts as there could be; `add_next_drafts` says so."""
+many drafts as there could be; `add_next_drafts` says so. Before version 4 there are no images."""
 FORMER_UNIFORM_FIELD = 4
 """Field number of GraphKey.uniform in version 1: every request has max_q_len query tokens."""
 
@@ -37,7 +37,8 @@ class _CutShortError(Exception):
 class Recording:
     """A recording, read once and checked.
 
-    is_cut: the file ends in the middle of a message, which is ignored.
+    is_cut: the file ends in the middle of a message, which is ignored. images: the patches of those
+    before the steps that were read so far, by digest.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Recording:
     snapshot: Snapshot
     num_steps: int
     is_cut: bool
+    images: dict[bytes, bytes] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> "Recording":
@@ -67,10 +69,15 @@ class Recording:
         """Reads and yields the steps in order."""
         with self.path.open("rb") as file:
             _read_opening(file, self.path)
-            for _ in range(self.num_steps):
+            num_left = self.num_steps
+            while num_left:
                 step = _read(WatchStepsResponse, file, self.path)
                 if step is None:
                     raise ReplayError(f"{self.path} became shorter while it was read")
+                if step.HasField("image"):
+                    self.images[step.image.digest] = step.image.patches
+                    continue
+                num_left -= 1
                 if self.version == 1 and step.descriptor.HasField("graph_key"):
                     add_kind(step.descriptor.graph_key)
                 if self.version < 3:
@@ -130,6 +137,8 @@ def _check_steps(file: IO[bytes], path: Path, next_step_id: int) -> tuple[int, b
             return num_steps, True
         if step is None:
             return num_steps, False
+        if step.HasField("image"):
+            continue
         expected = next_step_id + num_steps
         if step.descriptor.step_id != expected or step.result.step_id != expected:
             raise ReplayError(

@@ -10,9 +10,9 @@ from models.kv_cache import RowCacheData
 from models.state_cache import StateCacheData
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from services.engine.batch import BatchDescriptor, GraphKind, StepResult
-from services.engine.limits import StepLimits
 from services.engine.replay.cache_content import CacheContent, Slots, joined
 from services.engine.replay.compare import Deviation, deviation, first_difference, margin
+from services.engine.replay.image_content import ImageContent
 from services.engine.replay.orders import Order, Orders
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides, StatesBefore
@@ -58,13 +58,14 @@ class Replayer:
     """
 
     def __init__(
-        self, sides: Sides, orders: Orders, *, limits: StepLimits, num_blocks: int
+        self, sides: Sides, orders: Orders, images: ImageContent, *, num_blocks: int
     ) -> None:
         self._sides = sides
         self._orders = orders
-        self.limits = limits
+        self.limits = limits = images.limits
         self._num_blocks = num_blocks
         self._content = CacheContent(limits, num_blocks=num_blocks)
+        self._images = images
         config = sides.reference.runner.model.config
         self._entry_layers = config.entry_layers
         self._num_layers = len(self._entry_layers)
@@ -80,6 +81,7 @@ class Replayer:
         """
         for side in self._both:
             side.runner.update_tables(opening)
+        self._images.assign(opening.row_assignments)
         for row, tokens in self._content.restore(opening, num_computed).items():
             self._rebuild(row, tokens)
 
@@ -123,7 +125,7 @@ class Replayer:
 
     def _prepare(self, descriptor: BatchDescriptor) -> _Step:
         """Computes what a step reads from the cache and no step has written."""
-        order = self._orders.order(descriptor)
+        order = self._orders.order(self._images.completed(descriptor))
         batch = Batch.read(order.reference, self.limits, num_blocks=self._num_blocks)
         slots = self._content.step(batch)
         if slots.missing:
@@ -136,11 +138,9 @@ class Replayer:
         return _Step(order, batch, slots.written, slots.states)
 
     def _rebuild(self, row: int, tokens: range) -> None:
-        """Computes keys and values of a row's tokens for both sides."""
-        size = self.limits.max_num_batched_tokens
-        for start in range(tokens.start, tokens.stop, size):
-            end = min(start + size, tokens.stop)
-            self._sides.compute(row, range(start, end), self.limits)
+        """Computes a row's tokens for both sides."""
+        for chunk, (start, end) in self._images.chunks(row, tokens):
+            self._sides.compute(chunk)
             self._copy_cache(joined(self._content.slots(row, start, end)))
             self._sides.copy_blocks(self._content.state_blocks(row))
         self.totals.num_rebuilt_tokens += len(tokens)

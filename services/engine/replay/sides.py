@@ -13,7 +13,7 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 from models.state_cache import StateCacheData, pages_after, read_conv, read_recurrent
 from protos.engine.v1.batch_pb2 import AdapterLoad
-from services.engine.batch import BatchDescriptor, GraphKey, StepResult
+from services.engine.batch import BatchDescriptor, GraphKey, StepResult, read_int32
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     graph_support,
@@ -22,11 +22,11 @@ from services.engine.compilation.graphs.capture_plan import (
     wire_key,
 )
 from services.engine.config.compilation import CompilationConfig
-from services.engine.limits import StepLimits
+from services.engine.config.images import PAGE_VECTORS
 from services.engine.replay.orders import INVARIANT
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
-from services.engine.replay.rows_alone import chunk_of, joined
+from services.engine.replay.rows_alone import joined
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.runner.adapter_store import AdapterStore
@@ -270,20 +270,20 @@ class Sides:
         runners = self.reference.runner, self.tested.runner
         return [each.adapters for each in runners if each.adapters is not None]
 
-    def compute(self, row: int, tokens: range, limits: StepLimits) -> None:
+    def compute(self, chunk: BatchDescriptor) -> None:
         """Computes keys and values of a row's tokens on the reference side.
 
-        Raises:
-            ReplayError: some of them show an image, which the recording does not have.
+        Images that other steps read stay encoded.
         """
-        runner = self.reference.runner
-        images = runner.forward.images
-        if images is not None and images.shows(row, tokens):
-            raise ReplayError(
-                f"row {row} shows an image that was encoded before the recording began; begin "
-                "before its first request"
-            )
-        runner.execute(chunk_of(row, tokens.start, tokens.stop, limits))
+        images = self.reference.runner.forward.images
+        vectors = kept = None
+        if images is not None and chunk.encoded_images:
+            num_pages = max(len(read_int32(each.pages)) for each in chunk.encoded_images)
+            vectors = images.rows[: num_pages * PAGE_VECTORS]
+            kept = vectors.clone()
+        self.reference.runner.execute(chunk)
+        if vectors is not None and kept is not None:
+            vectors.copy_(kept)
 
     def copy_blocks(self, blocks: npt.NDArray[np.int64]) -> None:
         """Copies blocks of states from the reference to the tested side."""

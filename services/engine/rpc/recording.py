@@ -1,12 +1,13 @@
 """The first message of a recording: the engine, and the rows before the first step."""
 
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
-from protos.engine.v1.recording_pb2 import EngineSettings
+from protos.engine.v1.recording_pb2 import EngineSettings, RecordedImage
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.watchers import StepWatcher
 from services.engine.errors import EngineUnavailableError
+from services.engine.prompt_image import EncoderImage
 
 
 async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsResponse:
@@ -21,6 +22,12 @@ async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsR
     response = WatchStepsResponse(snapshot=snapshot)
     response.snapshot.engine.CopyFrom(settings)
     return response
+
+
+def recorded_image(image: EncoderImage) -> WatchStepsResponse:
+    """Returns the message of an image."""
+    recorded = RecordedImage(digest=image.digest, patches=image.patches)
+    return WatchStepsResponse(image=recorded)
 
 
 def engine_settings(

@@ -50,7 +50,7 @@ from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.rpc.explain import explain
 from services.engine.rpc.kv_events import part_to_proto
 from services.engine.rpc.pooling import pooling_to_proto
-from services.engine.rpc.recording import engine_settings, opening
+from services.engine.rpc.recording import engine_settings, opening, recorded_image
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
 from services.engine.rpc.stats import stats_to_proto
@@ -282,6 +282,8 @@ class EngineServicer(EngineServiceServicer):
         if request.include_snapshot:
             yield await opening(watcher, self._settings())
         async for step in watcher:
+            for each in step.images:
+                yield recorded_image(each)
             yield WatchStepsResponse(
                 descriptor=step.descriptor, result=step.result, num_missed=step.num_missed
             )

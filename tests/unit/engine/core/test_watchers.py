@@ -1,14 +1,28 @@
 """Taps on the step loop."""
 
-from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, step_result
+from services.engine.batch import (
+    BatchDescriptor,
+    RowAssignment,
+    RowImage,
+    pack_int32,
+    step_result,
+)
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.watchers import MAX_QUEUED_STEPS, StepWatchers
+from services.engine.prompt_image import EncoderImage, PromptImage
 from services.engine.scheduler.scheduler import ScheduledStep
 from tests.support.requests import make_request
 
 
 def step(step_id, requests=()):
-    assignment = RowAssignment(row=0, token_ids=pack_int32([1, 2]), num_prompt_tokens=2)
+    shown = [
+        RowImage(offset=each.offset, digest=each.image.digest)
+        for request in requests
+        for each in request.images
+    ]
+    assignment = RowAssignment(
+        row=0, token_ids=pack_int32([1, 2]), num_prompt_tokens=2, images=shown
+    )
     descriptor = BatchDescriptor(step_id=step_id, row_assignments=[assignment])
     step = ScheduledStep(
         step_id=step_id, descriptor=descriptor, requests=list(requests), unsampled=[]
@@ -36,6 +50,36 @@ async def test_token_ids_are_shown_only_with_permission():
     (seen,) = [seen async for seen in bare]
     assert not seen.result.token_ids
     assert not seen.descriptor.row_assignments[0].token_ids
+
+
+async def test_a_recording_has_each_image_of_its_rows_once():
+    old, new = (
+        EncoderImage(digest=bytes([number]) * 32, patches=b"patches", grid=(2, 2))
+        for number in range(2)
+    )
+    running = make_request(images=placed(old))
+    running.row = 1
+    watchers = StepWatchers()
+    snapshot = PendingSnapshot([running], next_step_id=1, num_in_flight=0)
+    recorder = watchers.add(include_token_ids=True, snapshot=snapshot)
+    plain, bare = (watchers.add(include_token_ids=include) for include in (True, False))
+    watchers.publish(*step(1))
+    for step_id in (2, 3):
+        watchers.publish(*step(step_id, [make_request(images=placed(old, new))]))
+    watchers.close()
+    assert [seen.images async for seen in recorder] == [(old,), (new,), ()]
+    assert [seen.images async for seen in plain] == [(), (), ()]
+    digests = [
+        image.digest async for seen in bare for image in seen.descriptor.row_assignments[0].images
+    ]
+    assert digests == [b""] * 4
+
+
+def placed(*images):
+    return tuple(
+        PromptImage(image=image, offset=number, num_tokens=1, num_vectors=1)
+        for number, image in enumerate(images)
+    )
 
 
 async def test_a_watcher_that_lags_receives_the_number_of_missed_steps():

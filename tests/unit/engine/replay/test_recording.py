@@ -59,9 +59,9 @@ def test_a_foreign_file_is_refused(path, content):
 
 
 def test_another_version_is_refused(tmp_path):
-    header = RecordingHeader(format=FORMAT, version=4)
+    header = RecordingHeader(format=FORMAT, version=5)
     path = write_recording(tmp_path / "trace.binpb", header=header)
-    with pytest.raises(ReplayError, match="version 4 of the format; this engine reads 1 to 3"):
+    with pytest.raises(ReplayError, match="version 5 of the format; this engine reads 1 to 4"):
         Recording.open(path)
 
 
