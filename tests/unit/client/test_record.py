@@ -11,7 +11,7 @@ import pytest
 from protos.engine.v1 import engine_pb2_grpc
 from protos.engine.v1.batch_pb2 import BatchDescriptor, Context, StepResult
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
-from protos.engine.v1.recording_pb2 import Snapshot
+from protos.engine.v1.recording_pb2 import RecordedImage, Snapshot
 from services.client.cli import main
 from services.client.commands.record import _Recorder
 from services.engine.replay.recording import Recording
@@ -91,6 +91,16 @@ def test_a_recording_stops_after_its_number_of_steps_and_reports_its_content(rec
     recording = Recording.open(path)
     assert (recording.num_steps, recording.is_cut) == (3, False)
     assert recording.snapshot.next_step_id == FIRST_STEP
+
+
+def test_images_are_recorded_and_are_no_steps(record):
+    image = WatchStepsResponse(image=RecordedImage(digest=b"d", patches=b"p"))
+    with serving([opening(), image, *map(step, range(7, 12))]) as (_, address):
+        code, _, _, path = record(address, "--steps", "2")
+    recording = Recording.open(path)
+    assert (code, recording.num_steps) == (0, 2)
+    assert len(list(recording.steps())) == 2
+    assert recording.images == {b"d": b"p"}
 
 
 def test_a_recording_stops_after_its_time_limit(record, monkeypatch):
