@@ -273,6 +273,7 @@ CONTENTS = {
     RESPONSES: [
         ({"type": "input_file", "file_id": "f"}, "'input_file' is not supported here"),
         ({"type": "input_audio"}, "'input_audio' is not supported here"),
+        ({"type": "input_video"}, "'input_video' is not supported here"),
         (
             {"type": "input_image", "image_url": url_of(CAT), "file_id": "f"},
             "input.0.content.0.file_id is not supported",
@@ -281,6 +282,8 @@ CONTENTS = {
     ],
     MESSAGES: [
         ({"type": "document", "source": {}}, "'document' is not supported here"),
+        ({"type": "audio", "source": {}}, "'audio' is not supported here"),
+        ({"type": "video", "source": {}}, "'video' is not supported here"),
         (
             {"type": "image", "source": {"type": "file", "file_id": "f"}},
             "messages.0.content.0.source.type: 'file' is not supported here",
