@@ -169,8 +169,8 @@ RANKS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
         pytest.param("qwen3_vl", STAGES, id="stages"),
         *(
             pytest.param(name, RANKS, id=f"ranks-{name}", marks=pytest.mark.families)
-            for name in VARIANTS
-            if name != "qwen3_vl"
+            for name, row in VARIANTS.items()
+            if name != "qwen3_vl" and row.text["num_attention_heads"] % 2 == 0
         ),
     ],
 )
