@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from models.layers.weight import Replicated, ShardId, empty_parameter
+from models.ops.elementwise.layer_norm import add_layer_norm, layer_norm
 from models.ops.elementwise.rms_norm import rms_norm
 
 
@@ -28,6 +29,18 @@ class RMSNorm(Replicated, nn.Module):
         """Copies the whole tensor, plus the offset."""
         values = loaded.float() + self._offset if self._offset else loaded
         super().weight_loader(param, values, shard_id)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalises rows, [T, size], with a weight and a bias."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised x, of its shape and dtype."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns residual + x, and that normalised."""
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
 
 class UnitNorm(nn.Module):

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from models.ops.products.gelu_linear import gelu_linear
+
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     """Returns x * sigmoid(1.702 x)."""
@@ -29,13 +31,18 @@ class FeedForward(nn.Module):
         """Takes the sizes of input, inner layer and output."""
         super().__init__()
         self._activation = ACTIVATIONS[activation]
+        self._is_fused = bias and activation == "gelu_pytorch_tanh"
         size, inner_size, out_size = sizes
         self.fc1 = nn.Linear(size, inner_size, bias=bias)
         self.fc2 = nn.Linear(inner_size, out_size, bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [N, size] to [N, out]."""
-        output: torch.Tensor = self.fc2(self._activation(self.fc1(hidden)))
+        if self._is_fused:
+            inner = gelu_linear(hidden, self.fc1.weight, self.fc1.bias)
+        else:
+            inner = self._activation(self.fc1(hidden))
+        output: torch.Tensor = self.fc2(inner)
         return output
 
 

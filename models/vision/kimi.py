@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.config_sections.kimi_tower import KimiVisionConfig
+from models.layers.norm import LayerNorm
 from models.layers.vision_tower import TowerLayers, VisionTower
 from models.vision.feed_forward import FeedForward
 from models.vision.patch_grid import PatchEmbedding, bicubic
@@ -53,7 +54,7 @@ class KimiEncoder(nn.Module):
             [
                 QwenBlock(
                     config,
-                    [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                    [LayerNorm(size, NORM_EPS) for _ in range(2)],
                     FeedForward((size, config.intermediate_size, size), config.hidden_act),
                     turns_pairs=True,
                 )

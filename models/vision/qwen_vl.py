@@ -23,7 +23,7 @@ from models.config_sections.towers import (
     QwenVisionConfig,
 )
 from models.config_sections.vision import VisionConfig
-from models.layers.norm import RMSNorm
+from models.layers.norm import LayerNorm, RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
 from models.vision.attention import FusedAttention, patch_rotation
 from models.vision.feed_forward import FeedForward, GatedFeedForward
@@ -132,8 +132,13 @@ class QwenBlock(nn.Module):
         self, hidden: torch.Tensor, rotation: torch.Tensor, bounds: torch.Tensor
     ) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.attn(self.norm1(hidden), rotation, bounds)
-        output: torch.Tensor = hidden + self.mlp(self.norm2(hidden))
+        attended = self.attn(self.norm1(hidden), rotation, bounds)
+        if isinstance(self.norm2, LayerNorm):
+            hidden, normed = self.norm2.of_sum(attended, hidden)
+        else:
+            hidden = hidden + attended
+            normed = self.norm2(hidden)
+        output: torch.Tensor = hidden + self.mlp(normed)
         return output
 
 
@@ -155,7 +160,7 @@ class Qwen3VLTower(QwenTower):
         self.blocks = self.make_blocks(
             lambda: QwenBlock(
                 config,
-                [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                [LayerNorm(size, NORM_EPS) for _ in range(2)],
                 FeedForward((size, config.intermediate_size, size), config.hidden_act),
             )
         )
@@ -248,7 +253,7 @@ class Qwen2VLTower(QwenTower):
         self.blocks = self.make_blocks(
             lambda: QwenBlock(
                 config,
-                [nn.LayerNorm(size, NORM_EPS) for _ in range(2)],
+                [LayerNorm(size, NORM_EPS) for _ in range(2)],
                 FeedForward((size, inner_size, size), config.hidden_act),
             )
         )

@@ -11,6 +11,7 @@ from torch import nn
 
 from models.compile_support import support_torch_compile
 from models.config_sections.vision import TileVisionConfig
+from models.layers.norm import LayerNorm
 from models.layers.vision_tower import TowerLayers
 from models.vision.attention import SplitAttention, uniform_bounds
 from models.vision.feed_forward import FeedForward
@@ -33,15 +34,16 @@ class SiglipBlock(nn.Module):
     def __init__(self, config: TileVisionConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.layer_norm1 = nn.LayerNorm(size, config.norm_eps)
-        self.layer_norm2 = nn.LayerNorm(size, config.norm_eps)
+        self.layer_norm1 = LayerNorm(size, config.norm_eps)
+        self.layer_norm2 = LayerNorm(size, config.norm_eps)
         self.self_attn = SplitAttention(size, config.num_heads, bias=True, out_bias=True)
         self.mlp = FeedForward((size, config.intermediate_size, size), config.hidden_act)
 
     def forward(self, hidden: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Maps [N, hidden] to [N, hidden]."""
-        hidden = hidden + self.self_attn(self.layer_norm1(hidden), bounds)
-        output: torch.Tensor = hidden + self.mlp(self.layer_norm2(hidden))
+        attended = self.self_attn(self.layer_norm1(hidden), bounds)
+        hidden, normed = self.layer_norm2.of_sum(attended, hidden)
+        output: torch.Tensor = hidden + self.mlp(normed)
         return output
 
 

@@ -3,11 +3,14 @@
 import pytest
 import torch
 import transformers
+from torch.nn import functional
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.layers.vision_tower import TowerLayers
 from models.loading.loader import load_model
 from models.ops.attention.segment_attention import segment_attention
+from models.ops.elementwise.layer_norm import add_layer_norm, layer_norm
+from models.ops.products.gelu_linear import gelu_linear
 from services.engine.batch import EncodedImage, pack_int32
 from services.engine.compilation.compile_layers import compile_layers
 from services.engine.compilation.pieces.compiler_manager import CompilerManager
@@ -48,6 +51,37 @@ def test_attention_within_segments(dtype, head_dim):
         bounds = bounds_of(lengths, "cuda")
         actual = segment_attention(q, k, v, bounds, head_dim**-0.5)
         assert_close(actual, reference(q, k, v, bounds, head_dim**-0.5), dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 80])
+@pytest.mark.parametrize("sizes", [(128, 64, 4, 3), (128, 64, 8, 3)])
+def test_attention_whose_keys_the_copy_engine_loads(sizes, head_dim):
+    from models.kernels.attention import segment_attention as kernel
+
+    for lengths in LENGTHS:
+        torch.manual_seed(head_dim)
+        heads = torch.randn(sum(lengths), 12, head_dim, device="cuda").to(torch.bfloat16)
+        q, k, v = heads.chunk(3, dim=1)
+        bounds = bounds_of(lengths, "cuda")
+        tiles = kernel.SegmentTiles(*sizes, is_copied=True)
+        actual = kernel.segment_attention(q, k, v, bounds, head_dim**-0.5, tiles)
+        assert_close(actual, reference(q, k, v, bounds, head_dim**-0.5), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_norms_and_activations_of_layers(dtype):
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 301, 1152, device="cuda").to(dtype)
+    weight, bias = torch.randn(2, 1152, device="cuda").to(dtype)
+    total, normed = add_layer_norm(x, residual, weight, bias, 1e-6)
+    assert_close(total, x + residual, dtype)
+    expected = functional.layer_norm(total.float(), (1152,), weight.float(), bias.float(), 1e-6)
+    assert_close(normed, expected, dtype)
+    assert_close(layer_norm(total, weight, bias, 1e-6), expected, dtype)
+    factor, offset = torch.randn(4304, 1152, device="cuda").to(dtype) / 34, x.new_ones(4304)
+    expected = functional.linear(x.float(), factor.float(), offset.float())
+    expected = functional.gelu(expected, approximate="tanh")
+    assert_close(gelu_linear(x, factor, offset), expected, dtype)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -28,6 +28,7 @@ from models.kernels.attention.segment_attention import segment_attention
 from models.kernels.elementwise.block_parts import BlockParts, copy_block_parts
 from models.kernels.elementwise.add_gated import add_gated
 from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
+from models.kernels.elementwise.layer_norm import add_layer_norm, layer_norm
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
 from models.kernels.products.add_adapters import add_adapters
@@ -146,6 +147,9 @@ def segments():
             heads = torch.zeros(200, 4, head_dim, dtype=dtype)
             bounds = torch.zeros(200, 2, dtype=torch.int32)
             segment_attention(heads, heads, heads, bounds, 0.1)
+            rows, of_column = heads.flatten(1), heads[0].flatten()
+            normed = layer_norm(rows, of_column, of_column, 1e-6)
+            add_layer_norm(normed, rows, of_column, of_column, 1e-6)
 
 def adapted():
     for num_tokens in (1, 200):

@@ -426,7 +426,29 @@ for number, lengths in enumerate(LENGTHS):
 """
 
 
+LAYER_NORM_PROGRAM = """
+import torch
+from torch.nn import functional
+torch.set_num_threads(1)
+from models.kernels.elementwise.layer_norm import add_layer_norm, layer_norm
+
+for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
+    for size in (16, 72, 300):
+        torch.manual_seed(size)
+        x, residual = torch.randn(2, 5, size).to(dtype)
+        weight, bias = torch.randn(2, size).to(dtype)
+        expected = functional.layer_norm(x, (size,), weight, bias, 1e-6)
+        assert (layer_norm(x, weight, bias, 1e-6) - expected).abs().max() <= tolerance
+        total, normed = add_layer_norm(x, residual, weight, bias, 1e-6)
+        assert torch.equal(total, x + residual)
+        expected = functional.layer_norm(total, (size,), weight, bias, 1e-6)
+        assert (normed - expected).abs().max() <= tolerance
+    assert layer_norm(x[:0], weight, bias, 1e-6).shape == (0, size)
+"""
+
+
 PROGRAMS = {
+    "layer-norm": LAYER_NORM_PROGRAM,
     "plain": PLAIN_PROGRAM,
     "fp8-cache": FP8_CACHE_PROGRAM,
     "widened": WIDENED_PROGRAM,
