@@ -5,6 +5,7 @@ from torch import nn
 
 from models.layers.norm import RMSNorm
 from models.ops.attention.segment_attention import segment_attention
+from models.ops.elementwise.turn_heads import turn_heads
 
 
 def uniform_bounds(num_rows: int, length: int, device: torch.device) -> torch.Tensor:
@@ -60,7 +61,7 @@ def halves_rotation(coordinates: torch.Tensor, *, head_dim: int, theta: float) -
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
-def turn(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int = 1) -> torch.Tensor:
+def turn_parts(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int) -> torch.Tensor:
     """Rotates heads, [N, H, D], in float32, in parts that turn by themselves."""
     values = heads.float()
     halves = values.chunk(2 * num_parts, dim=-1)
@@ -95,7 +96,7 @@ class FusedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
-        self._turn = turn_pairs if turns_pairs else turn
+        self._turn = turn_pairs if turns_pairs else turn_heads
         self._scale = (hidden_size // num_heads) ** -0.5
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=bias)
         self.proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
@@ -148,7 +149,7 @@ class SplitAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (each.unflatten(1, (self._num_heads, -1)) for each in (q, k, v))
         if rotation is not None:
-            q, k = turn(q, rotation), turn(k, rotation)
+            q, k = turn_heads(q, rotation), turn_heads(k, rotation)
         attended = segment_attention(q, k, v, bounds, self._scale)
         output: torch.Tensor = self.o_proj(attended)
         return output

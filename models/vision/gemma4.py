@@ -18,7 +18,7 @@ from models.layers.norm import RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
 from models.layers.weight import empty_parameter
 from models.ops.attention.segment_attention import segment_attention
-from models.vision.attention import halves_rotation, turn
+from models.vision.attention import halves_rotation, turn_parts
 from models.vision.feed_forward import ACTIVATIONS
 from models.vision.patch_layout import IMAGE_ROWS, image_layout
 
@@ -68,8 +68,8 @@ class Gemma4Attention(nn.Module):
         """Maps [N, hidden] to [N, hidden]."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (each(hidden).unflatten(1, (-1, self._head_size)) for each in projections)
-        q = turn(self.q_norm(q), rotation, num_parts=2)
-        k = turn(self.k_norm(k), rotation, num_parts=2)
+        q = turn_parts(self.q_norm(q), rotation, num_parts=2)
+        k = turn_parts(self.k_norm(k), rotation, num_parts=2)
         v = _normalised(v, self._norm_eps)
         output: torch.Tensor = self.o_proj(segment_attention(q, k, v, bounds, 1.0))
         return output

@@ -10,6 +10,7 @@ from models.layers.vision_tower import TowerLayers
 from models.loading.loader import load_model
 from models.ops.attention.segment_attention import segment_attention
 from models.ops.elementwise.layer_norm import add_layer_norm, layer_norm
+from models.ops.elementwise.turn_heads import turn_heads
 from models.ops.products.gelu_linear import gelu_linear
 from services.engine.batch import EncodedImage, pack_int32
 from services.engine.compilation.compile_layers import compile_layers
@@ -69,7 +70,7 @@ def test_attention_whose_keys_the_copy_engine_loads(sizes, head_dim):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_norms_and_activations_of_layers(dtype):
+def test_norms_rotations_and_activations_of_layers(dtype):
     torch.manual_seed(0)
     x, residual = torch.randn(2, 301, 1152, device="cuda").to(dtype)
     weight, bias = torch.randn(2, 1152, device="cuda").to(dtype)
@@ -78,6 +79,12 @@ def test_norms_and_activations_of_layers(dtype):
     expected = functional.layer_norm(total.float(), (1152,), weight.float(), bias.float(), 1e-6)
     assert_close(normed, expected, dtype)
     assert_close(layer_norm(total, weight, bias, 1e-6), expected, dtype)
+    heads, angles = torch.randn(301, 48, 72, device="cuda").to(dtype), x.new_empty(301, 72).float()
+    rotation = torch.stack((angles.uniform_().cos(), angles.sin()), dim=1)
+    first, second = heads[:, :32].float().chunk(2, dim=-1)
+    swapped = torch.cat((-second, first), dim=-1)
+    expected = heads[:, :32].float() * rotation[:, None, 0] + swapped * rotation[:, None, 1]
+    assert_close(turn_heads(heads[:, :32], rotation), expected, dtype)
     factor, offset = torch.randn(4304, 1152, device="cuda").to(dtype) / 34, x.new_ones(4304)
     expected = functional.linear(x.float(), factor.float(), offset.float())
     expected = functional.gelu(expected, approximate="tanh")

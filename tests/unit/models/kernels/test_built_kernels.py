@@ -29,6 +29,7 @@ from models.kernels.elementwise.block_parts import BlockParts, copy_block_parts
 from models.kernels.elementwise.add_gated import add_gated
 from models.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from models.kernels.elementwise.layer_norm import add_layer_norm, layer_norm
+from models.kernels.elementwise.turn_heads import turn_heads
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
 from models.kernels.products.add_adapters import add_adapters
@@ -150,6 +151,7 @@ def segments():
             rows, of_column = heads.flatten(1), heads[0].flatten()
             normed = layer_norm(rows, of_column, of_column, 1e-6)
             add_layer_norm(normed, rows, of_column, of_column, 1e-6)
+            turn_heads(heads[:, :3], torch.zeros(200, 2, head_dim))
 
 def adapted():
     for num_tokens in (1, 200):

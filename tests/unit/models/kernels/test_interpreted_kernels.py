@@ -426,11 +426,13 @@ for number, lengths in enumerate(LENGTHS):
 """
 
 
-LAYER_NORM_PROGRAM = """
+ENCODER_PROGRAM = """
 import torch
 from torch.nn import functional
 torch.set_num_threads(1)
+from models.kernels.elementwise import turn_heads as kernel
 from models.kernels.elementwise.layer_norm import add_layer_norm, layer_norm
+from models.ops.elementwise.turn_heads import turn_heads
 
 for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
     for size in (16, 72, 300):
@@ -443,12 +445,17 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
         assert torch.equal(total, x + residual)
         expected = functional.layer_norm(total, (size,), weight, bias, 1e-6)
         assert (normed - expected).abs().max() <= tolerance
+    for head_dim in (8, 72):
+        heads, angles = torch.randn(5, 6, head_dim).to(dtype)[:, 1:4], torch.randn(5, head_dim)
+        rotation = torch.stack((angles.cos(), angles.sin()), dim=1)
+        expected = turn_heads(heads, rotation)
+        assert (kernel.turn_heads(heads, rotation) - expected).abs().max() <= tolerance
     assert layer_norm(x[:0], weight, bias, 1e-6).shape == (0, size)
 """
 
 
 PROGRAMS = {
-    "layer-norm": LAYER_NORM_PROGRAM,
+    "encoder": ENCODER_PROGRAM,
     "plain": PLAIN_PROGRAM,
     "fp8-cache": FP8_CACHE_PROGRAM,
     "widened": WIDENED_PROGRAM,
