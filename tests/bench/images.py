@@ -6,7 +6,7 @@ An image is noise of --side patches squared; with patches of 16 pixels, 64 are a
 tokens are measured alone, beside the floor of the encoder and of the prompt's products; then the
 gaps between tokens of --streams requests while nothing else runs, beside prompts of text and while
 images come one after the other; then --requests at once, with distinct images, and how many steps
-and images ran by graphs. What is left of --budget-s ends these: their rate is of those that ended.
+and images ran by graphs. --budget-s ends these requests: their rate counts the ended ones.
 """
 
 import asyncio

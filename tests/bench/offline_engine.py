@@ -160,7 +160,7 @@ class OfflineEngine:
     async def generate(self, jobs: Sequence[Job], *, limit_s: float | None = None) -> Generated:
         """Submits all jobs at once, greedy and to their full length, and waits for the last.
 
-        limit_s: seconds after which those that run are aborted; None for no limit.
+        limit_s: seconds after which running requests are aborted; None for no limit.
 
         Raises:
             EngineFailedError: one of them failed or was refused.

@@ -60,7 +60,7 @@ class StepWatcher:
         self._changed.set()
 
     def add_images(self, images: Iterable[EncoderImage]) -> None:
-        """Takes images, to show those that are new with the next step."""
+        """Takes images, of which the next step shows new ones."""
         for each in images:
             if each.digest not in self._shown_images:
                 self._images[each.digest] = each
