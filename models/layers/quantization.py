@@ -12,7 +12,7 @@ from models.kernels.gpu import HOPPER, gpu_of, is_hopper
 from models.layers.weight import ShardId
 from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
 from models.operands.packed_weights import RUN
-from models.ops.products.add_adapters import add_adapters
+from models.ops.products.add_adapters import expand_adapters, shrink_adapters
 from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
 
@@ -100,10 +100,11 @@ class QuantizableLinear(nn.Module, ABC):
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Maps x [T, K] to [T, N], this rank's inputs and outputs, with each token's adapter."""
-        product = self.method.product(self, x, bias)
         if self.adapter_a is None or self.adapter_b is None:
-            return product
-        return add_adapters(product, x, self.adapter_a, self.adapter_b, self.part_sizes)
+            return self.method.product(self, x, bias)
+        inner = shrink_adapters(x, self.adapter_a)
+        product = self.method.product(self, x, bias)
+        return expand_adapters(product, inner, self.adapter_b, self.part_sizes)
 
     @property
     @abstractmethod

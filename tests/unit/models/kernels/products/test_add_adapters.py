@@ -5,18 +5,30 @@ from tests.support.programs import run_interpreted
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.kernels.products.add_adapters import add_adapters
+from models.kernels.products.add_adapters import expand_adapters, shrink_adapters
 from models.ops.products.add_adapters import add_slots
 from tests.support.adapter_case import CASES, make_adapter_case
 from tests.support.tolerances import assert_rows_close
 
+def add_adapters(product, x, a, b, parts, slots):
+    inner = shrink_adapters(x, a, slots)
+    # Nothing may read what no program wrote.
+    is_adapted = slots[: len(x)] > 0
+    inner[:, ~is_adapted] = float("nan")
+    return expand_adapters(product, inner, b, parts, slots)
+
 for dtype in (torch.float32, torch.float16):
-    for case in CASES:
-        product, x, a, b, parts, slots = make_adapter_case(*case, dtype=dtype)
+    for num_slots, case in [*((3, case) for case in CASES), (40, CASES[2]), (40, CASES[4])]:
+        arguments = make_adapter_case(*case, dtype=dtype, num_slots=num_slots)
+        product, x, a, b, parts, slots = arguments
         exact = add_slots(product.double(), x.double(), a.double(), b.double(), parts, slots)
-        assert_rows_close(add_adapters(product, x, a, b, parts, slots), exact)
+        together = add_adapters(*arguments)
+        assert_rows_close(together, exact)
         none = add_adapters(product, x, a, b, parts, torch.zeros_like(slots))
         assert torch.equal(none, product)
+        one = add_adapters(product, x, a, b, parts, torch.full_like(slots, 2))
+        is_two = slots[: len(x)] == 2
+        assert torch.equal(one[is_two], together[is_two])
 """
 
 
