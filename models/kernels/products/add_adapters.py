@@ -43,6 +43,8 @@ _WHOLE_COLUMNS = 512
 """Most inputs that the first kernel multiplies at once, with few tokens."""
 _LEAST_COLUMNS = 256
 """Least inputs of a program of the first kernel, if there are as many."""
+_TILE_OF_B = 4096
+"""Elements of B that a program of the second kernel loads at once, with few tokens."""
 _MOST_SPLITS = 24
 """Programs of the first kernel that share the inputs of few tokens."""
 _MOST_SUMS = 1024
@@ -298,7 +300,7 @@ def _expand_form(
 ) -> _Form:
     assert len(part_sizes) <= MAX_PARTS, "no layer has more projections"
     block_r = max(_SMALLEST_DOT, triton.next_power_of_2(rank))
-    tile = min(256, max(32, 4096 // block_r)) if tiling.is_small else tiling.tokens
+    tile = min(256, max(32, _TILE_OF_B // block_r)) if tiling.is_small else tiling.tokens
     firsts = (*part_sizes, 0, 0, 0)[:3]
     launch = Launch(
         _expand_kernel, N=sum(part_sizes), N0=firsts[0], N1=firsts[1], N2=firsts[2],
