@@ -43,7 +43,7 @@ _WHOLE_COLUMNS = 512
 """Most inputs that the first kernel multiplies at once, with few tokens."""
 _LEAST_COLUMNS = 256
 """Least inputs of a program of the first kernel, if there are as many."""
-_TILE_OF_B = 4096
+_TILE_OF_B = 2048
 """Elements of B that a program of the second kernel loads at once, with few tokens."""
 _MOST_SPLITS = 24
 """Programs of the first kernel that share the inputs of few tokens."""
