@@ -53,6 +53,7 @@ class GraphKey:
 
     graph_bs: requests that it has room for.
     shares_prefixes: whether it reads the keys of a PrefixPlan once for all of their requests.
+    skips_adapters: whether it is for steps without adapters, of a model with room for some.
     """
 
     kind: GraphKind
@@ -60,6 +61,7 @@ class GraphKey:
     graph_bs: int
     max_q_len: int
     shares_prefixes: bool = False
+    skips_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +279,8 @@ class ForwardContext:
     image_metadata: ImageMetadata | None = None
     """None: all tokens are text, and have the same position in time, height and width."""
     adapter_slots: torch.Tensor | None = None
-    """[at least T] int32: 0 for a token without an adapter, n + 1 for the one in slot n; None of a
-    model without room for adapters."""
+    """[at least T] int32: 0 for a token without an adapter, n + 1 for the one in slot n; None where
+    no token of the step has one, or the model has no room for adapters."""
     sequence_ends: torch.Tensor | None = None
     """[T] int32, the length of each query token's sequence, in a pass whose tokens see later ones
     of their sequences; else None."""

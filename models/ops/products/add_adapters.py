@@ -24,9 +24,12 @@ def _shrink_adapters(x: torch.Tensor, adapter_a: torch.Tensor) -> torch.Tensor:
 
     Returns:
         Addends [n, T, P * R] of x @ A^T, float32 or wider, for `expand_adapters`; undefined for
-        tokens without an adapter.
+        tokens without an adapter, and empty in a step without any.
     """
-    return shrink_slots(x, adapter_a, _slots())
+    slots = get_forward_context().adapter_slots
+    if slots is None:
+        return x.new_empty(0)
+    return shrink_slots(x, adapter_a, slots)
 
 
 def _expand_adapters(
@@ -47,17 +50,15 @@ def _expand_adapters(
         part_sizes: outputs of each part.
 
     Returns:
-        [T, N], a new tensor.
+        [T, N], a new tensor; the product itself in a step without adapters. Compiled programs of
+        such steps do not call it.
 
     Source: Hu et al. 2021, "LoRA", section 4.1.
     """
-    return expand_slots(product, inner, adapter_b, part_sizes, _slots())
-
-
-def _slots() -> torch.Tensor:
     slots = get_forward_context().adapter_slots
-    assert slots is not None, "a model with adapters runs with their slots"
-    return slots
+    if slots is None:
+        return product
+    return expand_slots(product, inner, adapter_b, part_sizes, slots)
 
 
 def add_slots(
@@ -143,9 +144,12 @@ def _add_embedding_adapters(
         first: the id of the first token.
 
     Returns:
-        [T, H], a new tensor.
+        [T, H], a new tensor, or the vectors as for `expand_adapters`.
     """
-    slots = _slots()[: len(token_ids)]
+    slots = get_forward_context().adapter_slots
+    if slots is None:
+        return vectors
+    slots = slots[: len(token_ids)]
     _, num_tokens, rank = adapter_a.shape
     local_ids = token_ids - first
     is_own = (slots > 0) & (local_ids >= 0) & (local_ids < num_tokens)

@@ -108,18 +108,20 @@ class Context(_message.Message):
     def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ...) -> None: ...
 
 class GraphKey(_message.Message):
-    __slots__ = ("kind", "num_tokens", "graph_bs", "max_q_len", "shares_prefixes")
+    __slots__ = ("kind", "num_tokens", "graph_bs", "max_q_len", "shares_prefixes", "skips_adapters")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
     SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     kind: GraphKind
     num_tokens: int
     graph_bs: int
     max_q_len: int
     shares_prefixes: bool
-    def __init__(self, kind: _Optional[_Union[GraphKind, str]] = ..., num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., shares_prefixes: _Optional[bool] = ...) -> None: ...
+    skips_adapters: bool
+    def __init__(self, kind: _Optional[_Union[GraphKind, str]] = ..., num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., shares_prefixes: _Optional[bool] = ..., skips_adapters: _Optional[bool] = ...) -> None: ...
 
 class AttentionMetadata(_message.Message):
     __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates", "shared_prefixes")

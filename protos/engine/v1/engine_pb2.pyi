@@ -729,7 +729,7 @@ class GraphCoverage(_message.Message):
     def __init__(self, sizes: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., max_padding: _Optional[int] = ...) -> None: ...
 
 class GraphStats(_message.Message):
-    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "kind", "shares_prefixes")
+    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "kind", "shares_prefixes", "skips_adapters")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -741,6 +741,7 @@ class GraphStats(_message.Message):
     FAULT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     graph_bs: int
     max_q_len: int
@@ -752,7 +753,8 @@ class GraphStats(_message.Message):
     fault: str
     kind: _batch_pb2.GraphKind
     shares_prefixes: bool
-    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., kind: _Optional[_Union[_batch_pb2.GraphKind, str]] = ..., shares_prefixes: _Optional[bool] = ...) -> None: ...
+    skips_adapters: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., kind: _Optional[_Union[_batch_pb2.GraphKind, str]] = ..., shares_prefixes: _Optional[bool] = ..., skips_adapters: _Optional[bool] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("include_token_ids", "include_snapshot")

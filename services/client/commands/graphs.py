@@ -154,12 +154,14 @@ def _name(graph: engine_pb2.GraphStats) -> str:
     name, _ = _words(graph)
     if graph.kind == GraphKind.GRAPH_KIND_MIXED:
         name = f"{name} of {graph.graph_bs}"
-    return f"{name}, shared" if graph.shares_prefixes else name
+    name = f"{name}, shared" if graph.shares_prefixes else name
+    return f"{name}, no adapters" if graph.skips_adapters else name
 
 
 def _label(graph: engine_pb2.GraphStats) -> str:
     shared = " that share prefixes" if graph.shares_prefixes else ""
-    return f"the graph of {graph.num_tokens} {_words(graph)[1]}{shared}"
+    skips = " without adapters" if graph.skips_adapters else ""
+    return f"the graph of {graph.num_tokens} {_words(graph)[1]}{shared}{skips}"
 
 
 def _words(graph: engine_pb2.GraphStats) -> tuple[str, str]:

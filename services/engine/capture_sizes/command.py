@@ -103,7 +103,8 @@ def make_plans(
 def _history_of(stats: GetStatsResponse) -> StepHistory:
     decode_graphs, piece_graphs = Counter[int](), Counter[int]()
     for graph in stats.graphs:
-        is_of_steps = graph.kind not in _NOT_OF_STEPS and not graph.shares_prefixes
+        is_on_demand = graph.shares_prefixes or graph.skips_adapters
+        is_of_steps = graph.kind not in _NOT_OF_STEPS and not is_on_demand
         if graph.captured and is_of_steps:
             is_decode = graph.kind == GraphKind.GRAPH_KIND_DECODE
             costs = decode_graphs if is_decode else piece_graphs

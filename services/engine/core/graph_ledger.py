@@ -11,7 +11,7 @@ from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
 
-_Name = tuple[GraphKind, int, int, int, bool]
+_Name = tuple[GraphKind, int, int, int, bool, bool]
 _DRAFT = GraphKind.GRAPH_KIND_DRAFT
 _UNORDERED = (_DRAFT, GraphKind.GRAPH_KIND_ENCODER)
 """Graphs that the worker chooses, not the scheduler."""
@@ -63,8 +63,8 @@ class GraphLedger:
         self.mode_reason = ready.cudagraph_mode_reason
         """Why it is not the configured one; empty if it is."""
         self.num_planned = len(ready.planned_graphs)
-        """Graphs that are or will be captured, those of steps that share prefixes once some miss
-        them."""
+        """Graphs that are or will be captured, those of steps that share prefixes or have no
+        adapters once some miss them."""
         self.pass_matches = dict(ready.compiled.pass_matches)
         """Matches of each compiler pass in the worker's model, by name."""
         self.dispatcher = GraphDispatcher(
@@ -94,7 +94,7 @@ class GraphLedger:
         """Returns the bytes of each captured graph of these kinds, by tokens."""
         costs = Counter[int]()
         for each in self.captured:
-            if each.key.kind in kinds and not each.key.shares_prefixes:
+            if each.key.kind in kinds and not _is_on_demand(each.key):
                 costs[each.key.num_tokens] += each.num_bytes
         return costs
 
@@ -115,7 +115,7 @@ class GraphLedger:
 
     def _book(self, report: GraphReport) -> None:
         name = _name(report.key)
-        if report.key.shares_prefixes and name not in self._figures:
+        if _is_on_demand(report.key) and name not in self._figures:
             self.num_planned += 1
         figures = self._figures.setdefault(name, GraphFigures(report.key))
         figures.is_provisional = report.state == GraphState.GRAPH_STATE_PROVISIONAL
@@ -158,9 +158,15 @@ class GraphLedger:
 
 def _name(key: GraphKey) -> _Name:
     """Returns a hashable key of a graph."""
-    return key.kind, key.num_tokens, key.graph_bs, key.max_q_len, key.shares_prefixes
+    sizes = key.num_tokens, key.graph_bs, key.max_q_len
+    return key.kind, *sizes, key.shares_prefixes, key.skips_adapters
 
 
 def _draft_name(key: GraphKey) -> _Name:
-    """Returns the key of the draft graph after one of decodes; it shares no prefixes."""
-    return _DRAFT, key.num_tokens, key.graph_bs, key.max_q_len, False
+    """Returns the key of the draft graph after one of decodes, the same for all its forms."""
+    return _DRAFT, key.num_tokens, key.graph_bs, key.max_q_len, False, False
+
+
+def _is_on_demand(key: GraphKey) -> bool:
+    """Whether a graph is captured once steps miss it."""
+    return key.shares_prefixes or key.skips_adapters

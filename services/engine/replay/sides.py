@@ -185,6 +185,10 @@ class ReplaySettings:
             if not limits.shared_prefix_tokens or own.kind is GraphKind.PIECEWISE:
                 return False
             own = replace(own, shares_prefixes=False)
+        if own.skips_adapters:
+            if not limits.num_adapter_slots or own.kind is GraphKind.PIECEWISE:
+                return False
+            own = replace(own, skips_adapters=False)
         is_decode = own.kind is GraphKind.DECODE
         wanted = self.mode.decode_mode() if is_decode else self.mode.mixed_mode()
         if own.kind.runtime_mode is not wanted:

@@ -162,4 +162,5 @@ def _graph_to_proto(figures: GraphFigures) -> GraphStats:
         padded_tokens=figures.padded_tokens,
         fault=figures.fault,
         shares_prefixes=figures.key.shares_prefixes,
+        skips_adapters=figures.key.skips_adapters,
     )

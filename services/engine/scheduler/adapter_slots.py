@@ -30,6 +30,11 @@ class AdapterSlots:
         """The slot of each adapter that has one."""
         return self._slots
 
+    @property
+    def are_used(self) -> bool:
+        """Whether a running request has an adapter."""
+        return bool(self._num_users)
+
     def has_room(self, adapter: Adapter | None) -> bool:
         """Whether a request of an adapter can run in the next step."""
         if adapter is None or adapter.digest in self._slots:

@@ -256,6 +256,7 @@ class DataParallelScheduler:
         )
         if self._most_drafts:
             metadata.num_sampling_across_dp = pack_int32([len(step.requests) for step in steps])
+        has_adapters = any(each.has_adapters for each in self._ranks)
         for step in steps:
             descriptor = step.descriptor
             descriptor.dp_metadata.CopyFrom(metadata)
@@ -266,7 +267,7 @@ class DataParallelScheduler:
             descriptor.fallback_reason = dispatch.fallback_reason
             if dispatch.graph_key is not None:
                 descriptor.graph_key.CopyFrom(dispatch.graph_key)
-                self._dispatcher.order_sharing(descriptor)
+                self._dispatcher.order_form(descriptor, has_adapters=has_adapters)
 
 
 def _order_loads(descriptors: Sequence[BatchDescriptor]) -> None:

@@ -137,8 +137,8 @@ class GraphDispatcher:
         self._allows_padding = allows_padding
         self._full: dict[int, _Sizes] = {}
         self._others = _Sizes(allows_padding)
-        self._sharing: dict[tuple[int, ...], GraphKey] = {}
-        """Graphs of steps that share prefixes, by their sizes."""
+        self._forms: dict[tuple[int, ...], GraphKey] = {}
+        """Graphs of steps that share prefixes or have no adapters, by their sizes and by both."""
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
@@ -149,30 +149,38 @@ class GraphDispatcher:
 
     def capture(self, key: GraphKey) -> None:
         """Lets steps run a graph from now on."""
-        if key.shares_prefixes:
-            self._sharing[_sizes_of(key)] = key
+        if _has_form(key):
+            self._forms[*_sizes_of(key), key.shares_prefixes, key.skips_adapters] = key
         else:
             self._sizes(key).capture(key)
 
     def quarantine(self, key: GraphKey) -> None:
         """Removes a graph for good: its steps use the next larger one, or none.
 
-        Steps that share prefixes then run the graph of other steps.
+        Steps that share prefixes or have no adapters then run the graph of other steps.
         """
-        if key.shares_prefixes:
-            self._sharing.pop(_sizes_of(key), None)
+        if _has_form(key):
+            form = key.shares_prefixes, key.skips_adapters
+            self._forms.pop((*_sizes_of(key), *form), None)
         else:
             self._sizes(key).quarantine(key)
 
-    def order_sharing(self, descriptor: BatchDescriptor) -> None:
-        """Replaces the graph of a step with shared prefixes by one that reads them, if captured.
+    def order_form(self, descriptor: BatchDescriptor, *, has_adapters: bool) -> None:
+        """Replaces the graph of a step by the form for its prefixes and adapters, if captured.
 
         Until then the step's own graph computes the same, and the worker sees what is missing.
+
+        has_adapters: whether a request of the step, or of other data-parallel ranks, may have one.
         """
-        if self._sharing and descriptor.attn_metadata.HasField("shared_prefixes"):
-            key = self._sharing.get(_sizes_of(descriptor.graph_key))
+        if not self._forms:
+            return
+        shares = descriptor.attn_metadata.HasField("shared_prefixes")
+        sizes, skips = _sizes_of(descriptor.graph_key), not has_adapters
+        for form in ((shares, skips), (False, skips), (shares, False)):
+            key = self._forms.get((*sizes, *form))
             if key is not None:
                 descriptor.graph_key.CopyFrom(key)
+                return
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
         """Returns the smallest graph that fits; decode graphs come first."""
@@ -200,6 +208,11 @@ class GraphDispatcher:
 
 def _sizes_of(key: GraphKey) -> tuple[int, ...]:
     return key.kind, key.num_tokens, key.graph_bs, key.max_q_len
+
+
+def _has_form(key: GraphKey) -> bool:
+    """Whether a graph serves only some of the steps of its sizes."""
+    return key.shares_prefixes or key.skips_adapters
 
 
 def _size(key: GraphKey) -> int:

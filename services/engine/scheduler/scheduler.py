@@ -110,7 +110,7 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_num_tokens=limits.min_step_tokens,
         )
-        self._prefixes = SharedPrefixFinder(limits, self._dispatcher)
+        self._prefixes = SharedPrefixFinder(limits)
         self._drafts = plan_drafts(limits, self._holdings.num_cache_tokens)
         self._admission = Admission(
             limits,
@@ -173,6 +173,11 @@ class Scheduler:
     def adapter_slots(self) -> Mapping[bytes, int]:
         """The slot of each adapter on the device, by its digest."""
         return self._holdings.adapters.by_digest
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether a running request has an adapter."""
+        return self._holdings.adapters.are_used
 
     def adapter_slot(self, request: Request) -> int:
         """Returns one more than the slot of a running request's adapter, 0 without one."""
@@ -283,7 +288,8 @@ class Scheduler:
             return self.idle_step() if self._tiers.has_copies else None
         self._last_step_id += 1
         ordered = step.order(self._last_step_id, self._dispatcher)
-        self._prefixes.order(ordered.descriptor, self._holdings)
+        self._prefixes.order(ordered.descriptor, holdings)
+        self._dispatcher.order_form(ordered.descriptor, has_adapters=self.has_adapters)
         self._order_copies(ordered.descriptor)
         return ordered
 

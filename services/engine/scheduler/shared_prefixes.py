@@ -20,7 +20,6 @@ from services.engine.batch import (
 )
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.request import Request
-from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 
 MOST_NESTED = 3
@@ -77,9 +76,8 @@ class SharedPrefixFinder:
     Tables grow at their ends, so a prefix lasts as long as its requests run.
     """
 
-    def __init__(self, limits: StepLimits, dispatcher: GraphDispatcher | None = None) -> None:
-        """Starts without prefixes; dispatcher: knows the graphs of steps that share some."""
-        self._dispatcher = dispatcher or GraphDispatcher()
+    def __init__(self, limits: StepLimits) -> None:
+        """Starts without prefixes."""
         self._least_saved = limits.shared_prefix_tokens or 0
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
@@ -112,7 +110,6 @@ class SharedPrefixFinder:
             self._last = attention.row_ids, attention.query_start_loc, prefixes
         if self._last[2].counts:
             attention.shared_prefixes.CopyFrom(self._last[2])
-            self._dispatcher.order_sharing(descriptor)
 
     def _follow(self, holdings: Holdings, step_id: int) -> None:
         """Takes note of requests that stopped, and searches if some have started or stopped."""

@@ -150,3 +150,16 @@ def test_the_room_for_states_is_printed_in_a_line():
     assert "states: 50 blocks or 61 MiB each, 20 at most, 3 live" in text
     assert "7 snapshots kept, 9 made, 5 used; 640 tokens computed again" in text
     assert "states" not in shown(engine_pb2.GetStatsResponse())
+
+
+def test_graphs_of_steps_without_adapters_say_so():
+    stats = engine_pb2.GetStatsResponse(
+        num_graphs_planned=2,
+        graphs=[
+            graph(8, skips_adapters=True, num_replays=7),
+            graph(16, captured=False, fault="logits differ", skips_adapters=True),
+        ],
+    )
+    text = shown(stats)
+    assert "decode, no adapters" in text
+    assert "16 decodes without adapters is not used: logits differ" in text

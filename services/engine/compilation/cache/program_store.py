@@ -53,11 +53,18 @@ def store_program(cache: ArtifactCache, name: str, traced: TracedModel, model: n
     """
     names = {id(tensor): name for name, tensor in tensors_of(model).items()}
     try:
-        written = [[asdict(each), _written(program, names)] for each, program in traced.programs]
+        written, written_free = (
+            [[asdict(each), _written(program, names)] for each, program in programs]
+            for programs in (traced.programs, traced.adapter_free)
+        )
     except UnwritableCodeError as error:
         log.info("program_not_kept", name=name, reason=str(error))
         return
-    content = {"matches": dict(traced.pass_matches), "programs": written}
+    content = {
+        "matches": dict(traced.pass_matches),
+        "programs": written,
+        "adapter_free": written_free,
+    }
     cache.store_program(name, json.dumps(content).encode())
 
 
@@ -82,11 +89,16 @@ def load_program(
     if content is None:
         return None
     tensors = tensors_of(model)
-    programs = (
-        (CompileRange(**each), _read(written, tensors)) for each, written in content["programs"]
+    programs, adapter_free = (
+        tuple((CompileRange(**each), _read(written, tensors)) for each, written in content[name])
+        for name in ("programs", "adapter_free")
     )
     return TracedModel(
-        trace=None, programs=tuple(programs), layers=layers, pass_matches=content["matches"]
+        trace=None,
+        programs=programs,
+        layers=layers,
+        pass_matches=content["matches"],
+        adapter_free=adapter_free,
     )
 
 

@@ -197,6 +197,15 @@ def sharing_keys(keys: Sequence[GraphKey], *, least_requests: int) -> list[Graph
     ]
 
 
+def adapter_free_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
+    """Returns the keys of whole steps in which no request has an adapter."""
+    return [
+        replace(key, skips_adapters=True)
+        for key in keys
+        if key.kind in (GraphKind.DECODE, GraphKind.MIXED)
+    ]
+
+
 def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
     """Adds the draft graphs of planned decode graphs, after these."""
     decodes = [key for key in keys if key.kind is GraphKind.DECODE]
@@ -212,6 +221,7 @@ def wire_key(key: GraphKey) -> batch.GraphKey:
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
         shares_prefixes=key.shares_prefixes,
+        skips_adapters=key.skips_adapters,
     )
 
 
@@ -227,4 +237,5 @@ def read_key(key: batch.GraphKey) -> GraphKey:
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
         shares_prefixes=key.shares_prefixes,
+        skips_adapters=key.skips_adapters,
     )

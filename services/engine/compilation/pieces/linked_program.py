@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from models.forward_context import get_forward_context
 from services.engine.compilation.program.program import (
     Input,
     InputSize,
@@ -106,6 +107,19 @@ def _placeholder_name(number: int, value: Value) -> str:
             return f"size_{which}_{dim}"
         case _:
             return f"weight_{number}"
+
+
+class AdapterForward:
+    """Runs the program without adapters in steps that have none."""
+
+    def __init__(self, adapted: Callable[..., Any], adapter_free: Callable[..., Any]) -> None:
+        self._adapted = adapted
+        self._adapter_free = adapter_free
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs the model on a step's inputs, within its forward context."""
+        has_adapters = get_forward_context().adapter_slots is not None
+        return (self._adapted if has_adapters else self._adapter_free)(*inputs)
 
 
 class RangedForward:

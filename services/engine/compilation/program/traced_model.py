@@ -19,6 +19,7 @@ class TracedModel:
     """A model's trace and its programs.
 
     trace: of all layers, or of a few that stand for all; None if it was made by an earlier start.
+    adapter_free: the programs of steps without adapters; empty of a model without room for some.
     layers: the model's, whose weights the programs name.
     pass_matches: matches of each pass in the trace, the most of any range.
     """
@@ -27,13 +28,14 @@ class TracedModel:
     programs: Programs
     layers: Sequence[nn.Module]
     pass_matches: Mapping[str, int]
+    adapter_free: Programs = ()
 
     @property
     def has_own_kernels_only(self) -> bool:
         """Whether a compiler has nothing to generate for any piece."""
         pieces = [
             part.item.graph
-            for _, program in self.programs
+            for _, program in (*self.programs, *self.adapter_free)
             for part in program.parts
             if not part.item.is_splitting_graph
         ]

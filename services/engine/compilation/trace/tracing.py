@@ -3,7 +3,7 @@
 import copy
 import operator
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import structlog
@@ -25,6 +25,7 @@ from services.engine.compilation.program.program import (
 )
 from services.engine.compilation.program.split_graph import num_calls
 from services.engine.compilation.program.traced_model import Programs, TracedModel
+from services.engine.compilation.trace.adapters import without_adapters
 from services.engine.compilation.trace.backend import trace_model
 from services.engine.compilation.trace.layer_kinds import kind_of, layers_to_trace
 from services.engine.compilation.trace.transformed_code import dumping_transformed_code
@@ -72,18 +73,34 @@ def trace_programs(
         indices = layers_to_trace(kinds)
         if indices is not None:
             trace = _trace(model.with_layers(indices), example_inputs, dump)
-            programs = _repeated(rewriting, trace, ranges, layers, kinds, indices)
+            few = _FewLayers(layers, kinds, indices)
+            programs = _repeated(rewriting, trace, ranges, few)
             if programs is not None:
-                matches = rewriting.matches
+                plain = without_adapters(trace)
+                free = None if plain is None else _repeated(rewriting, plain, ranges, few)
                 return TracedModel(
-                    trace=trace, programs=programs, layers=layers, pass_matches=matches
+                    trace=trace,
+                    programs=programs,
+                    layers=layers,
+                    pass_matches=rewriting.matches,
+                    adapter_free=free or (),
                 )
     trace = _trace(model, example_inputs, dump)
     _require_splits(trace, splitting_ops)
-    programs = tuple(
-        (each, read_program(rewriting.run(trace, each), splitting_ops)) for each in ranges
+
+    def programs_of(trace: Trace) -> Programs:
+        return tuple(
+            (each, read_program(rewriting.run(trace, each), splitting_ops)) for each in ranges
+        )
+
+    plain = without_adapters(trace)
+    return TracedModel(
+        trace=trace,
+        programs=programs_of(trace),
+        layers=(),
+        pass_matches=rewriting.matches,
+        adapter_free=() if plain is None else programs_of(plain),
     )
-    return TracedModel(trace=trace, programs=programs, layers=(), pass_matches=rewriting.matches)
 
 
 def _may_repeat(model: nn.Module) -> TypeGuard[CausalLM]:
@@ -126,25 +143,29 @@ class _Rewriting:
         return replace(trace, graph=graph)
 
 
+@dataclass(frozen=True, slots=True)
+class _FewLayers:
+    """Layers that were traced for all, by their indices."""
+
+    layers: Sequence[nn.Module]
+    kinds: Sequence[Hashable]
+    indices: Sequence[int]
+
+
 def _repeated(
-    rewriting: _Rewriting,
-    trace: Trace,
-    ranges: Sequence[CompileRange],
-    layers: Sequence[nn.Module],
-    kinds: Sequence[Hashable],
-    indices: Sequence[int],
+    rewriting: _Rewriting, trace: Trace, ranges: Sequence[CompileRange], few: _FewLayers
 ) -> Programs | None:
     """Returns the programs of all layers from the trace of a few; None if they have no pattern."""
-    chosen = [layers[index] for index in indices]
-    few = [kinds[index] for index in indices]
+    chosen = [few.layers[index] for index in few.indices]
+    traced_kinds = [few.kinds[index] for index in few.indices]
     try:
         return tuple(
             (
                 each,
                 repeat_layers(
                     read_program(rewriting.run(trace, each), DEFAULT_SPLITTING_OPS, chosen),
-                    few,
-                    kinds,
+                    traced_kinds,
+                    few.kinds,
                 ),
             )
             for each in ranges

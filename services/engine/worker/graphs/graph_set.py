@@ -17,7 +17,7 @@ from services.engine.worker.inputs.batch import Batch
 
 log = structlog.get_logger()
 
-MOST_ON_DEMAND = 24
+MOST_SHARING = 24
 """Most graphs of steps that share prefixes: memory is set aside for as many."""
 
 _OF_DECODES = (GraphKind.DECODE, GraphKind.DRAFT)
@@ -43,8 +43,9 @@ class GraphSet:
         Args:
             planned: graphs to capture, in this order until a step misses one.
             families: captures and replays the planned graphs, by kind.
-            on_demand: graphs of steps that share prefixes, captured once such a step misses them,
-                up to MOST_ON_DEMAND. Until then steps run planned graphs, which share nothing.
+            on_demand: graphs of steps that share prefixes or have no adapters, captured once such a
+                step misses them; of those that share prefixes up to MOST_SHARING. Until then steps
+                run planned graphs, which share nothing and add adapters.
             on_fault: receives each captured graph that is given up while serving.
             agree: maps this rank's fault of a graph, or "", to the one that holds for all ranks.
         """
@@ -56,7 +57,7 @@ class GraphSet:
         self._agree = agree
         self._pending = list(planned)
         self._not_wanted = dict.fromkeys(on_demand)
-        self._num_left = MOST_ON_DEMAND
+        self._num_left = MOST_SHARING
         self._begun: GraphCapture | None = None
         self._under_test: deque[GraphCapture] = deque()
         self._captured: set[GraphKey] = set()
@@ -179,8 +180,10 @@ class GraphSet:
 
     def want(self, key: GraphKey, *, is_ordered: bool = False) -> None:
         """Plans a graph that is captured on demand, if there is room or other ranks have some."""
-        if key in self._not_wanted and (is_ordered or self._num_left > 0):
-            self._num_left -= 1
+        if key in self._not_wanted and (
+            is_ordered or not key.shares_prefixes or self._num_left > 0
+        ):
+            self._num_left -= key.shares_prefixes
             del self._not_wanted[key]
             self._pending.append(key)
 
@@ -239,15 +242,31 @@ class GraphSet:
             return None
         if self._provisional is not None:
             self._num_wanted[key] += 1  # the graph that replaces it comes first
-        if batch is not None and batch.prefixes is not None and not key.shares_prefixes:
-            sharing = replace(key, shares_prefixes=True)
-            self.want(sharing)
-            self._num_wanted[sharing] += 1
+        if batch is not None:
+            self._want_form(key, batch)
         try:
             return self._families[key.kind].replay(key, batch)
         except GraphFaultError as error:
             self.give_up(key, error)
             return None
+
+    @property
+    def most_on_demand(self) -> int:
+        """Most graphs that are captured on demand."""
+        num_sharing = sum(key.shares_prefixes for key in self.on_demand)
+        return len(self.on_demand) - max(0, num_sharing - MOST_SHARING)
+
+    def _want_form(self, key: GraphKey, batch: Batch) -> None:
+        """Plans the form of a step's graph that does no more than the step needs."""
+        shares, skips = batch.prefixes is not None, not batch.has_adapters
+        for form in ((shares, skips), (False, skips), (shares, False)):
+            wanted = replace(key, shares_prefixes=form[0], skips_adapters=form[1])
+            if wanted == key:
+                return
+            if wanted in self._known:
+                self.want(wanted)
+                self._num_wanted[wanted] += 1
+                return
 
     def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
         """Removes a graph for good and reports it."""

@@ -54,7 +54,7 @@ class DecodeProgram:
             if not self._model.stage.is_last:
                 return (hidden,)
             head = self._model.lm_head
-            logits = self._model.local_logits(hidden, self._forward.adapter_slots)
+            logits = self._model.local_logits(hidden, self._forward.slots(key))
             if self._limits.num_speculative_tokens:
                 return hidden, logits, head.most_likely(logits).int()
             token_ids = head.append_most_likely(

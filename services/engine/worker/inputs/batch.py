@@ -49,6 +49,7 @@ class Batch:
     last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
     prefixes: leading keys that requests share; None for none.
+    has_adapters: whether a request may have an adapter, or one of another data-parallel rank.
     saved_states, restored_states: [2, n], blocks to copy, from and to; None for no copy.
     assignments: rows that requests take with this step.
     encoded_images: images to encode before the forward pass.
@@ -72,6 +73,7 @@ class Batch:
     num_sampling_across_dp: Int32Array | None = None
     block_writes: Int32Array | None = None
     prefixes: PlannedPrefixes | None = None
+    has_adapters: bool = True
     saved_states: Int32Array | None = None
     restored_states: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()

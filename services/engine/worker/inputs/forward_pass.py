@@ -28,6 +28,7 @@ from models.ops.attention.attention_metadata import (
 )
 from models.state_cache import StateCacheData, StateSpec, copy_blocks
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
+from services.engine.worker.inputs.adapter_slots import AdapterSlots
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_hidden
 from services.engine.worker.inputs.image_inputs import ImageInputs
@@ -61,7 +62,7 @@ class ForwardPass:
         """The tokens of each data-parallel rank; None where there is one, and for a small model."""
         self.draft_dp_metadata: DPMetadata | None = None
         """The same in draft passes of one token of each request that samples."""
-        self.adapter_slots: Tensor | None = None
+        self.adapters: AdapterSlots | None = None
         """The slot of each token's adapter; None of a model without room for some."""
         self.sees_later = False
         """Whether tokens see later ones of their sequences, all of which a step computes."""
@@ -102,8 +103,8 @@ class ForwardPass:
     def fixed(self) -> dict[str, Tensor]:
         """The tensors that a whole graph reads besides the input buffers, by name."""
         received = {} if self.received is None else {"received": self.received}
-        if self.adapter_slots is not None:
-            received["adapter_slots"] = self.adapter_slots
+        if self.adapters is not None:
+            received["adapter_slots"] = self.adapters.memory
         return received | ({} if self.images is None else self.images.fixed)
 
     def __call__(self, inputs: Inputs, key: GraphKey | None = None) -> Tensor:
@@ -191,13 +192,17 @@ class ForwardPass:
                 has_single_tokens=has_single_tokens,
                 is_draft=spec_decode_metadata is not None,
             ),
-            adapter_slots=self.adapter_slots,
+            adapter_slots=self.slots(key),
             sequence_ends=self._sequence_ends(inputs),
             batch_descriptor=key,
             cudagraph_runtime_mode=mode,
         )
         with forward_context(context):
             yield
+
+    def slots(self, key: GraphKey | None = None) -> Tensor | None:
+        """Returns adapter_slots of the forward context of a step, or of its graph."""
+        return None if self.adapters is None else self.adapters.of_step(key)
 
     def _sequence_ends(self, inputs: Inputs) -> Tensor | None:
         # A sequence of one token has no later ones, so whole graphs of these need none.

@@ -21,6 +21,7 @@ from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.limits import StepLimits
+from services.engine.worker.inputs.adapter_slots import AdapterSlots
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.checks import Int32Array
 from services.engine.worker.inputs.drafts import Drafts
@@ -101,11 +102,10 @@ class InputBuffers:
         # Kernels read both counts at addresses of the same alignment: one build does for both.
         width = -(-num_dp // 4) * 4 if num_dp > 1 else 0
         self._header = zeros(end + 2 * width)
-        self.adapter_slots: Tensor | None = None
-        """[tokens] int32, the slot of each token's adapter as in ForwardContext; None without."""
-        self._row_slots = np.zeros(rows + 1, np.int32)
+        self.adapters: AdapterSlots | None = None
+        """Slots of the step's adapters; None of a model without room for some."""
         if limits.num_adapter_slots:
-            self.adapter_slots = zeros(tokens)
+            self.adapters = AdapterSlots(rows + 1, tokens, device)
         self.prefixes: PrefixBuffers | None = None
         """Leading keys that the step's requests share; None where none are shared."""
         if limits.shared_prefix_tokens:
@@ -144,7 +144,8 @@ class InputBuffers:
             token_ids = read_int32(assignment.token_ids)
             overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
-            self._row_slots[assignment.row] = assignment.adapter_slot
+        if self.adapters is not None:
+            self.adapters.assign(assignments)
         if block_writes is not None:
             write_entries(self.block_table, to_device(block_writes, self._device))
 
@@ -174,8 +175,8 @@ class InputBuffers:
                 arrays = self._filled_with_decodes(batch, key)
         elif key is not None and key.kind is GraphKind.MIXED:
             arrays = self._filled_with_prompts(batch, key)
-        if self.adapter_slots is not None:
-            self._write_adapter_slots(self.adapter_slots, batch, key)
+        if self.adapters is not None:
+            self.adapters.write(batch, key)
         if self.prefixes is not None:
             self.prefixes.write(batch.prefixes, key)
         drafts = batch.drafts
@@ -342,15 +343,6 @@ class InputBuffers:
                 view[where] = num_rows if counts is None else counts
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
-
-    def _write_adapter_slots(self, target: Tensor, batch: Batch, key: GraphKey | None) -> None:
-        """Writes the slot of each token's adapter; padding has none."""
-        num_tokens = max(batch.num_rows, 0 if key is None else key.num_tokens)
-        slots = np.zeros(num_tokens, np.int32)
-        slots[: batch.num_tokens] = np.repeat(
-            self._row_slots[batch.row_ids], np.diff(batch.query_start_loc)
-        )
-        overwrite(target[:num_tokens], slots)
 
     def _slice_header(self, num_requests: int, num_sampling: int) -> Header:
         requests = num_requests

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -123,7 +124,7 @@ class ModelRunner:
         """Reads and loads adapters, of a model with room for some."""
         if model.num_adapter_slots:
             self.adapters = AdapterStore(model, device, num_ranks=limits.num_adapter_ranks)
-            self.forward.adapter_slots = self.buffers.adapter_slots
+            self.forward.adapters = self.buffers.adapters
 
     def _see_images(self, model: CausalLM) -> None:
         vision, tower = model.config.vision, model.visual
@@ -228,6 +229,8 @@ class ModelRunner:
             self.adapters.load(descriptor.adapter_loads)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
+        if self.buffers.adapters is not None:
+            batch = replace(batch, has_adapters=self.buffers.adapters.has_any(batch))
         encoder_run = self._take_images(batch)
         for copies in (batch.saved_states, batch.restored_states):
             if copies is not None:
@@ -288,7 +291,7 @@ class ModelRunner:
             if chosen:
                 logits, token_ids = chosen
             else:
-                slots = self.forward.adapter_slots
+                slots = self.forward.slots()
                 if index is None:
                     logits = self.model.local_logits(hidden, slots)
                 else:

@@ -132,7 +132,7 @@ class Speculation:
             return None
         if _drafts_of(batch).num_next != key.max_q_len - 1:
             return None
-        key = replace(key, kind=GraphKind.DRAFT, shares_prefixes=False)
+        key = replace(key, kind=GraphKind.DRAFT, shares_prefixes=False, skips_adapters=False)
         if graphs.is_captured(key):
             self._program.write(
                 key,

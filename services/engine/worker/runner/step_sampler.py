@@ -145,13 +145,14 @@ class StepSampler:
     def _prompt_logprobs(self, batch: Batch, hidden: Tensor) -> Logprobs | None:
         if not batch.sampling.prompt_logprob_requests:
             return None
+        adapters = self._buffers.adapters
         return prompt_logprobs(
             batch,
             self._table.num_prompt_tokens(batch.row_ids),
             hidden=hidden,
             tokens=self._buffers.tokens,
             compute_logits=self._model.compute_logits,
-            adapter_slots=self._buffers.adapter_slots,
+            adapter_slots=None if adapters is None else adapters.of_step(),
             slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
         )
 

@@ -23,6 +23,7 @@ from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
     GraphSupport,
     ModeChoice,
+    adapter_free_keys,
     encoder_key,
     full_decode_key,
     graph_support,
@@ -40,7 +41,7 @@ from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, Compilatio
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.worker.graphs.encoder_program import EncoderProgram, most_shared_patches
-from services.engine.worker.graphs.graph_set import MOST_ON_DEMAND, GraphSet
+from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.whole_graphs import WholeGraphs
 from services.engine.worker.inputs.copied_inputs import CopiedInputs
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -74,7 +75,7 @@ class PreparedGraphs:
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
         """Captures all planned graphs; smaller ones reuse the memory of larger ones.
 
-        Decodes that share prefixes are among them, as far as there is room.
+        Decodes that share prefixes or have no adapters are among them, as far as there is room.
         """
         outcomes: list[GraphOutcome] = []
         for key in self.graphs.on_demand:
@@ -126,7 +127,7 @@ def prepare_graphs(
         on_fault: receives a graph that is given up while serving.
         agree: as for `GraphSet`.
         keys: graphs of the configured mode to capture, decode graphs first; by default those of the
-            configured sizes, and those of steps that share prefixes on demand.
+            configured sizes, and those of steps that share prefixes or have no adapters on demand.
 
     Raises:
         ValueError: pieces would contain attention, which changes from step to step.
@@ -142,6 +143,9 @@ def prepare_graphs(
         keys = configured_keys(mode, config, limits)
         if limits.shared_prefix_tokens:
             on_demand = sharing_keys(keys, least_requests=LEAST_SHARING_REQUESTS)
+        if limits.num_adapter_slots:
+            free, sharing_free = adapter_free_keys(keys), adapter_free_keys(on_demand)
+            on_demand = [*free, *on_demand, *sharing_free]
     families = runner.graph_families(pieces)
     if GraphKind.DRAFT in families:
         keys = with_draft_keys(keys)
@@ -272,7 +276,7 @@ def estimate_graph_bytes(
             total += sizes[0] + (len(keys) - 1) * added
             if kind is GraphKind.DECODE:
                 of_one_more = added
-    return total + min(len(graphs.on_demand), MOST_ON_DEMAND) * of_one_more
+    return total + graphs.most_on_demand * of_one_more
 
 
 def graph_report(outcome: GraphOutcome) -> GraphReport:

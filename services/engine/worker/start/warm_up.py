@@ -187,6 +187,11 @@ def queue_small_steps(
     for q_lens in kinds:
         if _fits(q_lens, limits):
             yield runner.execute(_step(q_lens, _GREEDY, limits))
+            adapters = runner.buffers.adapters
+            if adapters is not None:
+                with adapters.building_kernels():
+                    pending = runner.execute(_step(q_lens, _GREEDY, limits))
+                yield pending
             prefixes = runner.buffers.prefixes if _may_share(q_lens, limits) else None
             if prefixes is not None:
                 with prefixes.building_kernels():

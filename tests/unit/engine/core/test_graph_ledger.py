@@ -199,7 +199,7 @@ def test_graphs_of_steps_that_share_prefixes_are_counted_beside_those_planned():
     assert dispatch(ledger, 3).graph_key == full(4)
     descriptor = step(ledger, 3)
     descriptor.attn_metadata.shared_prefixes.counts = b"\3\0\0\0"
-    ledger.dispatcher.order_sharing(descriptor)
+    ledger.dispatcher.order_form(descriptor, has_adapters=True)
     ledger.count(descriptor, step_result(1, []))
     figures = {each.key.shares_prefixes: each.num_replays for each in ledger.figures}
     assert figures == {True: 1, False: 0}

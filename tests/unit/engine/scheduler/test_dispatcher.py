@@ -199,7 +199,7 @@ def test_a_step_with_shared_prefixes_runs_the_graph_of_its_size_that_reads_them(
         descriptor = BatchDescriptor(graph_key=key)
         if shares:
             descriptor.attn_metadata.shared_prefixes.counts = b"\x04\0\0\0"
-        dispatcher.order_sharing(descriptor)
+        dispatcher.order_form(descriptor, has_adapters=True)
         return descriptor.graph_key if descriptor.HasField("graph_key") else None
 
     assert ordered(full(4), shares=True) == full(4)
@@ -215,3 +215,34 @@ def test_a_step_with_shared_prefixes_runs_the_graph_of_its_size_that_reads_them(
     dispatcher.quarantine(sharing(full(4)))
     assert ordered(full(4), shares=True) == full(4)
     assert dispatcher.dispatch(shape).graph_key == full(4)
+
+
+def test_a_step_without_adapters_runs_the_graph_of_its_size_that_adds_none():
+    dispatcher = GraphDispatcher([full(8), full(4)])
+
+    def form(*, shares, has_adapters):
+        descriptor = BatchDescriptor(graph_key=full(4))
+        if shares:
+            descriptor.attn_metadata.shared_prefixes.counts = b"\x04\0\0\0"
+        dispatcher.order_form(descriptor, has_adapters=has_adapters)
+        key = descriptor.graph_key
+        assert key.graph_bs == 4
+        return key.shares_prefixes, key.skips_adapters
+
+    def capture(shares, skips):
+        key = GraphKey(shares_prefixes=shares, skips_adapters=skips)
+        key.MergeFrom(full(4))
+        dispatcher.capture(key)
+        return key
+
+    assert form(shares=False, has_adapters=False) == (False, False)
+    skipping = capture(False, True)
+    assert form(shares=False, has_adapters=False) == (False, True)
+    assert form(shares=False, has_adapters=True) == (False, False)
+    capture(True, False)
+    assert form(shares=True, has_adapters=False) == (False, True)
+    assert form(shares=True, has_adapters=True) == (True, False)
+    capture(True, True)
+    assert form(shares=True, has_adapters=False) == (True, True)
+    dispatcher.quarantine(skipping)
+    assert form(shares=False, has_adapters=False) == (False, False)

@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+from services.engine.batch import GraphKind
 from services.engine.core.adapters import StartRefusedError
 from services.engine.errors import (
     DuplicateRequestError,
@@ -54,6 +55,35 @@ async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
             same, greedy_with(max_tokens=NUM_TOKENS), adapters=["a1", "a0", ""]
         )
     assert tokens == [case.expected(PROMPTS[2], name) for name in ("a1", "a0", "")]
+
+
+@pytest.mark.parametrize("options", [{}, {"compilation_level": 3}, {"tensor_parallel_size": 2}])
+async def test_steps_without_adapters_run_graphs_that_add_none(tmp_path, options):
+    case = AdapterCase(tmp_path, "qwen3", num_hidden_layers=5)
+    config = ranks_config(case.base, **case.flags(), **GRAPHS, **options)
+    async with ranks_core(config) as ranks:
+
+        def replays():
+            """Returns the replays of decode graphs with adapters, and of those without."""
+            graphs = stats_to_proto(ranks.core.stats(), num_sessions=0).graphs
+            decodes = [each for each in graphs if each.kind == GraphKind.GRAPH_KIND_DECODE]
+            return [
+                sum(each.num_replays for each in decodes if each.skips_adapters == skips)
+                for skips in (False, True)
+            ]
+
+        for names in (["", "", "", ""], ["a0", "", "a1", "a0"]):
+            before = replays()
+            tokens = await ranks.generate(
+                PROMPTS, greedy_with(max_tokens=NUM_TOKENS), adapters=names
+            )
+            with_names = zip(PROMPTS, names, strict=True)
+            assert tokens == [case.expected(prompt, name) for prompt, name in with_names]
+            adding, skipping = (now - old for now, old in zip(replays(), before, strict=True))
+            if any(names):
+                assert adding > 5
+            else:
+                assert (adding, skipping > 5) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_graphs_of_steps_that_share_prefixes_are_captured_once_one_missed_them(f
 
 
 def test_memory_bounds_the_graphs_of_steps_that_share_prefixes(families, monkeypatch):
-    monkeypatch.setattr(graph_set, "MOST_ON_DEMAND", 2)
+    monkeypatch.setattr(graph_set, "MOST_SHARING", 2)
     plain = [graph_key(GraphKind.DECODE, size, size, 1) for size in (8, 7, 6, 5)]
     on_demand = [replace(key, shares_prefixes=True) for key in plain]
     graphs = GraphSet(plain, families, on_demand=on_demand)
@@ -165,6 +165,29 @@ def test_memory_bounds_the_graphs_of_steps_that_share_prefixes(families, monkeyp
     graphs.capture_first(on_demand[3])
     assert captured(graphs).key == on_demand[3]
     graphs.replay(plain[2], sharing_batch(1, 1, 1, 1))
+    assert graphs.num_pending == 0
+
+
+def test_graphs_of_steps_without_adapters_are_captured_once_one_missed_them(families):
+    plain = [graph_key(GraphKind.DECODE, size, size, 1) for size in (8, 4)]
+    sharing = [replace(plain[0], shares_prefixes=True)]
+    skipping = [replace(key, skips_adapters=True) for key in [*sharing, *plain]]
+    graphs = GraphSet(plain, families, on_demand=[*skipping, *sharing])
+    while graphs.num_pending:
+        captured(graphs)
+    graphs.replay(plain[1], batch(1, 1, 1, 1))
+    assert graphs.num_pending == 0
+    without = replace(batch(1, 1, 1, 1), has_adapters=False)
+    graphs.replay(plain[1], without)
+    assert captured(graphs).key == skipping[2]
+    graphs.replay(skipping[2], without)
+    # No graph of this size shares prefixes.
+    graphs.replay(plain[1], replace(sharing_batch(1, 1, 1, 1), has_adapters=False))
+    assert graphs.num_pending == 0
+    graphs.replay(plain[0], replace(sharing_batch(*[1] * 8), has_adapters=False))
+    assert captured(graphs).key == skipping[0]
+    graphs.replay(plain[0], sharing_batch(*[1] * 8))
+    assert captured(graphs).key == sharing[0]
     assert graphs.num_pending == 0
 
 
