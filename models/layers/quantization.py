@@ -12,7 +12,8 @@ from models.kernels.gpu import HOPPER, gpu_of, is_hopper
 from models.layers.weight import ShardId
 from models.number_formats import BLOCK, FP8, MXFP4_RUN, NVFP4_RUN
 from models.operands.packed_weights import RUN
-from models.ops.products.add_adapters import expand_adapters, shrink_adapters
+from models.ops.products.adapted_linear import adapted_linear
+from models.ops.products.add_adapters import add_adapters
 from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
 
@@ -102,9 +103,10 @@ class QuantizableLinear(nn.Module, ABC):
         """Maps x [T, K] to [T, N], this rank's inputs and outputs, with each token's adapter."""
         if self.adapter_a is None or self.adapter_b is None:
             return self.method.product(self, x, bias)
-        inner = shrink_adapters(x, self.adapter_a)
-        product = self.method.product(self, x, bias)
-        return expand_adapters(product, inner, self.adapter_b, self.part_sizes)
+        adapters = self.adapter_a, self.adapter_b, self.part_sizes
+        if self.method.packing is None:
+            return adapted_linear(x, self.weight, bias, self.weight_scale, *adapters, False)
+        return add_adapters(self.method.product(self, x, bias), x, *adapters)
 
     @property
     @abstractmethod

@@ -1,24 +1,18 @@
 """A captured decode step with low-rank adapters, beside one of a model without room for any.
 
     python -m tests.bench.adapters [--shape qwen3-8b] [--requests 32] [--rank 16] [--experts]
-        [--adapters 0 1 16] [--layers N] [--device cpu] [--json out.json]
-    python -m tests.bench.adapters --kernels [--rank 16] [--json out.json]
+        [--adapters 0 1 16] [--layers N] [--fused] [--device cpu] [--json out.json]
 
 Random weights. The first row has no room for adapters; with 0 adapters there is room, and no
-request uses one. Else requests use that many in turn. Aims of Qwen3-8B on an H200, with rank 16 and
-32 requests: 6 % more than none with one adapter, 12 % with 16. On a CPU nothing is captured.
-
---kernels has a row for each product of Qwen3-8B by tokens and adapters: microseconds of the product
-alone, of each kernel of adapters alone, of all three as a layer runs them, what they add to the
-product, and how long reading A and B takes.
+request uses one. Else requests use that many in turn. --fused runs the compiler's passes, as an
+engine does. Aims of Qwen3-8B on an H200, with rank 16 and 32 requests: 6 % more than none with one
+adapter, 12 % with 16. On a CPU nothing is captured.
 """
 
 import argparse
 import json
 import statistics
 import time
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,22 +20,15 @@ import torch
 
 from models.layers.adapter_room import adapted_layers, experts_by_layer, make_room
 from models.loading.loader import load_model
-from models.ops.products.add_adapters import expand_slots, shrink_slots
-from models.ops.products.linear import linear
+from services.engine.compilation.pieces.linking import run_as_traced
+from services.engine.compilation.trace.tracing import trace_programs
 from tests.bench.decode_step import REPLAYS, DecodeStep
-from tests.bench.kernels import BYTES_PER_US, CACHE_BYTES, microseconds
 from tests.bench.machine import commit, machine, versions
 from tests.bench.model_folder import make_model_folder, shape_names
+from tests.support.compilation import compilation_config
 
-PROJECTIONS = {
-    "qkv": (4096, (4096, 1024, 1024)),
-    "o": (4096, (4096,)),
-    "gate_up": (4096, (12288, 12288)),
-    "down": (12288, (4096,)),
-}
-"""Inputs and outputs of the products of Qwen3-8B."""
-TOKENS = (1, 8, 32, 64, 128, 512)
-NUM_SLOTS = 16
+MOST_TOKENS = 8192
+"""Of a step of the traced model."""
 
 
 def fill(model, size: float = 0.01) -> None:
@@ -52,6 +39,20 @@ def fill(model, size: float = 0.01) -> None:
     for room in rooms:
         room.adapter_a.normal_(0, size)
         room.adapter_b.normal_(0, size)
+
+
+def fuse(model) -> None:
+    """Makes a model run the operators that the compiler's passes leave."""
+    device = next(model.parameters()).device
+    kinds = (torch.int32, torch.int64)
+    model.__dict__.pop("forward", None)
+    traced = trace_programs(
+        model,
+        compilation_config(level=3, use_inductor=False),
+        example_inputs=[torch.zeros(8, dtype=kind, device=device) for kind in kinds],
+        max_num_tokens=MOST_TOKENS,
+    )
+    model.forward = run_as_traced(traced)
 
 
 @torch.inference_mode()
@@ -77,6 +78,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, fl
     rows: dict[str, dict[str, float]] = {}
 
     def add(name: str, slots: torch.Tensor | None) -> None:
+        if options.fused:
+            fuse(model)
         step = DecodeStep(model, options.requests, options.context, slots)
         median, least, most = milliseconds(step)
         over = median / rows["no room"]["median"] - 1 if rows else 0.0
@@ -93,93 +96,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, fl
     fill(model)
     requests = torch.arange(options.requests, device=device)
     for count in options.adapters:
-        slots = requests % count + 1 if count else torch.zeros_like(requests)
-        add(f"{count} adapters", slots.int())
-    return rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """A layer's product and its adapters, of T tokens; see models.ops.products.add_adapters."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    parts: tuple[int, ...]
-    slots: torch.Tensor
-
-    def multiply(self) -> torch.Tensor:
-        """Returns the product alone."""
-        return linear(self.x, self.weight, None)
-
-    def shrink(self) -> torch.Tensor:
-        """Runs the first kernel."""
-        return shrink_slots(self.x, self.a, self.slots)
-
-    def expand(self, product: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-        """Runs the second kernel."""
-        return expand_slots(product, inner, self.b, self.parts, self.slots)
-
-    def run(self) -> torch.Tensor:
-        """Runs all as a layer does."""
-        inner = self.shrink()
-        return self.expand(self.multiply(), inner)
-
-
-def make_products(name: str, rank: int, num_tokens: int, count: int) -> list[Product]:
-    """Returns products of as many layers as the second-level cache cannot hold."""
-    num_inputs, parts = PROJECTIONS[name]
-    num_outputs, num_inner = sum(parts), len(parts) * rank
-    factor_bytes = 2 * max(1, count) * min(num_inner * num_inputs, num_outputs * rank)
-    draw = partial(torch.randn, dtype=torch.bfloat16, device="cuda")
-    tokens = torch.arange(num_tokens, device="cuda")
-    slots = tokens % count + 1 if count else torch.zeros_like(tokens)
-    # The weights of several layers do not fit as well, and take most of the memory.
-    weights = [draw(num_outputs, num_inputs) for _ in range(3)]
-    return [
-        Product(
-            x=draw(num_tokens, num_inputs),
-            weight=weights[index % len(weights)],
-            a=draw(NUM_SLOTS, num_inner, num_inputs),
-            b=draw(NUM_SLOTS, num_outputs, rank),
-            parts=parts,
-            slots=slots.int(),
-        )
-        for index in range(max(3, min(24, CACHE_BYTES // factor_bytes + 1)))
-    ]
-
-
-@torch.inference_mode()
-def measure_kernels(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Prints a row for each product, number of tokens and of adapters, and returns them."""
-    rows: dict[str, dict[str, float]] = {}
-    columns = ("product", "shrink", "expand", "all", "added", "reads")
-    print(f"{'':>24}" + "".join(f"{each:>9}" for each in columns), flush=True)
-    for name in PROJECTIONS:
-        for num_tokens in TOKENS:
-            for count in options.adapters:
-                if count > num_tokens:
-                    continue
-                products = make_products(name, options.rank, num_tokens, count)
-                pairs = [(each.multiply(), each.shrink()) for each in products]
-                factor_bytes = 2 * count * (products[0].a[0].numel() + products[0].b[0].numel())
-                row = {
-                    "product": microseconds([each.multiply for each in products], 4),
-                    "shrink": microseconds([each.shrink for each in products], 4),
-                    "expand": microseconds(
-                        [
-                            partial(each.expand, *pair)
-                            for each, pair in zip(products, pairs, strict=True)
-                        ]
-                    ),
-                    "all": microseconds([each.run for each in products], 4),
-                    "reads": factor_bytes / BYTES_PER_US,
-                }
-                row["added"] = row["all"] - row["product"]
-                label = f"{name} {num_tokens} x {count}"
-                rows[label] = row
-                print(f"{label:>24}" + "".join(f"{row[each]:9.2f}" for each in columns), flush=True)
+        add(f"{count} adapters", (requests % count + 1).int() if count else None)
     return rows
 
 
@@ -196,15 +113,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 16])
     parser.add_argument("--experts", action="store_true", help="of routed experts, too")
-    parser.add_argument("--kernels", action="store_true", help="kernels instead of whole steps")
+    parser.add_argument("--fused", action="store_true", help="with the compiler's passes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.kernels:
-        rows = measure_kernels(options)
-    else:
-        with TemporaryDirectory() as parent:
-            folder = make_model_folder(options.shape, Path(parent), options.layers)
-            rows = measure(options, folder)
+    with TemporaryDirectory() as parent:
+        folder = make_model_folder(options.shape, Path(parent), options.layers)
+        rows = measure(options, folder)
     if options.json is not None:
         facts = {"commit": commit(), "machine": machine(), "versions": versions()}
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}

@@ -1,13 +1,13 @@
 """Low-rank adapters of a product, of all tokens and adapters of a step in two kernels.
 
-Programs have a tile of neighbouring tokens. In decodes each token may have its own adapter: a tile
-has several lanes, programs that share its adapters, and the first token of each adapter chooses the
-lane. A lane reads the weights of an adapter once for all of its tokens in the tile. Tokens of a
-prompt share one adapter, and tiles of many tokens have one lane. No list of tokens by adapter is
-made, so captured graphs need no other input than the slots.
+Programs have a tile of neighbouring tokens. In decodes each token may have its own adapter. The
+first kernel reads few rows of an adapter: a tile has several lanes, programs that share its
+adapters, and the first token of each adapter chooses the lane. The second one multiplies with
+several adapters at once: the values of a token are in the columns of its adapter, with zeros in the
+others. So each reads the weights of an adapter once for a tile. No list of tokens by adapter is
+made, and captured graphs need no other input than the slots.
 
-The first kernel needs nothing of the product: before it, it runs while the product's first weights
-load. Programs read weights before the kernels ahead of them have ended; see dependent_launch.
+Programs read weights and slots before the kernels ahead of them have ended; see dependent_launch.
 
 Source of the grouping: Chen et al. 2023, "Punica", section 4; ours has no segments.
 """
@@ -31,47 +31,30 @@ MAX_PARTS = 4
 """Most projections of one layer."""
 _SMALLEST_DOT = 16
 """Least rows and columns of a tile that tensor cores multiply."""
-_FEW_TOKENS = 64
-"""Steps of up to this many tokens have small tiles and many lanes."""
-_MOST_SPREAD_TOKENS = 256
-"""Steps of up to this many tokens have tiles with several lanes."""
+_MOST_SPLIT_TOKENS = 512
+"""Steps of up to this many tokens have several lanes, and split the inputs."""
 _LANES = 16
-_LANES_OF_LARGE_TILES = 4
 _COLUMNS = 64
-"""Inputs that a step of the first kernel's loop multiplies, with many tokens or wide elements."""
-_WHOLE_COLUMNS = 512
-"""Most inputs that the first kernel multiplies at once, with few tokens."""
-_LEAST_COLUMNS = 256
-"""Least inputs of a program of the first kernel, if there are as many."""
-_TILE_OF_B = 2048
-"""Elements of B that a program of the second kernel loads at once, with few tokens."""
-_MOST_SPLITS = 24
-"""Programs of the first kernel that share the inputs of few tokens."""
+"""Inputs that a step of the first kernel's loop multiplies."""
+_CHUNK = 256
+"""Inputs that the first kernel multiplies at once, where it has no loop."""
+_MOST_CHUNKS = 4
+"""Chunks of a program, whose A is in registers before the inputs are ready."""
+_USUAL_SPLITS = 8
+"""Programs of the first kernel that share the inputs, unless they would have too many chunks."""
 _MOST_SUMS = 1024
-"""Sums of a token that the second kernel adds up, at most, if there are more splits than one."""
+"""Sums of a token that the second kernel adds up, at most, if the inputs are split."""
+_TOGETHER = 256
+"""Columns of adapters that the second kernel multiplies at once."""
 
 
 @triton.jit
-def _place_of(num_tokens, BLOCK_M: tl.constexpr, IS_SPREAD: tl.constexpr):
-    """Returns this program's tile of tokens and its lane."""
-    tile = tl.program_id(0)
-    lane, lanes = 0, 1
-    if IS_SPREAD:
-        lanes = tl.num_programs(0) // tl.cdiv(num_tokens, BLOCK_M)
-        tile, lane = tile // lanes, tile % lanes
-    return tile, lane, lanes
-
-
-@triton.jit
-def _own_slots(slots, lane, lanes, IS_SPREAD: tl.constexpr):
-    """Returns the slots of this lane, -1 elsewhere: those whose first token has its number."""
-    if IS_SPREAD:
-        each = tl.arange(0, slots.shape[0])
-        is_earlier = each[None, :] < each[:, None]
-        is_repeat = is_earlier & (slots[None, :] == slots[:, None])
-        is_first = tl.max(is_repeat.to(tl.int32), axis=1) == 0
-        slots = tl.where(is_first & (each % lanes == lane), slots, -1)
-    return slots
+def _find_firsts(slots):
+    """Returns which tokens are the first ones of their slots, and have an adapter."""
+    each = tl.arange(0, slots.shape[0])
+    is_earlier = each[None, :] < each[:, None]
+    is_repeat = is_earlier & (slots[None, :] == slots[:, None])
+    return (tl.max(is_repeat.to(tl.int32), axis=1) == 0) & (slots > 0)
 
 
 @triton.jit
@@ -83,46 +66,82 @@ def _load_a(a_ptr, slot, columns, inputs, end, N: tl.constexpr, K: tl.constexpr)
 
 
 @triton.jit
+def _load_chunks(
+    a_ptr, slot, columns, inputs, end, N: tl.constexpr, K: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Loads four chunks of A; the last ones are those before them if there are fewer."""
+    a = _load_a(a_ptr, slot, columns, inputs, end, N, K)
+    second, third, fourth = a, a, a
+    if CHUNKS > 1:
+        second = _load_a(a_ptr, slot, columns, inputs + inputs.shape[0], end, N, K)
+    if CHUNKS > 2:
+        third = _load_a(a_ptr, slot, columns, inputs + 2 * inputs.shape[0], end, N, K)
+    if CHUNKS > 3:
+        fourth = _load_a(a_ptr, slot, columns, inputs + 3 * inputs.shape[0], end, N, K)
+    return a, second, third, fourth
+
+
+@triton.jit
 def _load_x(x_ptr, rows, is_own, inputs, end, K: tl.constexpr):
     is_wanted = is_own[:, None] & (inputs < end)[None, :]
     return tl.load(x_ptr + rows[:, None] * K + inputs[None, :], mask=is_wanted, other=0.0)
+
+
+@triton.jit
+def _multiply_chunks(
+    x_ptr, rows, is_own, inputs, end, chunks, K: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Returns the products of chunks of a share's inputs and of A, added up."""
+    x = _load_x(x_ptr, rows, is_own, inputs, end, K)
+    total = tl.dot(x, chunks[0], input_precision="ieee")
+    for chunk in tl.static_range(1, CHUNKS):
+        x = _load_x(x_ptr, rows, is_own, inputs + chunk * inputs.shape[0], end, K)
+        total = tl.dot(x, chunks[chunk], total, input_precision="ieee")
+    return total
 
 
 # Steps have any number of tokens, and each kind of number would be a build.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _shrink_kernel(
     x_ptr, a_ptr, slots_ptr, inner_ptr, num_tokens,
-    K: tl.constexpr, N: tl.constexpr, PER_SPLIT: tl.constexpr, IS_SPREAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, PER_SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
+    IS_SPREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Writes x @ A^T of a share of the K inputs, inner [splits, tokens, N], for tokens in slots.
 
-    A program computes BLOCK_N of N = parts * R rows of A for a lane's tokens. A share of BLOCK_K
-    inputs loads its A before the inputs are ready.
+    A program computes BLOCK_N of N = parts * R rows of A for a lane's tokens. A share is CHUNKS of
+    BLOCK_K inputs, or with none a loop over BLOCK_K.
     """
     let_next_start(DEPENDENT)
-    tile, lane, lanes = _place_of(num_tokens, BLOCK_M, IS_SPREAD)
+    tile = tl.program_id(0)
+    lane, lanes = 0, 1
+    if IS_SPREAD:
+        lanes = tl.num_programs(0) // tl.cdiv(num_tokens, BLOCK_M)
+        tile, lane = tile // lanes, tile % lanes
     tokens = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
-    slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=-1)
-    own = _own_slots(slots, lane, lanes, IS_SPREAD)
+    slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=0)
+    own = slots
+    if IS_SPREAD:
+        is_own_lane = _find_firsts(slots) & (tl.arange(0, BLOCK_M) % lanes == lane)
+        own = tl.where(is_own_lane, slots, 0)
     rows = tokens.to(tl.int64)
     first = split * PER_SPLIT
     end = tl.minimum(first + PER_SPLIT, K)
     inputs = first + tl.arange(0, BLOCK_K)
     slot = tl.max(own, axis=0)
-    IS_WHOLE: tl.constexpr = PER_SPLIT == BLOCK_K
-    if IS_WHOLE:
-        a = _load_a(a_ptr, slot, columns, inputs, end, N, K)
+    if CHUNKS > 0:
+        a, a1, a2, a3 = _load_chunks(a_ptr, slot, columns, inputs, end, N, K, CHUNKS)
+    # Idle programs return, but some program of every kernel waits.
     is_first_program = tl.program_id(0) + tl.program_id(1) + split == 0
     if (slot > 0) | is_first_program:
         wait_for_previous(DEPENDENT)
     while slot > 0:
         is_own = slots == slot
-        if IS_WHOLE:
-            x = _load_x(x_ptr, rows, is_own, inputs, end, K)
-            total = tl.dot(x, a, input_precision="ieee")
+        if CHUNKS > 0:
+            total = _multiply_chunks(x_ptr, rows, is_own, inputs, end, (a, a1, a2, a3), K, CHUNKS)
         else:
             total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             for start in range(first, end, BLOCK_K):
@@ -132,34 +151,81 @@ def _shrink_kernel(
                 total = tl.dot(tile_x, tile_a, total, input_precision="ieee")
         target = inner_ptr + (split * num_tokens + rows[:, None]) * N + columns[None, :]
         tl.store(target, total, mask=is_own[:, None] & (columns < N)[None, :])
-        slot = tl.max(tl.where(own < slot, own, -1), axis=0)
-        if IS_WHOLE:
-            a = _load_a(a_ptr, slot, columns, inputs, end, N, K)
+        slot = tl.max(tl.where(own < slot, own, 0), axis=0)
+        if CHUNKS > 0:
+            a, a1, a2, a3 = _load_chunks(a_ptr, slot, columns, inputs, end, N, K, CHUNKS)
 
 
 @triton.jit
-def _load_b(b_ptr, slot, columns, is_output, ranks, N: tl.constexpr, RANK: tl.constexpr):
-    """Loads [ranks, columns] of a slot's B; zeros without an adapter."""
-    is_wanted = (slot > 0) & is_output[None, :] & (ranks < RANK)[:, None]
-    row = (slot - 1).to(tl.int64) * N + columns[None, :]
+def _slots_from(slots, is_first, places, start, COUNT: tl.constexpr):
+    """Returns COUNT distinct slots of a tile from place `start` on, 0 after the last."""
+    wanted = start + tl.arange(0, COUNT)
+    is_wanted = is_first[None, :] & (places[None, :] == wanted[:, None])
+    return tl.sum(tl.where(is_wanted, slots[None, :], 0), axis=1)
+
+
+@triton.jit
+def _load_b(
+    b_ptr, own_slots, columns, is_output, N: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """Loads B of some slots, [slots * BLOCK_R, columns]; zeros without an adapter."""
+    COUNT: tl.constexpr = own_slots.shape[0]
+    each = tl.reshape(tl.broadcast_to(own_slots[:, None], (COUNT, BLOCK_R)), (COUNT * BLOCK_R,))
+    ranks = tl.arange(0, COUNT * BLOCK_R) % BLOCK_R
+    row = (each - 1).to(tl.int64)[:, None] * N + columns[None, :]
+    is_wanted = ((each > 0) & (ranks < RANK))[:, None] & is_output[None, :]
     return tl.load(b_ptr + row * RANK + ranks[:, None], mask=is_wanted, other=0.0)
+
+
+@triton.jit
+def _load_inner(
+    inner_ptr, slots, rows, part, num_tokens, PARTS: tl.constexpr, RANK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Returns the first kernel's sums of a part, [tokens, BLOCK_R]."""
+    ranks = tl.arange(0, BLOCK_R)
+    is_wanted = (slots > 0)[:, None] & (ranks < RANK)[None, :]
+    inner = tl.zeros((slots.shape[0], BLOCK_R), tl.float32)
+    for split in tl.static_range(SPLITS):
+        source = inner_ptr + (split * num_tokens + rows[:, None]) * (PARTS * RANK)
+        inner += tl.load(source + part * RANK + ranks[None, :], mask=is_wanted, other=0.0)
+    return inner
+
+
+@triton.jit
+def _multiply(inner, slots, own_slots, b):
+    """Returns inner @ B of some slots, [tokens, columns]; other tokens get zeros."""
+    is_own = (slots[:, None] == own_slots[None, :]) & (own_slots > 0)[None, :]
+    among = tl.where(is_own[:, :, None], inner[:, None, :], 0.0)
+    factor = tl.reshape(among, (inner.shape[0], own_slots.shape[0] * inner.shape[1]))
+    return tl.dot(factor.to(b.dtype), b, input_precision="ieee")
+
+
+@triton.jit
+def _load_product(product_ptr, at, is_entry, num_tokens, N: tl.constexpr, ADDENDS: tl.constexpr):
+    product = tl.load(product_ptr + at, mask=is_entry, other=0.0).to(tl.float32)
+    for addend in tl.static_range(1, ADDENDS):
+        addend_ptr = product_ptr + (addend * num_tokens).to(tl.int64) * N
+        product += tl.load(addend_ptr + at, mask=is_entry, other=0.0).to(tl.float32)
+    return product
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _expand_kernel(
     product_ptr, inner_ptr, b_ptr, slots_ptr, output_ptr, num_tokens,
     N: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
-    PARTS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, IS_SPREAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr, ADDENDS: tl.constexpr, SPLITS: tl.constexpr,
+    IS_GATED: tl.constexpr, TOGETHER: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Writes product + inner @ B^T, of a lane's tokens and BLOCK_N outputs of one part.
+    """Writes product + inner @ B^T, of BLOCK_M tokens and BLOCK_N outputs of one part.
 
-    Tokens without an adapter are a slot like others, whose product is copied. N0 to N2: outputs of
-    the first parts; a fourth has the rest. SPLITS sums make an inner value.
+    TOGETHER adapters are multiplied at once. N0 to N2: outputs of the first parts; a fourth has the
+    rest. ADDENDS make a product, SPLITS sums an inner value. With IS_GATED a program has the same
+    outputs of both parts, and writes silu(first) * second.
     """
     let_next_start(DEPENDENT)
-    token_tile, lane, lanes = _place_of(num_tokens, BLOCK_M, IS_SPREAD)
-    tokens = token_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     tile, part, first, size = tl.program_id(1), 0, 0, N0
     if tile >= tl.cdiv(N0, BLOCK_N):
         tile, part, first, size = tile - tl.cdiv(N0, BLOCK_N), 1, N0, N1
@@ -170,94 +236,94 @@ def _expand_kernel(
                 first, size = N0 + N1 + N2, N - N0 - N1 - N2
     in_part = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output, columns = in_part < size, first + in_part
-    ranks = tl.arange(0, BLOCK_R)
-    slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=-1)
-    own = _own_slots(slots, lane, lanes, IS_SPREAD)
+    is_token = tokens < num_tokens
+    slots = tl.load(slots_ptr + tokens, mask=is_token, other=0)
+    is_first = _find_firsts(slots)
+    places = tl.cumsum(is_first.to(tl.int32), axis=0) - 1
+    num_slots = tl.sum(is_first.to(tl.int32), axis=0)
+    own_slots = _slots_from(slots, is_first, places, 0, TOGETHER)
+    b = _load_b(b_ptr, own_slots, columns, is_output, N, RANK, BLOCK_R)
+    if IS_GATED:
+        up_b = _load_b(b_ptr, own_slots, columns + N0, is_output, N, RANK, BLOCK_R)
+    wait_for_previous(DEPENDENT)
     rows = tokens.to(tl.int64)
-    slot = tl.max(own, axis=0)
-    b = _load_b(b_ptr, slot, columns, is_output, ranks, N, RANK)
-    # A step has a token, and its program is not idle.
-    if slot >= 0:
-        wait_for_previous(DEPENDENT)
-    while slot >= 0:
-        is_own = slots == slot
-        is_entry = is_own[:, None] & is_output[None, :]
-        at_entry = rows[:, None] * N + columns[None, :]
-        product = tl.load(product_ptr + at_entry, mask=is_entry, other=0.0)
-        has_sum = (slot > 0) & is_own[:, None] & (ranks < RANK)[None, :]
-        inner = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-        for split in tl.static_range(SPLITS):
-            source = inner_ptr + (split * num_tokens + rows[:, None]) * (PARTS * RANK)
-            inner += tl.load(source + part * RANK + ranks[None, :], mask=has_sum, other=0.0)
-        added = tl.dot(inner.to(b.dtype), b, input_precision="ieee")
-        sums = (product.to(tl.float32) + added).to(product.dtype)
-        tl.store(output_ptr + at_entry, sums, mask=is_entry)
-        slot = tl.max(tl.where(own < slot, own, -1), axis=0)
-        b = _load_b(b_ptr, slot, columns, is_output, ranks, N, RANK)
+    is_entry = is_token[:, None] & is_output[None, :]
+    at = rows[:, None] * N + columns[None, :]
+    sums = _load_product(product_ptr, at, is_entry, num_tokens, N, ADDENDS)
+    inner = _load_inner(inner_ptr, slots, rows, part, num_tokens, PARTS, RANK, SPLITS, BLOCK_R)
+    sums += _multiply(inner, slots, own_slots, b)
+    if IS_GATED:
+        up = _load_product(product_ptr, at + N0, is_entry, num_tokens, N, ADDENDS)
+        up_inner = _load_inner(inner_ptr, slots, rows, 1, num_tokens, PARTS, RANK, SPLITS, BLOCK_R)
+        up += _multiply(up_inner, slots, own_slots, up_b)
+    for start in range(TOGETHER, num_slots, TOGETHER):
+        more_slots = _slots_from(slots, is_first, places, start, TOGETHER)
+        more_b = _load_b(b_ptr, more_slots, columns, is_output, N, RANK, BLOCK_R)
+        sums += _multiply(inner, slots, more_slots, more_b)
+        if IS_GATED:
+            more_up_b = _load_b(b_ptr, more_slots, columns + N0, is_output, N, RANK, BLOCK_R)
+            up += _multiply(up_inner, slots, more_slots, more_up_b)
+    if IS_GATED:
+        sums = sums * tl.sigmoid(sums) * up
+        at = rows[:, None] * N0 + columns[None, :]
+    tl.store(output_ptr + at, sums.to(output_ptr.dtype.element_ty), mask=is_entry)
 
 
-def shrink_adapters(x: torch.Tensor, adapter_a: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Returns sums whose sum over the first dimension is x @ A^T, [num_splits, T, N] float32.
-
-    Steps of many tokens use the first alone.
-    """
-    num_tokens, num_inputs = x.shape
-    num_inner = adapter_a.shape[1]
-    x = x.contiguous()
-    shape = num_splits(num_inputs, num_inner), num_tokens, num_inner
-    inner = x.new_empty(shape, dtype=torch.float32)
-    if num_tokens:
-        form = _shrink_form(num_inputs, num_inner, x.dtype, x.device, _tiling(num_tokens))
-        form.launch(form.grid(num_tokens), x, adapter_a, slots, inner, num_tokens)
-    return inner
-
-
-def expand_adapters(
+def add_adapters(
     product: torch.Tensor,
-    inner: torch.Tensor,
+    x: torch.Tensor,
+    adapter_a: torch.Tensor,
     adapter_b: torch.Tensor,
     part_sizes: Sequence[int],
     slots: torch.Tensor,
+    *,
+    is_gated: bool = False,
 ) -> torch.Tensor:
-    """Returns [T, N]; see models.ops.products.add_adapters."""
-    product = product.contiguous()
-    output = torch.empty(product.shape, dtype=product.dtype, device=product.device)
-    num_tokens, rank = product.shape[0], adapter_b.shape[2]
-    if num_tokens:
-        # Large ranks would need more shared memory and registers than a program has.
-        tiling = _tiling(num_tokens, large_tile=64 if rank < 128 else 32)
-        form = _expand_form(len(inner), rank, tuple(part_sizes), product.device, tiling)
-        form.launch(form.grid(num_tokens), product, inner, adapter_b, slots, output, num_tokens)
+    """Returns [T, N] of adapter_b's dtype; see models.ops.products.add_adapters.
+
+    product: [T, N], or its addends [S, T, N].
+    slots: another kernel that takes no part in dependent launches follows the one that wrote them.
+    is_gated: returns silu(first half) * second half, [T, N / 2], of two equal parts.
+    """
+    x, product = x.contiguous(), product.contiguous()
+    (num_tokens, num_inputs), num_outputs = x.shape, product.shape[-1]
+    num_inner, rank = adapter_a.shape[1], adapter_b.shape[2]
+    output = adapter_b.new_empty(num_tokens, num_outputs // (2 if is_gated else 1))
+    if not num_tokens:
+        return output
+    tiling = _tiling(num_tokens)
+    shrink = _shrink_form(num_inputs, num_inner, x.dtype, x.device, tiling)
+    expand = _expand_form(
+        shrink.splits, rank, tuple(part_sizes), x.dtype, x.device, tiling,
+        len(product) if product.dim() == 3 else 1, is_gated=is_gated,
+    )  # fmt: skip
+    inner = x.new_empty(shrink.splits, num_tokens, num_inner, dtype=torch.float32)
+    shrink.launch(shrink.grid(num_tokens), x, adapter_a, slots, inner, num_tokens)
+    expand.launch(expand.grid(num_tokens), product, inner, adapter_b, slots, output, num_tokens)
     return output
-
-
-def num_splits(num_inputs: int, num_inner: int) -> int:
-    """Returns the programs of the first kernel that share the inputs of few tokens."""
-    return triton.cdiv(num_inputs, _inputs_of_split(num_inputs, num_inner))
-
-
-def _inputs_of_split(num_inputs: int, num_inner: int) -> int:
-    """Returns a power of two. With many rows of A there are enough programs without splits."""
-    splits = max(1, min(_MOST_SPLITS, _MOST_SUMS // num_inner))
-    share = max(triton.cdiv(num_inputs, splits), min(_LEAST_COLUMNS, num_inputs), _SMALLEST_DOT)
-    return triton.next_power_of_2(share)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """How the tokens of a step are divided; is_small: their inputs are split, too."""
+    """How a step is divided, by its tokens.
 
-    tokens: int
+    shrunk, expanded: tokens of a tile of each kernel. lanes: of a tile of the first one. is_split:
+    whether several programs share the inputs. is_single: whether there is one token.
+    """
+
+    shrunk: int
+    expanded: int
     lanes: int
-    is_small: bool
+    is_split: bool
+    is_single: bool = False
 
 
-def _tiling(num_tokens: int, large_tile: int = 64) -> _Tiling:
-    if num_tokens <= _FEW_TOKENS:
-        tile = _SMALLEST_DOT if num_tokens <= _SMALLEST_DOT else 2 * _SMALLEST_DOT
-        return _Tiling(tile, _LANES, is_small=True)
-    lanes = _LANES_OF_LARGE_TILES if num_tokens <= _MOST_SPREAD_TOKENS else 1
-    return _Tiling(large_tile, lanes, is_small=False)
+def _tiling(num_tokens: int) -> _Tiling:
+    if num_tokens > _MOST_SPLIT_TOKENS:
+        return _Tiling(64, 64, 1, is_split=False)
+    if num_tokens <= _SMALLEST_DOT:
+        return _Tiling(_SMALLEST_DOT, _SMALLEST_DOT, _LANES, True, num_tokens == 1)
+    return _Tiling(32, 32 if num_tokens <= 64 else 64, _LANES, is_split=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,47 +331,71 @@ class _Form:
     """A kernel for layers of some sizes, with its tiles."""
 
     launch: Launch
-    tiling: _Tiling
+    tokens: int
+    lanes: int
     tiles: int
-    splits: int = 1
+    splits: int
 
     def grid(self, num_tokens: int) -> tuple[int, int, int]:
         """Returns the programs of a step."""
-        lanes = min(self.tiling.lanes, num_tokens)
-        return triton.cdiv(num_tokens, self.tiling.tokens) * lanes, self.tiles, self.splits
+        lanes = min(self.lanes, num_tokens)
+        return triton.cdiv(num_tokens, self.tokens) * lanes, self.tiles, self.splits
 
 
 @lru_cache
 def _shrink_form(
     num_inputs: int, num_inner: int, dtype: torch.dtype, device: torch.device, tiling: _Tiling
 ) -> _Form:
-    most = 32 if tiling.is_small else 64
-    tile = min(most, max(_SMALLEST_DOT, triton.next_power_of_2(num_inner)))
-    per_split, columns = triton.next_power_of_2(num_inputs), _COLUMNS
-    if tiling.is_small:
-        per_split = _inputs_of_split(num_inputs, num_inner)
-        if dtype.itemsize <= 2:  # wider products of tensor cores are made of many instructions
-            columns = min(per_split, _WHOLE_COLUMNS)
+    per_split, chunks, columns = num_inputs, 0, _COLUMNS
+    tile = max(_SMALLEST_DOT, min(64, triton.next_power_of_2(num_inner)))
+    if tiling.is_split:
+        splits = max(1, min(_USUAL_SPLITS, _MOST_SUMS // num_inner))
+        chunks = -(-num_inputs // (splits * _CHUNK))
+        if num_inner * splits < _MOST_SUMS:
+            chunks = min(chunks, _MOST_CHUNKS)
+        per_split, tile = chunks * _CHUNK, _SMALLEST_DOT
+        # Wider products of tensor cores are made of many instructions.
+        if dtype.itemsize > 2 or chunks > _MOST_CHUNKS:
+            chunks, tile = 0, 32
+        else:
+            columns = _CHUNK
     launch = Launch(
-        _shrink_kernel, K=num_inputs, N=num_inner, PER_SPLIT=per_split,
-        IS_SPREAD=tiling.lanes > 1, BLOCK_M=tiling.tokens, BLOCK_N=tile, BLOCK_K=columns,
-        num_warps=4, num_stages=3, **launch_options(device),
+        _shrink_kernel, K=num_inputs, N=num_inner, PER_SPLIT=per_split, CHUNKS=chunks,
+        IS_SPREAD=tiling.lanes > 1, BLOCK_M=tiling.shrunk, BLOCK_N=tile, BLOCK_K=columns,
+        num_warps=8 if chunks > 2 else 4, num_stages=3, **launch_options(device),
     )  # fmt: skip
-    return _Form(launch, tiling, triton.cdiv(num_inner, tile), triton.cdiv(num_inputs, per_split))
+    tiles, splits = -(-num_inner // tile), -(-num_inputs // per_split)
+    return _Form(launch, tiling.shrunk, tiling.lanes, tiles, splits)
 
 
 @lru_cache
 def _expand_form(
-    num_sums: int, rank: int, part_sizes: tuple[int, ...], device: torch.device, tiling: _Tiling
+    num_splits: int,
+    rank: int,
+    part_sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    tiling: _Tiling,
+    num_addends: int,
+    *,
+    is_gated: bool,
 ) -> _Form:
     assert len(part_sizes) <= MAX_PARTS, "no layer has more projections"
     block_r = max(_SMALLEST_DOT, triton.next_power_of_2(rank))
-    tile = min(256, max(32, _TILE_OF_B // block_r)) if tiling.is_small else tiling.tokens
+    # Prompts have few adapters in a tile. Wide products are made of many instructions.
+    is_apart = tiling.is_single or not tiling.is_split or dtype.itemsize > 2
+    together = 1 if is_apart else max(1, _TOGETHER // block_r)
+    # Large ranks would need more shared memory and registers than a program has.
+    tile, tokens = 64, tiling.expanded if rank < 128 else min(32, tiling.expanded)
+    if is_gated or rank >= 128:
+        tile = 32
+    is_large = together * block_r >= _TOGETHER and (is_gated or tokens == 64 or block_r >= 64)
     firsts = (*part_sizes, 0, 0, 0)[:3]
     launch = Launch(
         _expand_kernel, N=sum(part_sizes), N0=firsts[0], N1=firsts[1], N2=firsts[2],
-        PARTS=len(part_sizes), RANK=rank, SPLITS=num_sums if tiling.is_small else 1,
-        IS_SPREAD=tiling.lanes > 1, BLOCK_M=tiling.tokens, BLOCK_N=tile, BLOCK_R=block_r,
-        num_warps=4, num_stages=2, **launch_options(device),
+        PARTS=len(part_sizes), RANK=rank, ADDENDS=num_addends, SPLITS=num_splits,
+        IS_GATED=is_gated, TOGETHER=together, BLOCK_M=tokens, BLOCK_N=tile, BLOCK_R=block_r,
+        num_warps=8 if is_large else 4, num_stages=2, **launch_options(device),
     )  # fmt: skip
-    return _Form(launch, tiling, sum(triton.cdiv(size, tile) for size in part_sizes))
+    sizes = part_sizes[:1] if is_gated else part_sizes
+    return _Form(launch, tokens, 1, sum(-(-size // tile) for size in sizes), 1)

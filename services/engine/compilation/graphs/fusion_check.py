@@ -53,7 +53,7 @@ class FusionCheck(DispatchMode):
         size = (func, *(_size(arg) for arg in args))
         at_cos = _COS.get(unfused)
         is_plain = (at_cos is not None and not _is_comparable(args, at_cos)) or (
-            func is torch.ops.octavo.packed_linear.default and not args[-1]
+            func in _GATED and not args[-1]
         )
         if size in self._seen or is_plain:
             return func(*args)
@@ -78,6 +78,8 @@ def _size(arg: Any) -> object:
     """Returns what kernels are chosen by; layers of one kind differ in their number alone."""
     if isinstance(arg, Tensor):
         return arg.shape, arg.dtype
+    if isinstance(arg, list):
+        return tuple(arg)
     return None if type(arg) is int else arg
 
 
@@ -136,11 +138,20 @@ def _packed(x: Tensor, given: Mapping[str, Any]) -> Tensor:
     return packed_linear(x, weight, scale, zero, bias, False)
 
 
+def _adapted(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+    *operands, _ = given.values()
+    assert operands[0] is x, "its adapters take what it takes"
+    output: Tensor = torch.ops.octavo.adapted_linear(*operands, False)
+    return output
+
+
 def _gate(x: Tensor, given: Mapping[str, Any]) -> Tensor:
     del given
     return silu_and_mul(x)
 
 
+_GATED = (torch.ops.octavo.packed_linear.default, torch.ops.octavo.adapted_linear.default)
+"""Operators that stand for nothing else unless their last argument is true."""
 _FIRST = _product(gate="")
 _NEXT = _product("next_weight", "next_bias", "next_weight_scale")
 _STEPS: dict[str, tuple[_Step, ...]] = {
@@ -158,6 +169,7 @@ _STEPS: dict[str, tuple[_Step, ...]] = {
         _product("next_weight", "next_bias", "next_scale", gate="is_next_gated"),
     ),
     "packed_linear": (_packed, _gate),
+    "adapted_linear": (_adapted, _gate),
     "packed_linear_residual_norm": (_packed, _sum, _norm()),
     "add_rms_norm": (_sum, _norm("weight")),
     "all_reduce_norm": (_reduced, _sum, _norm("weight")),

@@ -11,10 +11,17 @@ _GATED = Call("octavo::silu_and_mul", (Call("octavo::linear", tuple(map(Operand,
 _PACKED_OPERANDS = ("x", "weight", "weight_scale", "weight_zero", "bias")
 _PACKED = Call("octavo::packed_linear", (*map(Operand, _PACKED_OPERANDS), False))
 _PACKED_GATED = Call("octavo::silu_and_mul", (_PACKED,))
+_ADAPTED_OPERANDS = (*_OPERANDS, "adapter_a", "adapter_b", "part_sizes")
+_ADAPTED = Call("octavo::adapted_linear", (*map(Operand, _ADAPTED_OPERANDS), False))
+_FLAGGED = (
+    ("packed_linear", _PACKED_OPERANDS, _PACKED_GATED),
+    ("adapted_linear", _ADAPTED_OPERANDS, Call("octavo::silu_and_mul", (_ADAPTED,))),
+)
+"""Products with a flag for the gate."""
 
 
 class LinearGatePass(GraphPass):
-    """silu_and_mul(linear(x)) becomes gated_linear(x); packed_linear's own gate does the same."""
+    """silu_and_mul(linear(x)) becomes gated_linear(x); products with a flag for it have it set."""
 
     name = "linear_gate"
 
@@ -29,9 +36,10 @@ def _fuse(node: Node) -> bool:
         operands = [match[name] for name in _OPERANDS]
         replace(node, insert_operator(node, "gated_linear", *operands, like=node))
         return True
-    match = find(_PACKED_GATED, at=node)
-    if match is not None:
-        operands = [*(match[name] for name in _PACKED_OPERANDS), True]
-        replace(node, insert_operator(node, "packed_linear", *operands, like=node))
-        return True
+    for name, names, pattern in _FLAGGED:
+        match = find(pattern, at=node)
+        if match is not None:
+            operands = [*(match[each] for each in names), True]
+            replace(node, insert_operator(node, name, *operands, like=node))
+            return True
     return False

@@ -4,6 +4,7 @@ import models.ops.elementwise.rms_norm
 import models.ops.elementwise.rotary
 import models.ops.elementwise.silu_and_mul
 import models.ops.experts.shared_expert
+import models.ops.products.adapted_linear
 import models.ops.products.all_reduce_norm_linear
 import models.ops.products.feed_forward
 import models.ops.products.linear_residual

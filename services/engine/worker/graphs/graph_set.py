@@ -44,8 +44,8 @@ class GraphSet:
             planned: graphs to capture, in this order until a step misses one.
             families: captures and replays the planned graphs, by kind.
             on_demand: graphs of steps that share prefixes or have no adapters, captured once such a
-                step misses them; of those that share prefixes up to MOST_SHARING. Until then steps
-                run planned graphs, which share nothing and add adapters.
+                step misses them; up to MOST_SHARING that share prefixes. Until then steps run
+                planned graphs, which share nothing and add adapters.
             on_fault: receives each captured graph that is given up while serving.
             agree: maps this rank's fault of a graph, or "", to the one that holds for all ranks.
         """

@@ -5,17 +5,13 @@ from tests.support.programs import run_interpreted
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.kernels.products.add_adapters import expand_adapters, shrink_adapters
+from models.kernels.products.add_adapters import add_adapters
 from models.ops.products.add_adapters import add_slots
 from tests.support.adapter_case import CASES, make_adapter_case
 from tests.support.tolerances import assert_rows_close
 
-def add_adapters(product, x, a, b, parts, slots):
-    inner = shrink_adapters(x, a, slots)
-    # Nothing may read what no program wrote.
-    is_adapted = slots[: len(x)] > 0
-    inner[:, ~is_adapted] = float("nan")
-    return expand_adapters(product, inner, b, parts, slots)
+# Nothing may read what no program wrote.
+torch.use_deterministic_algorithms(mode=True)
 
 for dtype in (torch.float32, torch.float16):
     for num_slots, case in [*((3, case) for case in CASES), (40, CASES[2]), (40, CASES[4])]:
@@ -29,6 +25,12 @@ for dtype in (torch.float32, torch.float16):
         one = add_adapters(product, x, a, b, parts, torch.full_like(slots, 2))
         is_two = slots[: len(x)] == 2
         assert torch.equal(one[is_two], together[is_two])
+        if len(set(parts)) == 1 and len(parts) == 2:
+            gate, up = exact.chunk(2, dim=1)
+            gated = add_adapters(*arguments, is_gated=True)
+            assert_rows_close(gated, torch.nn.functional.silu(gate) * up)
+        addends = torch.stack([product.float() - 3, torch.full_like(product, 3).float()])
+        assert_rows_close(add_adapters(addends, *arguments[1:]), exact)
 """
 
 

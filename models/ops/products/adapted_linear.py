@@ -1,0 +1,82 @@
+"""Products with each token's adapter: octavo::adapted_linear."""
+
+from collections.abc import Sequence
+
+import torch
+
+from models.forward_context import get_forward_context
+from models.kernels.gpu import has_kernels
+from models.kernels.tuning.tiles import MatrixTiles
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.products.add_adapters import add_slots
+from models.ops.products.linear import linear
+from models.ops.products.norm_linear import gated_linear
+from models.ops.products.product_tiles import tiles_of_few_tokens
+
+
+def _adapted_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    part_sizes: Sequence[int],
+    is_gated: bool,
+) -> torch.Tensor:
+    """Returns linear(x) with each token's adapter added, x @ A^T @ B^T.
+
+    Arguments are those of linear, then those of add_adapters.
+
+    Returns:
+        [T, N], or if is_gated silu_and_mul of that, [T, N / 2].
+    """
+    slots = get_forward_context().adapter_slots
+    if slots is None:
+        return (gated_linear if is_gated else linear)(x, weight, bias, weight_scale)
+    product = product_or_addends(x, weight, bias, weight_scale)
+    adapters = adapter_a, adapter_b, part_sizes, slots
+    are_halves = len(part_sizes) == 2 and part_sizes[0] == part_sizes[1]
+    if is_gated and are_halves and has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.kernels.products.add_adapters import add_adapters
+
+        return add_adapters(product, x, *adapters, is_gated=True)
+    output = add_slots(product, x, *adapters)
+    return silu_and_mul(output) if is_gated else output
+
+
+def product_or_addends(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns linear(x), or addends of it, [S, T, N] float32, where that is faster."""
+    if weight_scale is None:
+        tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
+        if isinstance(tiles, MatrixTiles):
+            from models.kernels.products.matrix_linear import matrix_linear
+
+            return matrix_linear(x, weight, bias, tiles)
+    return linear(x, weight, bias, weight_scale)
+
+
+def _fake_adapted_linear(  # as the operator
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    part_sizes: Sequence[int],
+    is_gated: bool,
+) -> torch.Tensor:
+    del bias, weight_scale, adapter_a, adapter_b, part_sizes
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
+
+
+adapted_linear = direct_register_custom_op(
+    "adapted_linear", _adapted_linear, (), _fake_adapted_linear
+)
