@@ -33,6 +33,10 @@ _METADATA = [
 ]  # fmt: skip
 _PROGRAMS = 264
 """Programs that a few tokens' keys are split among: two for each multiprocessor of an H200."""
+_FEWEST_WHOLE = 128
+"""Tokens from which on keys are not split, whatever the heads: dummy steps have as many."""
+_ALL = 2**30
+"""Entries that are seen without a choice; one build of the kernel serves both."""
 _STAGES = {True: 3, False: 2}
 """Pipeline stages with 16 heads per program and with more."""
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -42,7 +46,7 @@ class AttentionForm(NamedTuple):
     """All that a build is made for.
 
     num_heads: query heads. size: elements of a key; block_d: a power of two that holds one.
-    has_entries: whether there are compressed entries. is_chosen: a query attends to some of them.
+    has_entries: whether there are compressed entries.
     heads, keys: of a tile; stages: of the pipeline.
     is_split: another kernel adds up the parts of every token.
     """
@@ -51,7 +55,6 @@ class AttentionForm(NamedTuple):
     size: int
     block_d: int
     has_entries: bool
-    is_chosen: bool
     heads: int
     keys: int
     stages: int
@@ -94,9 +97,7 @@ def _part(
     num_entries = 0
     if form.has_entries:
         num_seen = end // entry_form.rate
-        num_entries = num_seen
-        if form.is_chosen:
-            num_entries = tl.minimum(num_seen, num_chosen)
+        num_entries = tl.minimum(num_seen, num_chosen)
     num_tiles = recent_tiles + tl.cdiv(num_entries, form.keys)
     each = tl.cdiv(num_tiles, num_splits)
     first = tl.minimum(split * each, num_tiles)
@@ -152,12 +153,11 @@ def _compressed_kernel(
         ):
             numbers = tile * form.keys + tl.arange(0, form.keys)
             are_seen = numbers < num_entries
-            if form.is_chosen:
-                chosen_ptrs = chosen_ptr + token.to(tl.int64) * num_chosen + numbers
-                # Where all entries that there are can be chosen, all are.
-                is_choice = num_seen > num_chosen
-                chosen = tl.load(chosen_ptrs, mask=are_seen & is_choice, other=0)
-                numbers = tl.where(is_choice, chosen.to(tl.int32), numbers)
+            # Where all entries that there are can be chosen, all are.
+            is_choice = num_seen > num_chosen
+            chosen_ptrs = chosen_ptr + token.to(tl.int64) * num_chosen + numbers
+            chosen = tl.load(chosen_ptrs, mask=are_seen & is_choice, other=0)
+            numbers = tl.where(is_choice, chosen.to(tl.int32), numbers)
             at, _ = row_places(entry_table_ptr, numbers, are_seen, entry_form)
             acc, highest, total = _see_rows(
                 q, entries.rows, at, are_seen, acc, highest, total, scale_log2, form
@@ -218,21 +218,23 @@ def attend(
     is_few = num_tokens < MANY_LATENT_TOKENS
     heads, keys = _tile(num_heads, block_d, q.itemsize, q.device, is_few=is_few)
     head_blocks = triton.cdiv(num_heads, heads)
-    splits = max(1, min(MAX_SPLITS, _PROGRAMS // (num_tokens * head_blocks)))
+    splits = 1
+    if num_tokens < _FEWEST_WHOLE:
+        splits = max(1, min(MAX_SPLITS, _PROGRAMS // (num_tokens * head_blocks)))
     num_rows = num_tokens * splits if splits > 1 else 0
     partials = torch.empty(num_rows, num_heads, size, dtype=torch.float32, device=q.device)
     lse = torch.empty(num_rows, num_heads, dtype=torch.float32, device=q.device)
     pages = tokens if entries is None else entries.pages
     form = AttentionForm(
         num_heads=num_heads, size=size, block_d=block_d, has_entries=entries is not None,
-        is_chosen=chosen is not None, heads=heads, keys=keys,
+        heads=heads, keys=keys,
         stages=1 if q.itemsize > 2 else _STAGES[heads == 16], is_split=splits > 1,
     )  # fmt: skip
     _compressed_kernel[(head_blocks, splits, num_tokens)](
         q, sinks, row_tensors(tokens), row_tensors(pages),
         positions if chosen is None else chosen, output, partials, lse, query_start_loc, positions,
         tokens.block_tables.stride(0), pages.block_tables.stride(0), len(query_start_loc) - 1,
-        window, splits, 0 if chosen is None else chosen.shape[1], scale * LOG2_E,
+        window, splits, _ALL if chosen is None else chosen.shape[1], scale * LOG2_E,
         token_form=row_form(tokens), entry_form=row_form(pages), form=form,
         num_warps=4 if heads == 16 else 8,
     )  # fmt: skip
