@@ -12,12 +12,16 @@ from models.gemma4_assistant_config import AssistantConfig
 from models.loading.checkpoint import CheckpointError
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
+from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import read_int32
+from services.engine.replay.command import replay
+from services.engine.replay.config import ReplayConfig
 from tests.support.compilation import compilation_config
 from tests.support.gemma4_assistants import guesses, write_assistant
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.recordings import engine_settings, write_recording
 from tests.support.step_driver import greedy_continuation, sampling
 
 CPU = torch.device("cpu")
@@ -99,6 +103,33 @@ def test_graphs_draft_what_eager_steps_draft(pair, level, mode, tmp_path):
     assert {outcome.fault for outcome in by_graph.capture()} == {""}
     assert (by_graph.run(PROMPTS, NUM_OUTPUT), drafts(by_graph)) == expected
     assert any(result.drafted_by_graph for _, result in by_graph.steps)
+
+
+@pytest.mark.parametrize("against", ["eager", "full"])
+def test_a_recording_is_replayed(pair, against, tmp_path):
+    config = compilation_config(
+        cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(4,)
+    )
+    recorded = engine(pair, config, num_blocks=60)
+    recorded.capture()
+    recorded.run(PROMPTS, 12)
+    settings = engine_settings(pair[0], recorded.limits, num_blocks=60)
+    trace = write_recording(
+        tmp_path / "trace.binpb", recorded.steps, snapshot=Snapshot(engine=settings)
+    )
+    flags = {
+        "device": "cpu",
+        "compilation_level": 0,
+        "compile_cache_dir": tmp_path,
+        "num_speculative_tokens": NUM_DRAFTS,
+    }
+    replayed = ReplayConfig.from_flags(
+        trace=trace, model=pair[0], draft_model=pair[1], against=against, **flags
+    )
+    report = []
+    totals = replay(replayed, report.append)
+    assert totals.is_clean, "\n".join(report)
+    assert totals.num_by_graph > 0 if against == "full" else totals.num_exact == totals.num_steps
 
 
 async def test_ranks_share_an_assistants_heads(pair):
