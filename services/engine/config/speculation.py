@@ -20,8 +20,8 @@ class SpeculationConfig(ConfigSection):
     """Source of the guesses. mtp: the model's draft layers; ngram: what followed the last tokens
     earlier in the request."""
     draft_model: Path | None = None
-    """Folder of a small model of the same vocabulary, which guesses instead; it needs
-    --num-speculative-tokens."""
+    """Folder of a small model of the same vocabulary, of an EAGLE-3 head or of an assistant of
+    Gemma 4, which guesses instead; it needs --num-speculative-tokens."""
     prompt_lookup_min: int = Field(default=2, ge=1, le=16)
     """Fewest last tokens that ngram looks for."""
     prompt_lookup_max: int = Field(default=4, ge=1, le=16)
