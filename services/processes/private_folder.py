@@ -14,6 +14,7 @@ Paths are resolved first, then walked folder by folder without following links.
 
 import contextlib
 import grp
+import io
 import os
 import pwd
 import stat
@@ -57,16 +58,33 @@ def read_private(path: Path) -> bytes:
         ExposedFolderError: another user can change it, or could when it was written.
         OSError: it cannot be read.
     """
-    with _opened(path.parent) as folder:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(path.name, flags, dir_fd=folder)
-    with os.fdopen(fd, "rb") as file:
-        _check_own(os.fstat(fd), path)
+    with open_private(path) as file:
         return file.read()
 
 
-def write_private(path: Path, content: bytes) -> None:
+def open_private(path: Path) -> io.FileIO:
+    """Opens a file in a private folder to be read, without a buffer.
+
+    Raises:
+        ExposedFolderError: another user can change it, or could when it was written.
+        OSError: it cannot be opened.
+    """
+    with _opened(path.parent) as folder:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path.name, flags, dir_fd=folder)
+    file = io.FileIO(fd, "rb")
+    try:
+        _check_own(os.fstat(fd), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def write_private(path: Path, *content: bytes | memoryview) -> None:
     """Replaces a file in a private folder, which it makes; readers see all of it or nothing.
+
+    content: of the file, in pieces.
 
     Raises:
         ExposedFolderError: another user can change the folder.
@@ -77,7 +95,8 @@ def write_private(path: Path, content: bytes) -> None:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(content)
+                for piece in content:
+                    file.write(piece)
             os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -8,8 +8,10 @@ there is no half of one under its own name, but for a loss of power, which the d
 
 import contextlib
 import hashlib
+import io
 import os
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from pathlib import Path
@@ -18,7 +20,7 @@ from services.engine.kv_cache.host_tier import ENTRY_BYTES
 from services.processes.private_folder import (
     ExposedFolderError,
     make_private,
-    read_private,
+    open_private,
     write_private,
 )
 
@@ -38,7 +40,8 @@ class LostBlockError(Exception):
 class DiskStore:
     """The files of one model's blocks, within a limit of bytes.
 
-    Files beyond the limit go in the order of their last use. Not for several threads at once.
+    Files beyond the limit go in the order of their last use. Several threads may read while one
+    writes.
     """
 
     def __init__(self, parent: Path, *, identity: bytes, max_bytes: int) -> None:
@@ -68,13 +71,14 @@ class DiskStore:
                     found.append((facts.st_mtime_ns, entry, facts.st_size))
         self._sizes = OrderedDict((entry, size) for _, entry, size in sorted(found))
         self._num_bytes = sum(self._sizes.values())
+        self._guard = threading.RLock()
 
     @property
     def entries(self) -> Collection[bytes]:
         """The blocks that have a file, oldest first."""
         return self._sizes.keys()
 
-    def write(self, entry: bytes, content: bytes) -> list[bytes]:
+    def write(self, entry: bytes, content: memoryview) -> list[bytes]:
         """Writes a block; returns the entries of files that it removed for that.
 
         Raises:
@@ -84,41 +88,47 @@ class DiskStore:
         header = self._header(entry, content)
         removed = []
         size = len(header) + len(content)
-        while self._sizes and self._num_bytes + size > self._max_bytes:
-            oldest = next(iter(self._sizes))
-            self.remove(oldest)
-            removed.append(oldest)
-        if self._num_bytes + size <= self._max_bytes:
-            write_private(self._path(entry), header + content)
-            self._sizes[entry] = size
-            self._num_bytes += size
+        with self._guard:
+            while self._sizes and self._num_bytes + size > self._max_bytes:
+                oldest = next(iter(self._sizes))
+                self.remove(oldest)
+                removed.append(oldest)
+            has_room = self._num_bytes + size <= self._max_bytes
+        if has_room:
+            write_private(self._path(entry), header, content)
+            with self._guard:
+                self._sizes[entry] = size
+                self._num_bytes += size
         return removed
 
-    def read(self, entry: bytes, num_bytes: int) -> bytes:
-        """Returns a block of `num_bytes` bytes, and notes that it was used.
+    def read(self, entry: bytes, content: memoryview) -> None:
+        """Reads a block into memory of its size, and notes that it was used.
 
         Raises:
             LostBlockError: its file is gone, unreadable, damaged or foreign; it is removed.
         """
         path = self._path(entry)
         try:
-            data = read_private(path)
+            with open_private(path) as file:
+                header = file.read(_HEADER.size)
+                is_whole = _fill(file, content) and not file.read(1)
         except (OSError, ExposedFolderError) as error:
             self.remove(entry)
             is_damaged = not isinstance(error, FileNotFoundError)
             raise LostBlockError(str(error), is_damaged=is_damaged) from None
-        content = data[_HEADER.size :]
-        if len(content) != num_bytes or data[: _HEADER.size] != self._header(entry, content):
+        if not is_whole or header != self._header(entry, content):
             self.remove(entry)
             raise LostBlockError(f"{path.name} is damaged or foreign", is_damaged=True)
-        self._sizes.move_to_end(entry)
+        with self._guard:
+            if entry in self._sizes:
+                self._sizes.move_to_end(entry)
         with contextlib.suppress(OSError):
             os.utime(path, follow_symlinks=False)  # the order outlives this process
-        return content
 
     def remove(self, entry: bytes) -> None:
         """Removes a block's file, if there is one."""
-        self._num_bytes -= self._sizes.pop(entry, 0)
+        with self._guard:
+            self._num_bytes -= self._sizes.pop(entry, 0)
         with contextlib.suppress(OSError):
             self._path(entry).unlink(missing_ok=True)
 
@@ -126,12 +136,19 @@ class DiskStore:
         name = entry.hex()
         return self.folder / name[:2] / f"{name}{_SUFFIX}"
 
-    def _header(self, entry: bytes, content: bytes) -> bytes:
+    def _header(self, entry: bytes, content: memoryview) -> bytes:
         facts = (_MAGIC, self._identity, entry, len(content))
         unsigned = _HEADER.pack(*facts, bytes(32))
         digest = hashlib.blake2b(unsigned, digest_size=32)
         digest.update(content)
         return _HEADER.pack(*facts, digest.digest())
+
+
+def _fill(file: io.FileIO, content: memoryview) -> bool:
+    """Reads into all of a memory; returns whether the file had as much."""
+    while content and (count := file.readinto(content)):
+        content = content[count:]
+    return not content
 
 
 def _entry_of(name: str) -> bytes | None:

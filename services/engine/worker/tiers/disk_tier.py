@@ -1,8 +1,9 @@
-"""Writes slots of the host's memory to disk and reads blocks back, in a thread of its own.
+"""Writes slots of the host's memory to disk and reads blocks back, in threads of its own.
 
-The thread never holds up a step. A slot may get other content while its block waits to be
-written: each slot has a number, which changes with every order that writes it. The thread copies a
-slot under a lock, and only if its number is still that of the order.
+The threads never hold up a step: reading, writing, digests and copies leave the interpreter to
+others. A slot may get other content while its block waits to be written: each slot has a number,
+which changes with every order that writes it. A thread copies a slot under a lock, and only if its
+number is still that of the order.
 """
 
 import threading
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 
 MAX_WAITING_WRITES = 4096
 """Blocks that wait to be written; more are dropped."""
+NUM_THREADS = 8
+"""That read; the first one also writes. The digest alone takes about 1 ns a byte."""
 RETRY_S = 10.0
 """Time without writes after one failed."""
 
@@ -57,17 +60,17 @@ class _Order:
 
 
 class DiskTier:
-    """The thread between the slots and the disk; reads come before writes."""
+    """The threads between the slots and the disk; reads come before writes."""
 
     def __init__(
         self, store: DiskStore, slots: torch.Tensor, report: Callable[[DiskNews], None]
     ) -> None:
-        """Starts the thread.
+        """Starts the threads.
 
         Args:
-            store: the files; only the thread uses it from now on.
+            store: the files; only the threads use it from now on.
             slots: [slots, words] in the host's memory.
-            report: takes news, in the thread.
+            report: takes news, in the threads.
         """
         self._store = store
         self._slots = slots.view(torch.uint8)
@@ -78,8 +81,13 @@ class DiskTier:
         self._reads: deque[_Order] = deque()
         self._writes: deque[_Order] = deque()
         self._num_drops = 0
+        self._num_reading = 0
         self._retry_s = 0.0
-        threading.Thread(target=self._run, name="disk tier", daemon=True).start()
+        for number in range(NUM_THREADS):
+            thread = threading.Thread(
+                target=self._run, args=(number == 0,), name="disk tier", daemon=True
+            )
+            thread.start()
 
     def begin(self, orders: CopyOrders) -> None:
         """Voids earlier orders for the slots that a step writes; called before its copies."""
@@ -98,7 +106,7 @@ class DiskTier:
             while len(self._writes) > MAX_WAITING_WRITES:
                 self._writes.popleft()
                 self._num_drops += 1
-            self._has_work.notify()
+            self._has_work.notify_all()
 
     def _orders(
         self, entries: Sequence[bytes], slots: Sequence[int], done: Done | None
@@ -108,52 +116,58 @@ class DiskTier:
             for entry, slot in zip(entries, slots, strict=False)
         ]
 
-    def _run(self) -> None:
+    def _run(self, takes_writes: bool) -> None:  # of a thread
+        block = torch.empty(self._slots.shape[1], dtype=torch.uint8)
         while True:
             with self._guard:
-                while not (self._reads or self._writes):
+                while not (self._reads or (takes_writes and self._writes)):
                     self._has_work.wait()
                 is_read = bool(self._reads)
                 order = (self._reads or self._writes).popleft()
                 news = DiskNews(num_drops=self._num_drops)
                 self._num_drops = 0
+                self._num_reading += is_read
+                num_reading = self._num_reading
             if order.done is not None:
                 order.done.synchronize()
             if is_read:
-                self._read(order, news)
+                started_ns = time.perf_counter_ns()
+                self._read(order, block, news)
+                # Reads at the same time share the time that each takes.
+                news.read_us = (time.perf_counter_ns() - started_ns) // (1000 * num_reading)
+                with self._guard:
+                    self._num_reading -= 1
             else:
-                self._write(order, news)
+                self._write(order, block, news)
             self._report(news)
 
-    def _read(self, order: _Order, news: DiskNews) -> None:
-        started_ns = time.perf_counter_ns()
+    def _read(self, order: _Order, block: torch.Tensor, news: DiskNews) -> None:
         try:
-            content = self._store.read(order.entry, self._slots.shape[1])
+            self._store.read(order.entry, block.numpy().data)
         except LostBlockError as error:
             news.failed.append(order.entry)
             news.removed.append(order.entry)
             news.num_faults += error.is_damaged
             log.warning("disk_block_lost", error=str(error))
             return
-        block = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         with self._guard:
             is_current = self._numbers[order.slot] == order.number
             if is_current:
                 self._slots[order.slot].copy_(block)
         (news.arrived if is_current else news.failed).append(order.entry)
-        news.read_us = (time.perf_counter_ns() - started_ns) // 1000
 
-    def _write(self, order: _Order, news: DiskNews) -> None:
+    def _write(self, order: _Order, block: torch.Tensor, news: DiskNews) -> None:
         if order.entry in self._store.entries:
             return
         with self._guard:
             is_current = self._numbers[order.slot] == order.number
-            content = self._slots[order.slot].numpy().tobytes() if is_current else b""
-        if not content or time.monotonic() < self._retry_s:
+            if is_current:
+                block.copy_(self._slots[order.slot])
+        if not is_current or time.monotonic() < self._retry_s:
             news.num_drops += 1
             return
         try:
-            news.removed += self._store.write(order.entry, content)
+            news.removed += self._store.write(order.entry, block.numpy().data)
         except (OSError, ValueError) as error:
             self._retry_s = time.monotonic() + RETRY_S
             news.num_drops += 1

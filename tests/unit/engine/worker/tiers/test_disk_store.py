@@ -32,6 +32,12 @@ def folder(tmp_path):
     return tmp_path.resolve() / "blocks"
 
 
+def read(store: DiskStore, number: int) -> bytes:
+    memory = bytearray(SIZE)
+    store.read(entry(number), memoryview(memory))
+    return bytes(memory)
+
+
 def file_of(store: DiskStore, number: int):
     [path] = store.folder.rglob(f"{entry(number).hex()}*")
     return path
@@ -43,7 +49,7 @@ def test_a_block_is_read_as_it_was_written_by_the_next_process_too(folder):
         assert store.write(entry(number), content(number)) == []
     again = opened(folder)
     assert sorted(again.entries) == sorted(map(entry, range(5)))
-    assert [again.read(entry(number), SIZE) for number in range(5)] == list(map(content, range(5)))
+    assert [read(again, number) for number in range(5)] == list(map(content, range(5)))
 
 
 def test_folder_and_files_are_private(folder):
@@ -67,7 +73,7 @@ def test_another_model_finds_none_of_them(folder):
     other = opened(folder, identity=OTHER)
     assert not other.entries
     with pytest.raises(LostBlockError):
-        other.read(entry(1), SIZE)
+        read(other, 1)
 
 
 DAMAGES = {
@@ -89,12 +95,12 @@ def test_a_damaged_file_is_removed_and_no_block(folder, damage):
     path = file_of(store, 1)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with pytest.raises(LostBlockError) as caught:
-        store.read(entry(1), SIZE)
+        read(store, 1)
     assert caught.value.is_damaged
     assert not path.exists()
     assert entry(1) not in store.entries
     store.write(entry(1), content(1))
-    assert store.read(entry(1), SIZE) == content(1)
+    assert read(store, 1) == content(1)
 
 
 def test_another_block_under_its_name_is_not_taken_for_it(folder):
@@ -103,7 +109,7 @@ def test_another_block_under_its_name_is_not_taken_for_it(folder):
     store.write(entry(2), content(2))
     file_of(store, 2).rename(file_of(store, 1))
     with pytest.raises(LostBlockError):
-        store.read(entry(1), SIZE)
+        read(store, 1)
 
 
 def test_a_block_of_another_model_under_its_name_is_not_taken_for_it(folder):
@@ -112,7 +118,7 @@ def test_a_block_of_another_model_under_its_name_is_not_taken_for_it(folder):
     others.write(entry(1), content(9))
     file_of(others, 1).rename(file_of(ours, 1))
     with pytest.raises(LostBlockError):
-        ours.read(entry(1), SIZE)
+        read(ours, 1)
 
 
 def test_a_link_is_not_followed(folder, tmp_path):
@@ -122,7 +128,7 @@ def test_a_link_is_not_followed(folder, tmp_path):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LostBlockError):
-        store.read(entry(1), SIZE)
+        read(store, 1)
 
 
 def test_a_missing_file_is_no_damage(folder):
@@ -130,7 +136,7 @@ def test_a_missing_file_is_no_damage(folder):
     store.write(entry(1), content(1))
     file_of(store, 1).unlink()
     with pytest.raises(LostBlockError) as caught:
-        store.read(entry(1), SIZE)
+        read(store, 1)
     assert not caught.value.is_damaged
 
 
@@ -138,7 +144,7 @@ def test_the_files_used_least_lately_make_room(folder):
     store = opened(folder, num_files=3)
     for number in range(3):
         store.write(entry(number), content(number))
-    store.read(entry(0), SIZE)
+    read(store, 0)
     assert store.write(entry(3), content(3)) == [entry(1)]
     assert sorted(store.entries) == [entry(0), entry(2), entry(3)]
     assert len(list(store.folder.rglob("*.block"))) == 3

@@ -98,6 +98,23 @@ def test_a_read_into_a_slot_that_got_other_content_fails(rig):
     assert torch.all(rig.slots[3] == 9)
 
 
+def test_several_blocks_are_read_at_the_same_time(rig, monkeypatch):
+    rig.order(stored=[(slot, slot + 1) for slot in range(4)])
+    for _ in range(4):
+        rig.next_news()
+    together, read = threading.Barrier(4), rig.store.read
+
+    def read_together(*arguments):
+        together.wait(30)
+        read(*arguments)
+
+    monkeypatch.setattr(rig.store, "read", read_together)
+    rig.order(reads=[(slot + 1, 7 - slot) for slot in range(4)])
+    arrived = {rig.next_news().arrived[0] for _ in range(4)}
+    assert arrived == {entry(number) for number in range(1, 5)}
+    assert [int(rig.slots[7 - slot][0]) for slot in range(4)] == [1, 2, 3, 4]
+
+
 def test_a_damaged_file_is_counted_and_forgotten(rig):
     rig.order(stored=[(1, 7)])
     rig.next_news()
