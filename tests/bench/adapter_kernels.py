@@ -55,14 +55,15 @@ class Product:
         """Runs the layer without adapters."""
         return (gated_linear if self.is_gated else linear)(self.x, self.weight, None)
 
-    def add(self, product: torch.Tensor) -> torch.Tensor:
+    def add(self, product: torch.Tensor, *, is_beside: bool = False) -> torch.Tensor:
         """Runs both kernels."""
         adapters = self.a, self.b, self.parts, self.slots
-        return add_adapters(product, self.x, *adapters, is_gated=self.is_gated)
+        return add_adapters(product, self.x, *adapters, is_gated=self.is_gated, is_beside=is_beside)
 
     def run(self) -> torch.Tensor:
         """Runs the layer with adapters."""
-        return self.add(product_or_addends(self.x, self.weight, None, None))
+        product, is_late = product_or_addends(self.x, self.weight, None, None)
+        return self.add(product, is_beside=is_late)
 
 
 def make_products(name: str, rank: int, num_tokens: int, count: int) -> list[Product]:

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from models.kernels.products.add_adapters import add_adapters
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.products.adapted_linear import product_or_addends
 from models.ops.products.add_adapters import add_slots
-from models.ops.products.linear import linear
 from tests.support.adapter_case import CASES, make_adapter_case
 from tests.support.tolerances import assert_rows_close
 
@@ -55,18 +57,22 @@ def test_a_graph_takes_new_slots_and_adapters():
 
 
 @torch.inference_mode()
-def test_a_chain_of_products_in_a_graph_waits_for_each_kernel():
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 32, 64, 100])
+def test_a_chain_of_products_in_a_graph_waits_for_each_kernel(num_tokens):
     _, x, a, b, parts, slots = make_adapter_case(
-        32, 4096, (4096,), 16, dtype=torch.bfloat16, device="cuda", num_slots=9
+        num_tokens, 4096, (4096,), 16, dtype=torch.bfloat16, device="cuda", num_slots=9
     )
     weight = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") / 64
 
     def run(waits):
         values = x.contiguous()
         for _ in range(6):
-            product = linear(values, weight, None)
+            product, is_late = product_or_addends(values, weight, None, None)
             waits()
-            values = add_slots(product, values, a, b, parts, slots)
+            values = add_adapters(product, values, a, b, parts, slots, is_beside=is_late)
+            waits()
+            # Values of the next product, perhaps where those of an earlier one were.
+            values = silu_and_mul(torch.cat([values, values], dim=1))
             waits()
         return values
 
@@ -74,7 +80,19 @@ def test_a_chain_of_products_in_a_graph_waits_for_each_kernel():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = run(lambda: None)
-    for _ in range(20):
+    for _ in range(50):
         output.zero_()
         graph.replay()
         assert torch.equal(output, expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_tokens", [1, 32, 100])
+def test_a_gate_is_that_of_the_sums(num_tokens):
+    product, x, a, b, parts, slots = make_adapter_case(
+        num_tokens, 4096, (512, 512), 16, dtype=torch.bfloat16, device="cuda", num_slots=9
+    )
+    exact = add_slots(*(each.cpu().double() for each in (product, x, a, b)), parts, slots.cpu())
+    gate, up = exact.chunk(2, dim=1)
+    gated = add_adapters(product, x, a, b, parts, slots, is_gated=True)
+    assert_rows_close(gated.cpu(), torch.nn.functional.silu(gate) * up)

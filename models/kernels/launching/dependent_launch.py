@@ -23,14 +23,21 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 from models.kernels.gpu import HOPPER, gpu_of
 
+LATE = tl.constexpr(2)
+"""DEPENDENT of a kernel that lets the next one start only after its own wait.
+
+Then the next kernel finds all that was written before this one, if it bypasses the first-level
+cache, and may run beside it. Some program of it must wait all the same, if only at its end.
+"""
 _IS_KNOWN = hasattr(tl.extra.cuda, "gdc_wait") and "launch_pdl" in CUDAOptions.__dataclass_fields__
 
 
 @triton.jit
 def let_next_start(DEPENDENT: tl.constexpr):
-    """Lets the next kernel's programs start as soon as there is room."""
-    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
+    """Lets the next kernel's programs start as soon as there is room, unless DEPENDENT is LATE."""
+    if DEPENDENT:  # noqa: SIM102  # constants
+        if DEPENDENT != LATE:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -38,13 +45,21 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
     """Waits until all earlier kernels have ended and their writes are visible."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+        if DEPENDENT == LATE:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @lru_cache
-def launch_options(device: torch.device) -> dict[str, bool]:
+def launch_options(device: torch.device) -> dict[str, int]:
     """Returns the launch options on `device` of a kernel with a constant DEPENDENT."""
     if _IS_KNOWN and device.type == "cuda":
         is_dependent = gpu_of(device).capability >= HOPPER
         if is_dependent:
             return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
+
+
+def late_options(device: torch.device) -> dict[str, int]:
+    """Returns launch_options of a kernel whose DEPENDENT is LATE where it is set."""
+    options = launch_options(device)
+    return {**options, "DEPENDENT": LATE.value} if options["DEPENDENT"] else options

@@ -84,7 +84,10 @@ def _load_chunks(
 @triton.jit
 def _load_x(x_ptr, rows, is_own, inputs, end, K: tl.constexpr):
     is_wanted = is_own[:, None] & (inputs < end)[None, :]
-    return tl.load(x_ptr + rows[:, None] * K + inputs[None, :], mask=is_wanted, other=0.0)
+    # Past the first-level cache, which may have what was there before; see LATE.
+    return tl.load(
+        x_ptr + rows[:, None] * K + inputs[None, :], mask=is_wanted, other=0.0, cache_modifier=".cg"
+    )
 
 
 @triton.jit
@@ -102,16 +105,17 @@ def _multiply_chunks(
 
 # Steps have any number of tokens, and each kind of number would be a build.
 @triton.jit(do_not_specialize=["num_tokens"])
-def _shrink_kernel(
+def _shrink_kernel(  # noqa: C901  # constants choose the branches
     x_ptr, a_ptr, slots_ptr, inner_ptr, num_tokens,
     K: tl.constexpr, N: tl.constexpr, PER_SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
-    IS_SPREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    IS_SPREAD: tl.constexpr, IS_BESIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Writes x @ A^T of a share of the K inputs, inner [splits, tokens, N], for tokens in slots.
 
     A program computes BLOCK_N of N = parts * R rows of A for a lane's tokens. A share is CHUNKS of
-    BLOCK_K inputs, or with none a loop over BLOCK_K.
+    BLOCK_K inputs, or with none a loop over BLOCK_K. With IS_BESIDE the inputs are there, as the
+    kernel before this one is LATE.
     """
     let_next_start(DEPENDENT)
     tile = tl.program_id(0)
@@ -136,8 +140,9 @@ def _shrink_kernel(
         a, a1, a2, a3 = _load_chunks(a_ptr, slot, columns, inputs, end, N, K, CHUNKS)
     # Idle programs return, but some program of every kernel waits.
     is_first_program = tl.program_id(0) + tl.program_id(1) + split == 0
-    if (slot > 0) | is_first_program:
-        wait_for_previous(DEPENDENT)
+    if not IS_BESIDE:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
+        if (slot > 0) | is_first_program:
+            wait_for_previous(DEPENDENT)
     while slot > 0:
         is_own = slots == slot
         if CHUNKS > 0:
@@ -154,6 +159,9 @@ def _shrink_kernel(
         slot = tl.max(tl.where(own < slot, own, 0), axis=0)
         if CHUNKS > 0:
             a, a1, a2, a3 = _load_chunks(a_ptr, slot, columns, inputs, end, N, K, CHUNKS)
+    if IS_BESIDE:  # noqa: SIM102  # as above
+        if is_first_program:
+            wait_for_previous(DEPENDENT)
 
 
 @triton.jit
@@ -278,12 +286,14 @@ def add_adapters(
     slots: torch.Tensor,
     *,
     is_gated: bool = False,
+    is_beside: bool = False,
 ) -> torch.Tensor:
     """Returns [T, N] of adapter_b's dtype; see models.ops.products.add_adapters.
 
     product: [T, N], or its addends [S, T, N].
     slots: another kernel that takes no part in dependent launches follows the one that wrote them.
     is_gated: returns silu(first half) * second half, [T, N / 2], of two equal parts.
+    is_beside: the kernel before these two was the product's, with x as it is here, and was late.
     """
     x, product = x.contiguous(), product.contiguous()
     (num_tokens, num_inputs), num_outputs = x.shape, product.shape[-1]
@@ -292,7 +302,7 @@ def add_adapters(
     if not num_tokens:
         return output
     tiling = _tiling(num_tokens)
-    shrink = _shrink_form(num_inputs, num_inner, x.dtype, x.device, tiling)
+    shrink = _shrink_form(num_inputs, num_inner, x.dtype, x.device, tiling, is_beside=is_beside)
     expand = _expand_form(
         shrink.splits, rank, tuple(part_sizes), x.dtype, x.device, tiling,
         len(product) if product.dim() == 3 else 1, is_gated=is_gated,
@@ -344,7 +354,13 @@ class _Form:
 
 @lru_cache
 def _shrink_form(
-    num_inputs: int, num_inner: int, dtype: torch.dtype, device: torch.device, tiling: _Tiling
+    num_inputs: int,
+    num_inner: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiling: _Tiling,
+    *,
+    is_beside: bool,
 ) -> _Form:
     per_split, chunks, columns = num_inputs, 0, _COLUMNS
     tile = max(_SMALLEST_DOT, min(64, triton.next_power_of_2(num_inner)))
@@ -361,8 +377,8 @@ def _shrink_form(
             columns = _CHUNK
     launch = Launch(
         _shrink_kernel, K=num_inputs, N=num_inner, PER_SPLIT=per_split, CHUNKS=chunks,
-        IS_SPREAD=tiling.lanes > 1, BLOCK_M=tiling.shrunk, BLOCK_N=tile, BLOCK_K=columns,
-        num_warps=8 if chunks > 2 else 4, num_stages=3, **launch_options(device),
+        IS_SPREAD=tiling.lanes > 1, IS_BESIDE=is_beside, BLOCK_M=tiling.shrunk, BLOCK_N=tile,
+        BLOCK_K=columns, num_warps=8 if chunks > 2 else 4, num_stages=3, **launch_options(device),
     )  # fmt: skip
     tiles, splits = -(-num_inner // tile), -(-num_inputs // per_split)
     return _Form(launch, tiling.shrunk, tiling.lanes, tiles, splits)

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.kernels.launching.dependent_launch import (
+    late_options,
     launch_options,
     let_next_start,
     wait_for_previous,
@@ -303,6 +304,7 @@ def matrix_linear(
     weight_zero: torch.Tensor | None = None,
     is_gated: bool = False,
     rounds: bool = False,
+    is_late: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.products.linear.linear, reading the weight for each tiles.tokens tokens.
 
@@ -312,6 +314,7 @@ def matrix_linear(
     bfloat16, K a multiple of 32, and tiles have 256 columns or, of 8 bits, 128.
 
     rounds: a gated product is rounded before the gate, like two operators.
+    is_late: see LATE of dependent_launch; not with groups.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -328,8 +331,9 @@ def matrix_linear(
     if weight_scale is not None:
         scale_columns, weight_scale = scale_operand(weight, weight_scale)
     launch = _launcher(
-        num_outputs, num_inputs, bias is not None, is_gated, rounds, scale_columns, tiles, x.device
-    )
+        num_outputs, num_inputs, bias is not None, is_gated, rounds, scale_columns, tiles, x.device,
+        is_late=is_late,
+    )  # fmt: skip
     columns = tiles.columns // per_byte
     launch(
         (-(-num_outputs // rows) * -(-num_tokens // tiles.tokens), tiles.splits, 1),
@@ -359,11 +363,13 @@ def _launcher(
     scale_columns: int,
     tiles: MatrixTiles,
     device: torch.device,
+    *,
+    is_late: bool,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
         HAS_BIAS=has_bias, IS_GATED=is_gated, ROUNDS=rounds, SCALE_COLUMNS=scale_columns,
         ROWS=tiles.rows, COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
         GROUPS=tiles.groups, REGISTERS=_REGISTERS[tiles.groups], num_warps=_NUM_WARPS.value,
-        **launch_options(device),
+        **(late_options if is_late else launch_options)(device),
     )  # fmt: skip

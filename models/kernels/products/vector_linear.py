@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from models.kernels.launching.dependent_launch import (
+    late_options,
     launch_options,
     let_next_start,
     wait_for_previous,
@@ -170,6 +171,7 @@ def vector_linear(
     is_gated: bool = False,
     residual: torch.Tensor | None = None,
     output: torch.Tensor | None = None,
+    is_late: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.products.linear.linear in one kernel that rounds once, [T, N].
 
@@ -178,7 +180,7 @@ def vector_linear(
     has no bias. The output may be the residual, whose elements only the program that writes them
     reads, but not x, which every program reads. An FP8 weight has a weight_scale, by row or by
     block (see models.ops.products.linear); with blocks tiles have at least 128 columns and up to
-    128 rows, and N of a gated product is a multiple of 128.
+    128 rows, and N of a gated product is a multiple of 128. is_late: see LATE of dependent_launch.
     """
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)
@@ -187,6 +189,7 @@ def vector_linear(
     launch = _launcher(
         num_outputs, num_inputs, num_tokens, bias is not None, norm_weight is not None, is_gated,
         residual is not None, is_by_block(weight, weight_scale), tiles, x.device,
+        is_late=is_late,
     )  # fmt: skip
     launch(
         (-(-num_outputs // tiles.rows), 1, 1),
@@ -209,10 +212,12 @@ def _launcher(
     is_blocked: bool,
     tiles: VectorTiles,
     device: torch.device,
+    *,
+    is_late: bool,
 ) -> Launch:
     return Launch(
         _vector_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=num_tokens,
         HAS_BIAS=has_bias, HAS_NORM=has_norm, IS_GATED=is_gated, HAS_RESIDUAL=has_residual,
         IS_BLOCKED=is_blocked, ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
-        **launch_options(device),
+        **(late_options if is_late else launch_options)(device),
     )  # fmt: skip

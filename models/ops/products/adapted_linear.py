@@ -6,7 +6,7 @@ import torch
 
 from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
-from models.kernels.tuning.tiles import MatrixTiles
+from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.add_adapters import add_slots
@@ -35,15 +35,17 @@ def _adapted_linear(
     slots = get_forward_context().adapter_slots
     if slots is None:
         return (gated_linear if is_gated else linear)(x, weight, bias, weight_scale)
-    product = product_or_addends(x, weight, bias, weight_scale)
+    product, is_late = product_or_addends(x, weight, bias, weight_scale)
     adapters = adapter_a, adapter_b, part_sizes, slots
-    are_halves = len(part_sizes) == 2 and part_sizes[0] == part_sizes[1]
-    if is_gated and are_halves and has_kernels(x.device):
-        # Imported on first use: a CPU installation has no Triton.
+    if has_kernels(x.device):
         from models.kernels.products.add_adapters import add_adapters
 
-        return add_adapters(product, x, *adapters, is_gated=True)
-    output = add_slots(product, x, *adapters)
+        are_halves = len(part_sizes) == 2 and part_sizes[0] == part_sizes[1]
+        gates = is_gated and are_halves
+        output = add_adapters(product, x, *adapters, is_gated=gates, is_beside=is_late)
+        is_gated = is_gated and not gates
+    else:
+        output = add_slots(product, x, *adapters)
     return silu_and_mul(output) if is_gated else output
 
 
@@ -52,15 +54,25 @@ def product_or_addends(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     weight_scale: torch.Tensor | None,
-) -> torch.Tensor:
-    """Returns linear(x), or addends of it, [S, T, N] float32, where that is faster."""
-    if weight_scale is None:
-        tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
-        if isinstance(tiles, MatrixTiles):
-            from models.kernels.products.matrix_linear import matrix_linear
+) -> tuple[torch.Tensor, bool]:
+    """Returns linear(x), or addends of it, [S, T, N] float32, where that is faster.
 
-            return matrix_linear(x, weight, bias, tiles)
-    return linear(x, weight, bias, weight_scale)
+    Also returns whether its kernel was the last one and late; see dependent_launch.
+    """
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
+    # Imported on first use: a CPU installation has no Triton.
+    if isinstance(tiles, VectorTiles):
+        from models.kernels.products.vector_linear import vector_linear
+
+        return (
+            vector_linear(x, weight, bias, tiles, weight_scale=weight_scale, is_late=True),
+            True,
+        )
+    if isinstance(tiles, MatrixTiles) and tiles.groups == 1:
+        from models.kernels.products.matrix_linear import matrix_linear
+
+        return matrix_linear(x, weight, bias, tiles, is_late=True), True
+    return linear(x, weight, bias, weight_scale), False
 
 
 def _fake_adapted_linear(  # as the operator

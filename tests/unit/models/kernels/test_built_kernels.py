@@ -32,6 +32,8 @@ from models.kernels.elementwise.layer_norm import add_layer_norm, layer_norm
 from models.kernels.elementwise.turn_heads import turn_heads
 from models.kernels.elementwise.silu_and_mul import rounded_silu_and_mul
 from models.ops.products.packed_linear import packed_linear
+from models.kernels.products.add_adapters import add_adapters
+from models.ops.products.adapted_linear import product_or_addends
 from models.ops.products.add_adapters import add_slots
 from models.kernels.products.fp8.fp8_linear import fp8_block_linear
 from models.kernels.experts.moe import apply_experts
@@ -154,9 +156,13 @@ def segments():
             turn_heads(heads[:, :3], torch.zeros(200, 2, head_dim))
 
 def adapted():
-    for num_tokens in (1, 20, 200, 300):
+    weight = torch.zeros(1024, 1024).bfloat16()
+    for num_tokens in (1, 20, 200, 600):
         for parts in ((64,), (64, 32, 32)):
             add_slots(*make_adapter_case(num_tokens, 1024, parts, 16, dtype=torch.bfloat16))
+        _, x, *adapters = make_adapter_case(num_tokens, 1024, (512, 512), 16, dtype=torch.bfloat16)
+        product, is_late = product_or_addends(x.contiguous(), weight, None, None)
+        add_adapters(product, x.contiguous(), *adapters, is_gated=True, is_beside=is_late)
 
 def adapted_experts():
     for dtype, sizes in ((torch.bfloat16, (512, 256)), (torch.float32, (36, 20))):
