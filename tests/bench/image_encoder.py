@@ -40,10 +40,10 @@ from tests.bench.tower_floor import FLOP_PER_MS, tower_floor, tower_floor_ms
 
 SEED = 1
 TILES = (
-    (128, 64, 4, 3), (128, 64, 4, 3, True), (128, 64, 4, 4, True), (128, 64, 8, 3, True),
-    (128, 128, 8, 3, True),
+    (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3),
+    (64, 128, 4, 2), (256, 64, 8, 3),
 )  # fmt: skip
-"""Rows, keys, warps and stages of attention's tiles, and whether the copy engine loads them."""
+"""Rows, keys, warps and stages of attention's tiles."""
 PADDING = 8
 """A padded graph has this part of its images' patches more."""
 

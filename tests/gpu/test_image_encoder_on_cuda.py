@@ -54,21 +54,6 @@ def test_attention_within_segments(dtype, head_dim):
         assert_close(actual, reference(q, k, v, bounds, head_dim**-0.5), dtype)
 
 
-@pytest.mark.parametrize("head_dim", [64, 72, 80])
-@pytest.mark.parametrize("sizes", [(128, 64, 4, 3), (128, 64, 8, 3)])
-def test_attention_whose_keys_the_copy_engine_loads(sizes, head_dim):
-    from models.kernels.attention import segment_attention as kernel
-
-    for lengths in LENGTHS:
-        torch.manual_seed(head_dim)
-        heads = torch.randn(sum(lengths), 12, head_dim, device="cuda").to(torch.bfloat16)
-        q, k, v = heads.chunk(3, dim=1)
-        bounds = bounds_of(lengths, "cuda")
-        tiles = kernel.SegmentTiles(*sizes, is_copied=True)
-        actual = kernel.segment_attention(q, k, v, bounds, head_dim**-0.5, tiles)
-        assert_close(actual, reference(q, k, v, bounds, head_dim**-0.5), torch.bfloat16)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_norms_rotations_and_activations_of_layers(dtype):
     torch.manual_seed(0)

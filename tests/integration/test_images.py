@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -18,9 +19,11 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from tests.integration.conftest import Served
 from tests.support.byte_tokenizer import tokenizer_files
 from tests.support.engine_fleet import engine_fleet
+from tests.support.forked_program import run_forked
 from tests.support.processes import free_port, stack
 from tests.support.vision import IMAGE_ID, TEMPLATE, vision_tokenizer
 from tests.support.vision_variants import write_vision_checkpoint
+from tests.support.waiting import until
 
 VOCAB_SIZE = 600
 NUM_OUTPUT = 10
@@ -76,7 +79,12 @@ def checkpoint(tmp_path_factory):
 def seeing(checkpoint):
     folder, _ = checkpoint
     port = free_port()
-    engine = {"model": folder, "served_model_name": "seeing", "max_model_len": 2048}
+    engine = {
+        "model": folder,
+        "served_model_name": "seeing",
+        "max_model_len": 2048,
+        "allow_watch_tokens": True,
+    }
     with stack(engine=engine, frontend={"http_port": port}) as services:
         yield Served(services, f"http://127.0.0.1:{port}/v1")
 
@@ -208,6 +216,27 @@ async def test_other_images_are_refused_and_others_are_served(client, url, words
     with pytest.raises(openai.BadRequestError, match=words):
         await answered(client, [user((url,))])
     assert (await answered(client, [user("hello")]))[2]
+
+
+async def test_steps_with_an_image_from_before_the_recording_are_replayed(
+    seeing, client, checkpoint, tmp_path
+):
+    folder, _ = checkpoint
+    messages = [user("Again ", (data_url(photograph(9)),), "?")]
+    first = await answered(client, messages)
+    path = tmp_path / "trace.binpb"
+    recorder = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.client.cli", "record", "--out", path, "--steps", "8"),
+        *("--engine", seeing.services.engine.address),
+    )
+    partial = path.with_name(path.name + ".part")
+    await until(lambda: partial.exists() and partial.stat().st_size, timeout_s=60)
+    assert await answered(client, messages) == first
+    assert await recorder.wait() == 0
+    command = ("services.engine", "replay", path, "--device", "cpu", "--model", folder)
+    ended = await asyncio.to_thread(run_forked, *map(str, (*command, "--against", "eager")))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "8 steps against eager" in ended.stdout
 
 
 async def test_an_answer_about_an_image_goes_on_when_its_engine_is_killed(checkpoint):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.kernels.launching.launch import Launch
 from models.operands.base_two import LOG2_E
@@ -16,16 +15,12 @@ _LEAST_DOT = 16
 
 
 class SegmentTiles(NamedTuple):
-    """Rows and keys of a tile, warps of a program, and tiles of keys that it loads ahead.
-
-    is_copied: whether Hopper's copy engine loads keys and values.
-    """
+    """Rows and keys of a tile, warps of a program, and tiles of keys that it loads ahead."""
 
     rows: int
     keys: int
     num_warps: int
     stages: int
-    is_copied: bool = False
 
 
 def segment_tiles(head_dim: int, dtype: torch.dtype) -> SegmentTiles:
@@ -43,43 +38,27 @@ def _load(ptr, at, is_row, dims, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(
-    part, first, end, stride, column, OFFSET: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, IS_COPIED: tl.constexpr,
-):  # fmt: skip
-    """Returns DIMS dimensions of KEYS rows' head from OFFSET on; past its end any values.
-
-    part: a pointer, or a descriptor of tiles. column: where the head begins in a row.
-    """
-    if IS_COPIED:
-        tile = part.load([first, column + OFFSET])
-    else:
-        keys = first + tl.arange(0, KEYS)
-        at = keys.to(tl.int64) * stride + column
-        tile = _load(part, at, keys < end, OFFSET + tl.arange(0, DIMS), HEAD_DIM)
-    return tile
-
-
-@triton.jit
 def _fold_keys(
-    q, q_rest, acc, acc_rest, highest, total, first, last, end, starts, ends, column,
-    parts, k_stride, v_stride, scale_log2,
+    q, q_rest, acc, acc_rest, highest, total, first, last, end, starts, ends,
+    k_ptr, v_ptr, k_stride, v_stride, scale_log2,
     IS_MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr, IS_COPIED: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [first, last) into a running softmax, in whole tiles.
 
     IS_MASKED: a row sees the keys from its start to its end; otherwise all.
     """
-    k_part, k_rest_part, v_part, v_rest_part = parts
+    dims = tl.arange(0, DIMS)
+    rest = DIMS + tl.arange(0, REST if REST > 0 else DIMS)
     for tile in tl.range(first, last, KEYS, num_stages=STAGES):
         keys = tile + tl.arange(0, KEYS)
-        k = _load_tile(k_part, tile, end, k_stride, column, 0, HEAD_DIM, DIMS, KEYS, IS_COPIED)
+        is_key = keys < end
+        at_k = keys.to(tl.int64) * k_stride
+        at_v = keys.to(tl.int64) * v_stride
+        k = _load(k_ptr, at_k, is_key, dims, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if REST > 0:
-            k_rest = _load_tile(
-                k_rest_part, tile, end, k_stride, column, DIMS, HEAD_DIM, REST, KEYS, IS_COPIED
-            )
+            k_rest = _load(k_ptr, at_k, is_key, rest, HEAD_DIM)
             scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
         if IS_MASKED:
             is_seen = (keys[None, :] >= starts[:, None]) & (keys[None, :] < ends[:, None])
@@ -88,13 +67,11 @@ def _fold_keys(
         weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
         kept = tl.exp2(highest - new_highest)
         total = total * kept + tl.sum(weights, 1)
-        v = _load_tile(v_part, tile, end, v_stride, column, 0, HEAD_DIM, DIMS, KEYS, IS_COPIED)
+        v = _load(v_ptr, at_v, is_key, dims, HEAD_DIM)
         weights = weights.to(v.dtype)
         acc = tl.dot(weights, v, acc * kept[:, None], input_precision="ieee")
         if REST > 0:
-            v_rest = _load_tile(
-                v_rest_part, tile, end, v_stride, column, DIMS, HEAD_DIM, REST, KEYS, IS_COPIED
-            )
+            v_rest = _load(v_ptr, at_v, is_key, rest, HEAD_DIM)
             acc_rest = tl.dot(weights, v_rest, acc_rest * kept[:, None], input_precision="ieee")
         highest = new_highest
     return acc, acc_rest, highest, total
@@ -102,10 +79,10 @@ def _fold_keys(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _segment_attention_kernel(
-    q_ptr, k_part, k_rest_part, v_part, v_rest_part, bounds_ptr, output_ptr,
+    q_ptr, k_ptr, v_ptr, bounds_ptr, output_ptr,
     num_rows, q_stride, k_stride, v_stride, scale_log2,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, IS_COPIED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attends a tile of rows, of one head.
 
@@ -129,9 +106,9 @@ def _segment_attention_kernel(
 
     dims = tl.arange(0, DIMS)
     rest = DIMS + tl.arange(0, REST if REST > 0 else DIMS)
-    column = head * HEAD_DIM
-    parts = (k_part, k_rest_part, v_part, v_rest_part)
-    q_ptr += column
+    q_ptr += head * HEAD_DIM
+    k_ptr += head * HEAD_DIM
+    v_ptr += head * HEAD_DIM
     at_q = rows.to(tl.int64) * q_stride
     q = _load(q_ptr, at_q, is_row, dims, HEAD_DIM)
     q_rest = q
@@ -144,19 +121,19 @@ def _segment_attention_kernel(
     highest = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc, acc_rest, highest, total = _fold_keys(
-        q, q_rest, acc, acc_rest, highest, total, first, all_see, end, starts, ends, column,
-        parts, k_stride, v_stride, scale_log2,
-        True, HEAD_DIM, DIMS, REST, KEYS, STAGES, IS_COPIED,
+        q, q_rest, acc, acc_rest, highest, total, first, all_see, end, starts, ends,
+        k_ptr, v_ptr, k_stride, v_stride, scale_log2,
+        True, HEAD_DIM, DIMS, REST, KEYS, STAGES,
     )  # fmt: skip
     acc, acc_rest, highest, total = _fold_keys(
-        q, q_rest, acc, acc_rest, highest, total, all_see, until, end, starts, ends, column,
-        parts, k_stride, v_stride, scale_log2,
-        False, HEAD_DIM, DIMS, REST, KEYS, STAGES, IS_COPIED,
+        q, q_rest, acc, acc_rest, highest, total, all_see, until, end, starts, ends,
+        k_ptr, v_ptr, k_stride, v_stride, scale_log2,
+        False, HEAD_DIM, DIMS, REST, KEYS, STAGES,
     )  # fmt: skip
     acc, acc_rest, highest, total = _fold_keys(
-        q, q_rest, acc, acc_rest, highest, total, until, end, end, starts, ends, column,
-        parts, k_stride, v_stride, scale_log2,
-        True, HEAD_DIM, DIMS, REST, KEYS, STAGES, IS_COPIED,
+        q, q_rest, acc, acc_rest, highest, total, until, end, end, starts, ends,
+        k_ptr, v_ptr, k_stride, v_stride, scale_log2,
+        True, HEAD_DIM, DIMS, REST, KEYS, STAGES,
     )  # fmt: skip
     at_output = output_ptr + (rows.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM
     values = (acc / total[:, None]).to(output_ptr.dtype.element_ty)
@@ -183,8 +160,7 @@ def segment_attention(
     launch = _launcher(num_heads, head_dim, tiles, q.dtype, q.device)
     launch(
         (triton.cdiv(num_rows, tiles.rows), num_heads, 1),
-        q, *_parts(k, tiles), *_parts(v, tiles), bounds, output, num_rows,
-        q.stride(0), k.stride(0), v.stride(0), scale * LOG2_E,
+        q, k, v, bounds, output, num_rows, q.stride(0), k.stride(0), v.stride(0), scale * LOG2_E,
     )  # fmt: skip
     return output
 
@@ -194,44 +170,16 @@ def _with_whole_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _split(head_dim: int) -> tuple[int, int]:
-    """Returns the dimensions of both parts of a head, powers of two; 0 without a second one."""
-    dims = max(_LEAST_DOT, 1 << (head_dim.bit_length() - 1))
-    rest = max(_LEAST_DOT, triton.next_power_of_2(head_dim - dims)) if head_dim > dims else 0
-    return dims, rest
-
-
-def _parts(
-    x: torch.Tensor, tiles: SegmentTiles
-) -> tuple[torch.Tensor | TensorDescriptor, torch.Tensor | TensorDescriptor | None]:
-    """Returns where both parts of heads are loaded from; x: [N, H, D], or descriptors of it.
-
-    Tiles of the second part may reach into the next head. Queries have zeros there, and what values
-    give is not stored.
-    """
-    num_rows, num_heads, head_dim = x.shape
-    dims, rest = _split(head_dim)
-    if not tiles.is_copied:
-        return x, x if rest else None
-    shape, strides = [num_rows, num_heads * head_dim], [x.stride(0), 1]
-    described = [
-        TensorDescriptor(x, shape, strides, [tiles.keys, size]) if size else None
-        for size in (dims, rest)
-    ]
-    assert described[0] is not None, "heads have a first part"
-    return described[0], described[1]
-
-
 @lru_cache
 def _launcher(
     num_heads: int, head_dim: int, tiles: SegmentTiles, dtype: torch.dtype, device: torch.device
 ) -> Launch:
     """Returns the kernel for heads of this form."""
     del dtype, device  # each has its own builds
-    dims, rest = _split(head_dim)
+    dims = max(_LEAST_DOT, 1 << (head_dim.bit_length() - 1))
+    rest = max(_LEAST_DOT, triton.next_power_of_2(head_dim - dims)) if head_dim > dims else 0
     return Launch(
         _segment_attention_kernel,
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, DIMS=dims, REST=rest, ROWS=tiles.rows,
-        KEYS=tiles.keys, STAGES=tiles.stages, IS_COPIED=tiles.is_copied,
-        num_warps=tiles.num_warps,
+        KEYS=tiles.keys, STAGES=tiles.stages, num_warps=tiles.num_warps,
     )  # fmt: skip
