@@ -1,6 +1,7 @@
 """Tiny random Qwen checkpoints with the draft layer under `mtp.`, as Qwen publishes them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -56,6 +57,33 @@ def write_mtp_checkpoint(folder: Path, variant: str, *, agreement: float = 0.0, 
     config |= {"num_hidden_layers": NUM_LAYERS, "layer_types": LAYER_TYPES}
     config_file.write_text(json.dumps(config))
     return whole, own
+
+
+def add_draft_layer(folder: Path, target: Path) -> None:
+    """Copies a checkpoint of Qwen3.5 that sees images, with a draft layer of random weights.
+
+    Its attention and feed-forward parts are those of the first layer with attention.
+    """
+    shutil.copytree(folder, target)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    prefix = f"model.language_model.layers.{text['layer_types'].index('full_attention')}."
+    file = target / "model.safetensors"
+    tensors = load_file(file)
+    size = text["hidden_size"]
+    generator = torch.Generator().manual_seed(1)
+    tensors |= {
+        name.replace(prefix, "mtp.layers.0."): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    for name, shape in {
+        "fc": (size, 2 * size),
+        "pre_fc_norm_embedding": (size,),
+        "pre_fc_norm_hidden": (size,),
+        "norm": (size,),
+    }.items():
+        tensors[f"mtp.{name}.weight"] = torch.empty(shape).normal_(0.0, 0.3, generator=generator)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _make_agreeable(tensors: dict[str, torch.Tensor], share: float) -> None:

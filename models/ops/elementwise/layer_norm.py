@@ -1,6 +1,6 @@
 """Layer normalisation: octavo::layer_norm, and after a sum: octavo::add_layer_norm.
 
-Inductor makes a kernel of each of its sums, as it does not know the number of rows.
+Inductor makes three kernels of either, with one or two elements a thread, for any number of rows.
 """
 
 import torch

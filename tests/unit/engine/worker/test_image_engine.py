@@ -21,6 +21,7 @@ from tests.support.image_prompts import (
     random_picture,
     reference_logits,
 )
+from tests.support.mtp_checkpoints import add_draft_layer
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.vision_variants import EVERY_VARIANT, VARIANTS, write_vision_checkpoint
@@ -153,6 +154,19 @@ def test_drafts_of_a_head_or_a_model_change_nothing(seeing, tmp_path, variant, m
         write_eagle3_head(draft, folder, **own)
     engine = engine_for(
         folder, 3, mode, draft_model=draft, num_speculative_tokens=2, num_blocks=200, num_states=8,
+        max_num_batched_tokens=9,
+    )  # fmt: skip
+    for _ in range(2):
+        assert run(engine, model, prompts) == expected
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.NONE, CUDAGraphMode.FULL_AND_PIECEWISE], ids=str)
+def test_drafts_of_a_draft_layer_change_nothing(seeing, tmp_path, mode):
+    folder, model, prompts, expected = seeing("qwen3_5")
+    target = tmp_path / "drafting"
+    add_draft_layer(folder, target)
+    engine = engine_for(
+        target, 3, mode, num_speculative_tokens=2, num_blocks=200, num_states=8,
         max_num_batched_tokens=9,
     )  # fmt: skip
     for _ in range(2):
