@@ -24,6 +24,9 @@ from dataclasses import dataclass
 
 import torch
 
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Elements that blocks are copied in; the widest that fits: each thread moves one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
@@ -215,7 +218,9 @@ def copy_blocks(memory: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
     """
     from_, to = blocks.long()
     for each in memory:
-        each[:, to] = each[:, from_]
+        word = next(word for word in _WORDS if each.shape[2] % word.itemsize == 0)
+        words = each.view(word)
+        words[:, to] = words[:, from_]
 
 
 def _units(cache: StateCacheData, pages: torch.Tensor) -> torch.Tensor:

@@ -37,28 +37,44 @@ _VARYING = [
 
 
 @triton.jit
-def _load_input(
-    x_ptr, memory_ptr, table_ptr, x_stride, num_blocks, tokens, end, start, has_state, first, lane,
-    is_first, form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Returns inputs of tokens [N, 1] before `end` and channels first + lane [1, C].
-
-    is_first: some may be before the request's first token, `start`: those are the state's.
-    """
-    is_lane = first + lane < form.columns
-    is_new = (tokens >= start) & (tokens < end)
+def _load_new(x_ptr, x_stride, tokens, end, start, first, lane, form: tl.constexpr):
+    """Returns the step's inputs of tokens [N, 1] from `start` to `end`, channels first + lane."""
+    is_new = (tokens >= start) & (tokens < end) & (first + lane < form.columns)
     x_ptrs = x_ptr + tokens.to(tl.int64) * x_stride + first + lane
-    inputs = tl.load(x_ptrs, mask=is_new & is_lane, other=0.0).to(tl.float32)
-    if is_first:
-        is_kept = tokens < start
-        # The state's last input is that of the token before the first.
-        row = tokens - start + WIDTH - 1
-        at = conv_offset(
-            row, is_kept, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE
+    return tl.load(x_ptrs, mask=is_new, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_kept(
+    memory_ptr, table_ptr, num_blocks, tokens, start, has_state, first, lane, form: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Returns the state's inputs of tokens [N, 1] before `start`, channels first + lane [1, C]."""
+    is_lane = first + lane < form.columns
+    is_kept = tokens < start
+    # The state's last input is that of the token before the first.
+    row = tokens - start + WIDTH - 1
+    at = conv_offset(row, is_kept, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE)
+    mask = is_kept & is_lane & has_state
+    return tl.load(memory_ptr + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sum_of_kept(
+    memory_ptr, weight_ptr, table_ptr, num_blocks, tokens, start, has_state, first, lane,
+    form: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Returns the share of the state's inputs in the convolution of tokens [N, 1], [N, C]."""
+    is_lane = first + lane < form.columns
+    total = tl.zeros((tokens.shape[0], lane.shape[1]), tl.float32)
+    for tap in tl.static_range(WIDTH):
+        weight_ptrs = weight_ptr + (first + lane) * WIDTH + tap
+        weight = tl.load(weight_ptrs, mask=is_lane, other=0.0).to(tl.float32)
+        total += weight * _load_kept(
+            memory_ptr, table_ptr, num_blocks, tokens - (WIDTH - 1 - tap), start, has_state, first,
+            lane, form, WIDTH, WHOLE,
         )  # fmt: skip
-        mask = is_kept & is_lane & has_state
-        inputs += tl.load(memory_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    return inputs
+    return total
 
 
 @triton.jit
@@ -75,10 +91,10 @@ def _keep_inputs(
     is_lane = first + lane < form.columns
     # Rows past the last have tokens from `end` on.
     tokens = end - WIDTH + 1 + row
-    inputs = _load_input(
-        x_ptr, memory_ptr, read_ptr, x_stride, num_blocks, tokens, end, start, has_state, first,
-        lane, True, form, WIDTH, WHOLE,
-    )  # fmt: skip
+    inputs = _load_new(x_ptr, x_stride, tokens, end, start, first, lane, form)
+    inputs += _load_kept(
+        memory_ptr, read_ptr, num_blocks, tokens, start, has_state, first, lane, form, WIDTH, WHOLE
+    )
     at = conv_offset(row, is_row, first, lane, is_lane, table_ptr, num_blocks, form, WHOLE)
     # Threads write rows that others read.
     tl.debug_barrier()
@@ -102,7 +118,8 @@ def _causal_conv_kernel(
     first = tl.program_id(0) * CHANNELS
     lane = tl.arange(0, CHANNELS)[None, :]
     is_lane = first + lane < form.columns
-    wait_for_previous(DEPENDENT)
+    weight_ptrs = weight_ptr + (first + lane) * WIDTH
+    # Tables and kept inputs are of before this pass, so they need no wait.
     tile = tl.program_id(1)
     request = tile
     if SEARCHES:
@@ -112,19 +129,22 @@ def _causal_conv_kernel(
     first_token = start
     if SEARCHES:
         first_token = start + (tile - start // TOKENS - request) * TOKENS
+    position = first_position(request, seq_lens_ptr, start, end)
+    read_ptr = slot_ptr(table_ptr, position, table_stride, form)
+    tokens = first_token + tl.arange(0, TOKENS)[:, None]
+    total = tl.zeros((TOKENS, CHANNELS), tl.float32)
+    if (first_token == start) & (first_token < end):
+        total += _sum_of_kept(
+            memory_ptr, weight_ptr, read_ptr, num_blocks, tokens, start, has_state, first, lane,
+            form, WIDTH, WHOLE,
+        )  # fmt: skip
+    wait_for_previous(DEPENDENT)
     if first_token < end:
-        position = first_position(request, seq_lens_ptr, start, end)
-        read_ptr = slot_ptr(table_ptr, position, table_stride, form)
-        tokens = first_token + tl.arange(0, TOKENS)[:, None]
-        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(WIDTH):
-            weight_ptrs = weight_ptr + (first + lane) * WIDTH + tap
-            weight = tl.load(weight_ptrs, mask=is_lane, other=0.0).to(tl.float32)
-            inputs = _load_input(
-                x_ptr, memory_ptr, read_ptr, x_stride, num_blocks, tokens - (WIDTH - 1 - tap),
-                end, start, has_state, first, lane, first_token == start, form, WIDTH, WHOLE,
-            )  # fmt: skip
-            total += inputs * weight
+            weight = tl.load(weight_ptrs + tap, mask=is_lane, other=0.0).to(tl.float32)
+            total += weight * _load_new(
+                x_ptr, x_stride, tokens - (WIDTH - 1 - tap), end, start, first, lane, form
+            )
         if bias_ptr is not None:
             total += tl.load(bias_ptr + first + lane, mask=is_lane, other=0.0).to(tl.float32)
         if ACTIVATES:

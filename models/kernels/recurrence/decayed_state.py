@@ -146,16 +146,17 @@ def _decayed_step_kernel(
     dims = tl.arange(0, heads.block_k)
     is_column = columns < heads.v_dim
     rate = _rate_of(rates_ptr, head, heads)
-    wait_for_previous(DEPENDENT)
+    # Tables and states are of before this pass, so they need no wait.
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
-    if (start < end) & (end - start <= most_tokens):
-        position = first_position(request, seq_lens_ptr, start, end)
-        slot = slot_ptr(table_ptr, position, table_stride, form)
-        state_ptrs, mask = _state_ptrs(
-            memory_ptr, slot, head, dims, columns, num_blocks, form, heads
-        )
-        state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
+    has_tokens = (start < end) & (end - start <= most_tokens)
+    position = first_position(request, seq_lens_ptr, start, end)
+    slot = slot_ptr(table_ptr, position, table_stride, form)
+    state_ptrs, mask = _state_ptrs(memory_ptr, slot, head, dims, columns, num_blocks, form, heads)
+    is_read = mask & has_state & has_tokens
+    state = tl.load(state_ptrs, mask=is_read, other=0.0).to(tl.float32)
+    wait_for_previous(DEPENDENT)
+    if has_tokens:
         at_k = head // heads.group * heads.k_dim + dims
         at_v = head * heads.v_dim + columns
         for step in range(end - start):

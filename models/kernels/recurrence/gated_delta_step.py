@@ -108,14 +108,17 @@ def _gated_delta_step_kernel(
     mask = is_dim[:, None] & is_column[None, :]
     rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     dt_bias = load_decays(dt_bias_ptr, head, dim, is_dim, heads)
-    wait_for_previous(DEPENDENT)
+    # Tables and states are of before this pass, so they need no wait.
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
     start, end, has_state, keeps = request_span(request, query_start_ptr, seq_lens_ptr, table_ptr)
-    if (start < end) & (end - start <= most_tokens):
-        position = first_position(request, seq_lens_ptr, start, end)
-        slot = slot_ptr(table_ptr, position, table_stride, form)
-        state_ptrs = _state_ptrs(memory_ptr, slot, head, dim, column, num_blocks, form, heads)
-        state = tl.load(state_ptrs, mask=mask & has_state, other=0.0).to(tl.float32)
+    has_tokens = (start < end) & (end - start <= most_tokens)
+    position = first_position(request, seq_lens_ptr, start, end)
+    slot = slot_ptr(table_ptr, position, table_stride, form)
+    state_ptrs = _state_ptrs(memory_ptr, slot, head, dim, column, num_blocks, form, heads)
+    is_read = mask & has_state & has_tokens
+    state = tl.load(state_ptrs, mask=is_read, other=0.0).to(tl.float32)
+    wait_for_previous(DEPENDENT)
+    if has_tokens:
         k_head = head // (heads.num_heads // heads.num_k_heads)
         for step in range(end - start):
             token = start.to(tl.int64) + step
