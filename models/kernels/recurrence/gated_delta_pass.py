@@ -229,8 +229,8 @@ def pass_chunks(
 def _launchers(form: StateForm, heads: DeltaHeads, device: torch.device) -> tuple[Launch, Launch]:
     """Returns the kernel that goes from chunk to chunk, and the one of outputs."""
     options = {"heads": heads, "num_warps": 4, **launch_options(device)}
-    is_staged = heads.k_dim == _STAGED_DIM and not heads.decays_channels
-    stages = _STAGES if is_staged and gpu_of(device).is_hopper else 1
+    is_staged = heads.k_dim == _STAGED_DIM and gpu_of(device).is_hopper
+    stages = _STAGES if is_staged else 1
     return (
         Launch(
             _pass_delta_chunks_kernel, form=form, COLUMNS=_COLUMNS, num_stages=stages, **options
