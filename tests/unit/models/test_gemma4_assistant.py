@@ -105,6 +105,7 @@ def test_graphs_draft_what_eager_steps_draft(pair, level, mode, tmp_path):
     assert any(result.drafted_by_graph for _, result in by_graph.steps)
 
 
+@pytest.mark.parametrize("pair", [CASES["shared"]], indirect=True, ids=["shared"])
 @pytest.mark.parametrize("against", ["eager", "full"])
 def test_a_recording_is_replayed(pair, against, tmp_path):
     config = compilation_config(
@@ -132,6 +133,7 @@ def test_a_recording_is_replayed(pair, against, tmp_path):
     assert totals.num_by_graph > 0 if against == "full" else totals.num_exact == totals.num_steps
 
 
+@pytest.mark.parametrize("pair", [CASES["groups"]], indirect=True, ids=["groups"])
 async def test_ranks_share_an_assistants_heads(pair):
     folder, own, target, _ = pair
     expected = [greedy_continuation(target, prompt, NUM_OUTPUT) for prompt in PROMPTS]
