@@ -57,7 +57,8 @@ def fork(
 
 
 _BASE = ("torch",)
-"""The module of a server of which others are forks, as they need it as well."""
+_FORKS_OF_BASE = (OF_SERVICES, ("tests.support.kernel_compiler",))
+"""Modules of servers that need torch as well, which are forks of the one that has it."""
 
 
 @cache
@@ -69,7 +70,7 @@ def fork_server(*modules: str) -> socket.socket:
     # gRPC reads these when it is imported; services set them.
     environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
     with theirs:
-        if modules and modules != _BASE:
+        if modules in _FORKS_OF_BASE:
             descriptors = {number: number for number in (0, 1, 2, theirs.fileno())}
             command = [_MODULE, *arguments]
             report = fork(
