@@ -1,6 +1,5 @@
 """The tables that tests.bench.tune measures: their rows, the tiles to try, and what is timed."""
 
-from argparse import Namespace
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -124,8 +123,7 @@ def expert_calls(model: str, key: Hashable, num_tokens: int) -> Calls:
 
 def state_calls(key: Hashable, num_requests: int) -> Calls:
     """Returns steps of the gated delta rule, of Qwen3.5-35B-A3B."""
-    options = Namespace(k_heads=16, heads=32, dim=128)
-    cases = recurrence.cases_of([1] * num_requests, options)["gated_delta_rule"]
+    cases = recurrence.cases_of("gdn", [1] * num_requests, num_slots=1)
     output = cases[0].run()
     return [partial(case.run_into, output) for case in cases]
 
