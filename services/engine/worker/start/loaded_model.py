@@ -200,7 +200,11 @@ class LoadedModel:
         pages = state_pages(model, block_size=limits.block_size, dtype=cache_dtype)
         # Stages may hold different layers, and their requests' tables have one form.
         shared = shared_prefix_tokens(
-            limits.shared_prefix_tokens, model.cache_specs(), dtype=cache_dtype, device=device
+            limits.shared_prefix_tokens,
+            model.cache_specs(),
+            dtype=cache_dtype,
+            device=device,
+            num_queries=limits.decode_q_len,
         )
         limits = replace(
             limits, state_pages=-ranks.least(-pages), shared_prefix_tokens=ranks.least(shared)

@@ -204,6 +204,17 @@ def test_the_tables_of_a_gpu_say_when_sharing_a_prefix_pays(
     assert shared_prefix_tokens(wanted, specs, dtype=dtype, device=CPU) == expected
 
 
+@pytest.mark.parametrize(("wanted", "dtype", "shares"), [
+    (None, torch.bfloat16, True), (None, FP8_CACHE_DTYPE, False), (7, FP8_CACHE_DTYPE, True),
+])  # fmt: skip
+def test_drafts_share_prefixes_of_an_8_bit_cache_only_if_asked_for(
+    monkeypatch, wanted, dtype, shares
+):
+    monkeypatch.setattr(kv_memory, "has_kernels", lambda device: True)
+    found = shared_prefix_tokens(wanted, [LAYER], dtype=dtype, device=CPU, num_queries=3)
+    assert bool(found) == shares
+
+
 @pytest.mark.parametrize(("wanted", "expected"), [(None, 0), (0, 0), (7, 7)])
 def test_on_a_cpu_a_prefix_is_shared_only_if_asked_for(wanted, expected):
     assert shared_prefix_tokens(wanted, [LAYER], dtype=torch.float32, device=CPU) == expected
