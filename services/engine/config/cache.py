@@ -39,7 +39,7 @@ class CacheConfig(ConfigSection):
     shared_prefix_tokens: PrefixTokens = "auto"
     """Running requests that begin alike read their common prefix once a step where that saves
     reading this many tokens again, its length for each request but one; 0: never; auto: as many as
-    the tables of the GPU say, on a CPU never."""
+    the tables of the GPU say, on a CPU and for drafts with an FP8 cache never."""
     kv_events: bool = False
     """Let callers follow which blocks are cached, with the tokens of requests without a salt."""
 
