@@ -133,8 +133,8 @@ class DiskTier:
             if is_read:
                 started_ns = time.perf_counter_ns()
                 self._read(order, block, news)
-                # Reads at the same time share the time that each takes.
-                news.read_us = (time.perf_counter_ns() - started_ns) // (1000 * num_reading)
+                if not news.removed:  # reads at the same time share the time that each takes
+                    news.read_us = (time.perf_counter_ns() - started_ns) // (1000 * num_reading)
                 with self._guard:
                     self._num_reading -= 1
             else:
