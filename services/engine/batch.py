@@ -206,10 +206,8 @@ class BatchBuilder:
         max_q_len = max(self.q_lens)
         num_tokens, query_start_loc = batch_size, _packed_numbers(batch_size + 1)
         if max_q_len > 1:
-            num_tokens, query_start_loc = (
-                sum(self.q_lens),
-                pack_int32([0, *accumulate(self.q_lens)]),
-            )
+            starts = [0, *accumulate(self.q_lens)]
+            num_tokens, query_start_loc = starts[-1], pack_int32(starts)
         descriptor = BatchDescriptor(
             step_id=step_id,
             graph_key=graph_key,
@@ -236,11 +234,9 @@ class BatchBuilder:
             updates.counts = pack_int32(self._block_counts)
             updates.block_ids = pack_int32(self._block_ids)
         sampling = descriptor.sampling
-        # The indices ascend.
-        are_all = len(self.sample_indices) == batch_size
-        sampling.sample_indices = (
-            _packed_numbers(batch_size) if are_all else pack_int32(self.sample_indices)
-        )
+        indices = self.sample_indices
+        are_all = len(indices) == batch_size  # as they ascend
+        sampling.sample_indices = _packed_numbers(batch_size) if are_all else pack_int32(indices)
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs

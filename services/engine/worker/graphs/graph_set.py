@@ -180,9 +180,8 @@ class GraphSet:
 
     def want(self, key: GraphKey, *, is_ordered: bool = False) -> None:
         """Plans a graph that is captured on demand, if there is room or other ranks have some."""
-        if key in self._not_wanted and (
-            is_ordered or not key.shares_prefixes or self._num_left > 0
-        ):
+        has_room = is_ordered or not key.shares_prefixes or self._num_left > 0
+        if has_room and key in self._not_wanted:
             self._num_left -= key.shares_prefixes
             del self._not_wanted[key]
             self._pending.append(key)
