@@ -92,6 +92,31 @@ FAMILIES_WITH_STATES = (
 )
 """Families some of whose layers keep a state that is not keys and values."""
 
+FAMILIES_OF_EXPERTS = frozenset(
+    {
+        "BailingHybridForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "HYV3ForCausalLM",
+        "KimiLinearForCausalLM",
+        "MiMoV2FlashForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "Mistral4ForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "SolarOpenForCausalLM",
+    }
+)
+"""Families without dense models that leave the choice of the feed-forward part to the config."""
+
 FAMILIES_WITH_CHUNKS = ("Llama4ForCausalLM",)
 """Families whose rotated layers attend within chunks of positions."""
 

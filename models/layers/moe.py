@@ -9,6 +9,7 @@ import models.ops.experts.expert_parallel
 import models.ops.experts.moe  # noqa: F401  # both register an operator
 from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
+from models.config_sections.families import FAMILIES_OF_EXPERTS
 from models.config_sections.moe import MoeConfig
 from models.layers.experts import Experts
 from models.layers.gated_mlp import GatedMLP
@@ -165,8 +166,12 @@ def feed_forward(
 
 
 def optional_feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
-    """Returns a layer's feed-forward part of a family with and without experts."""
-    if config.moe is None:
+    """Returns a layer's feed-forward part: with experts if the config names some.
+
+    Raises:
+        ValueError: it names none, and the family has no model without.
+    """
+    if config.moe is None and config.architecture not in FAMILIES_OF_EXPERTS:
         return GatedMLP(config, group)
     return feed_forward(config, layer_index, group)
 

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from models.config import ModelConfig
+from models.config_sections.families import FAMILIES_OF_EXPERTS
 from models.gpt_oss import GptOssExperts
 from models.layers.experts import Experts
 from models.layers.moe import FusedMoE
 from models.parallel.collectives import without_other_ranks
 from models.parallel.group import ParallelGroup
+from models.registry import model_class
 
 SIZE = 2
 GROUPS = [ParallelGroup(rank=rank, size=SIZE) for rank in range(SIZE)]
@@ -75,3 +77,10 @@ def test_expert_of_the_wrong_shape_is_refused(config):
 def test_a_model_of_experts_without_any_in_its_config_is_refused(config):
     with pytest.raises(ValueError, match="Qwen3MoeForCausalLM needs experts"):
         FusedMoE(replace(config, moe=None), ParallelGroup())
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES_OF_EXPERTS))
+def test_no_family_of_experts_builds_a_dense_layer(config, architecture):
+    dense = replace(config, moe=None, architecture=architecture)
+    with pytest.raises(ValueError, match=f"{architecture} needs experts"):
+        model_class(architecture).make_feed_forward(dense, 0, ParallelGroup())
