@@ -265,9 +265,9 @@ class DataParallelScheduler:
                 descriptor.spec_decode_metadata.num_next_drafts = num_next_drafts
             descriptor.cudagraph_runtime_mode = ordered_mode(dispatch.graph_key)
             descriptor.fallback_reason = dispatch.fallback_reason
-            if dispatch.graph_key is not None:
-                descriptor.graph_key.CopyFrom(dispatch.graph_key)
-                self._dispatcher.order_form(descriptor, has_adapters=has_adapters)
+        if dispatch.graph_key is not None:
+            descriptors = [step.descriptor for step in steps]
+            self._dispatcher.order_forms(descriptors, dispatch.graph_key, has_adapters=has_adapters)
 
 
 def _order_loads(descriptors: Sequence[BatchDescriptor]) -> None:

@@ -170,17 +170,38 @@ class GraphDispatcher:
 
         Until then the step's own graph computes the same, and the worker sees what is missing.
 
-        has_adapters: whether a request of the step, or of other data-parallel ranks, may have one.
+        has_adapters: whether a request of the step may have one.
         """
+        key = self._form_of(descriptor, descriptor.graph_key, has_adapters=has_adapters)
+        if key is not None:
+            descriptor.graph_key.CopyFrom(key)
+
+    def order_forms(
+        self, descriptors: Sequence[BatchDescriptor], graph: GraphKey, *, has_adapters: bool
+    ) -> None:
+        """Orders a graph for the steps of data-parallel ranks, in the form of each; see order_form.
+
+        All skip adapters or none does: ranks exchange the slots of tokens where experts have some.
+
+        has_adapters: whether a request of any rank may have one.
+        """
+        keys = [self._form_of(each, graph, has_adapters=has_adapters) for each in descriptors]
+        if not all(key is not None and key.skips_adapters for key in keys):
+            keys = [self._form_of(each, graph, has_adapters=True) for each in descriptors]
+        for descriptor, key in zip(descriptors, keys, strict=True):
+            descriptor.graph_key.CopyFrom(graph if key is None else key)
+
+    def _form_of(
+        self, descriptor: BatchDescriptor, graph: GraphKey, *, has_adapters: bool
+    ) -> GraphKey | None:
+        """Returns the captured form of a graph that does least of what a step does not need."""
         if not self._forms:
-            return
+            return None
         shares = descriptor.attn_metadata.HasField("shared_prefixes")
-        sizes, skips = _sizes_of(descriptor.graph_key), not has_adapters
-        for form in ((shares, skips), (False, skips), (shares, False)):
-            key = self._forms.get((*sizes, *form))
-            if key is not None:
-                descriptor.graph_key.CopyFrom(key)
-                return
+        sizes, skips = _sizes_of(graph), not has_adapters
+        forms = ((shares, skips), (False, skips), (shares, False))
+        keys = (self._forms.get((*sizes, *form)) for form in forms)
+        return next((key for key in keys if key is not None), None)
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
         """Returns the smallest graph that fits; decode graphs come first."""

@@ -51,11 +51,13 @@ class AdapterSlots:
         Raises:
             ValueError: a request has an adapter and the step's graph adds none.
         """
-        # Without a graph, data-parallel ranks do not know whether others have adapters.
-        self._are_used = self.has_any(batch) or batch.num_tokens_across_dp is not None
         if key is not None and key.skips_adapters:
             require(not self.has_any(batch), "an adapter in a graph of steps without any")
+            # Also of a rank that has given its graph up, as the others replay theirs.
+            self._are_used = False
             return
+        # Data-parallel ranks do not know whether others have adapters.
+        self._are_used = self.has_any(batch) or batch.num_tokens_across_dp is not None
         num_tokens = max(batch.num_rows, 0 if key is None else key.num_tokens)
         slots = np.zeros(num_tokens, np.int32)
         slots[: batch.num_tokens] = np.repeat(

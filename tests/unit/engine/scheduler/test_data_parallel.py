@@ -335,3 +335,28 @@ def test_each_rank_shares_the_prefixes_of_its_own_requests():
         assert number == 0 or {part.graph_key.graph_bs for part in parts} == {8}
         rig.receive()
     assert keys >= {(True, False, False, False), (True, False, True, False)}
+
+
+def test_all_ranks_leave_adapters_out_or_none_does():
+    free = {"skips_adapters": True, **SIZES_8}
+    dispatcher = GraphDispatcher([DECODE_8, GraphKey(shares_prefixes=True, **free)])
+    rig = DataParallelRig(
+        dispatcher=dispatcher, max_num_seqs=8, max_num_batched_tokens=64, max_num_waiting=32,
+        num_blocks=99, shared_prefix_tokens=8, num_adapter_slots=1, shares_slots=True,
+    )  # fmt: skip
+    system = list(range(9))
+    rig.add(make_request(system))
+    rig.run()
+    for number in range(5):
+        rig.ranks[0].add(make_request([*system, 20 + number], max_tokens=9))
+    rig.ranks[1].add(make_request(8, max_tokens=9))
+    forms = set()
+    for number in range(6):
+        if number == 3:
+            dispatcher.capture(GraphKey(**free))
+        step = rig.send()
+        keys = [part.descriptor.graph_key for part in (step, *step.others)]
+        forms.add(tuple((key.shares_prefixes, key.skips_adapters) for key in keys))
+        rig.receive()
+    assert forms >= {((False, False), (False, False)), ((True, True), (False, True))}
+    assert all(first[1] == second[1] for first, second in forms if first or second)
