@@ -81,10 +81,12 @@ class StepPieces:
         """Runs a dummy step without graphs; returns its query tokens and hidden states."""
         batch = self._write_dummy(key, 1)
         inputs = self._buffers.gather_batch(batch, num_tokens=key.num_tokens)
-        if not has_kernels(inputs.positions.device):
-            # The reference of attention waits for the device, which is forbidden only in a graph.
-            return batch.num_tokens, self._forward(inputs)
-        hidden: Tensor = self._pieces.recorder.warm_up(lambda: self._forward(inputs))
+        # Pieces add adapters, whether the step has some or not.
+        with self._forward.adding_adapters():
+            if not has_kernels(inputs.positions.device):
+                # The reference of attention waits for the device, which only a graph forbids.
+                return batch.num_tokens, self._forward(inputs)
+            hidden: Tensor = self._pieces.recorder.warm_up(lambda: self._forward(inputs))
         return batch.num_tokens, hidden
 
     def _write_dummy(self, key: GraphKey, variant: int) -> Batch:

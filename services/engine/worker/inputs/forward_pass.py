@@ -1,7 +1,7 @@
 """One forward pass of the model over the worker's input buffers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import cast
 
@@ -199,6 +199,10 @@ class ForwardPass:
         )
         with forward_context(context):
             yield
+
+    def adding_adapters(self) -> AbstractContextManager[None]:
+        """Has steps in the block run with adapters, whatever they use, where there is room."""
+        return nullcontext() if self.adapters is None else self.adapters.building_kernels()
 
     def slots(self, key: GraphKey | None = None) -> Tensor | None:
         """Returns adapter_slots of the forward context of a step, or of its graph."""

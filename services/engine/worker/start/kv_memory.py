@@ -329,6 +329,9 @@ def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:
     """Runs the largest step on a GPU; returns the peak allocation, weights included."""
     torch.cuda.reset_peak_memory_stats(runner.device)
     runner.execute(largest_step(limits))
+    if runner.forward.adapters is not None:
+        with runner.forward.adding_adapters():
+            runner.execute(largest_step(limits))
     if runner.encoder is not None:
         runner.encoder.encode_largest()
     return torch.cuda.max_memory_allocated(runner.device)
