@@ -70,6 +70,7 @@ class Adapters:
         self._loading: set[str] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
         self._has_started = False
+        self._are_announced = False
         self._counts = ReadCounts()
         self.version = 0
         """Changes with every adapter that is added or removed."""
@@ -181,6 +182,7 @@ class Adapters:
             self._known[name] = Adapter(
                 name=name, path=str(folder), digest=digest, rank=0, num_bytes=0
             )
+        self._are_announced = True
         self.version += bool(self._known)
 
     async def use_worker(self, worker: AdapterWorker) -> None:
@@ -194,11 +196,17 @@ class Adapters:
             if any(name == self._model for name, _ in self._config.start_adapters):
                 raise StartRefusedError(f"--lora {self._model}: the model has this name")
             for name, path in self._config.start_adapters:
+                if self._was_removed_asleep(name):
+                    continue
                 try:
                     folder = await asyncio.to_thread(start_folder, path)
-                    self._known[name] = await self._read(name, folder)
+                    adapter = await self._read(name, folder)
                 except InvalidRequestError as error:
                     raise StartRefusedError(f"--lora {name}: {error}") from None
+                if self._was_removed_asleep(name):
+                    self._forget_later(self._forget(adapter))
+                else:
+                    self._known[name] = adapter
             self._has_started = True
             self.version += bool(self._known)
             return
@@ -239,6 +247,10 @@ class Adapters:
             reading.cancel()
             await asyncio.gather(running, reading, return_exceptions=True)
         raise AssertionError("steps run until the worker is lost")
+
+    def _was_removed_asleep(self, name: str) -> bool:
+        """Whether an adapter of the command line was removed before a worker had read it."""
+        return self._are_announced and name not in self._known
 
     def lose_worker(self) -> None:
         """Reads nothing until the next worker."""

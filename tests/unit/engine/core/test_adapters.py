@@ -145,3 +145,28 @@ async def test_a_path_that_no_file_system_has_is_refused(adapters, digests):
     await adapters.use_worker(Orders(digests))
     with pytest.raises(InvalidRequestError, match="the folder cannot be read: File name too long"):
         await adapters.load("a", "a" * 300)
+
+
+async def test_an_adapter_that_is_removed_asleep_does_not_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(adapters_module, "UNUSED_POLL_S", 0.001)
+    names = ("a", "b", "c")
+    for name in names:
+        (tmp_path / name).mkdir()
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            (tmp_path / name / file).write_text(name)
+    start = [f"{name}={tmp_path / name}" for name in names]
+    config = LoraConfig(lora_folder=tmp_path, max_loras=1, lora=start)
+    adapters = Adapters(config, model="m", live=list, end=lambda request, error: None)
+    await adapters.announce()
+    assert [each.name for each in adapters.all] == ["a", "b", "c"]
+    adapters.remove("a")
+    worker = Orders({str(tmp_path / name): name.encode() * 32 for name in names})
+    worker.may_answer.clear()
+    reading = asyncio.create_task(adapters.use_worker(worker))
+    await until(lambda: worker.held)
+    adapters.remove("b")
+    worker.may_answer.set()
+    await reading
+    assert [each.name for each in adapters.all] == ["c"]
+    await until(lambda: not adapters._forgetting)
+    assert worker.held == {b"c" * 32}
