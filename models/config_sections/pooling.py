@@ -213,7 +213,7 @@ def _read_max_length(folder: Path) -> int | None:
 
 def _read_score(folder: Path, answers: Sequence[int]) -> PoolingConfig:
     fields = Fields.read(folder / "config.json")
-    if not fields.architecture().endswith("ForSequenceClassification"):
+    if not _has_score_head(fields):
         no, yes = answers or _read_answers(folder / "tokenizer.json")
         return PoolingConfig(task="score", answers=(no, yes))
     labels = fields.section("id2label").values
@@ -225,6 +225,19 @@ def _read_score(folder: Path, answers: Sequence[int]) -> PoolingConfig:
         )
     section = fields.section("sentence_transformers")
     return PoolingConfig(task="score", activation=_activation(section, "activation_fn", "sigmoid"))
+
+
+def needs_answers(folder: Path) -> bool:
+    """Returns whether scores of a checkpoint are those of tokens, as it has no head for them.
+
+    Raises:
+        ConfigError: config.json is wrong.
+    """
+    return not _has_score_head(Fields.read(folder / "config.json"))
+
+
+def _has_score_head(fields: Fields) -> bool:
+    return fields.architecture().endswith("ForSequenceClassification")
 
 
 def _read_answers(path: Path) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import structlog
 
 from models.config_sections.fields import ConfigError
-from models.config_sections.pooling import answers_of
+from models.config_sections.pooling import answers_of, needs_answers
 from services.engine.checkpoint.gguf_model import gguf_files, made_folder
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.tokenizer_files import TokenizerFiles
@@ -65,10 +65,12 @@ def _with_answers(config: _Config) -> _Config:
     has_own = (folder / _TOKENIZER).is_file() or not folder.is_dir()
     if checkpoint.task != "score" or checkpoint.score_tokens or has_own:
         return config
-    content = TokenizerFiles.from_folder(folder).content(_TOKENIZER)
-    if content is None:
-        return config
     try:
+        if not needs_answers(folder):
+            return config
+        content = TokenizerFiles.from_folder(folder).content(_TOKENIZER)
+        if content is None:
+            return config
         return config.with_flags(score_tokens=list(answers_of(content, folder)))
     except ConfigError as error:
         raise ModelFolderError(str(error)) from error

@@ -54,6 +54,15 @@ def test_answers_are_tokens_of_the_tokenizer_or_named(tmp_path):
         with_local_model(EngineConfig.from_flags(model=tmp_path / "plain", task="score"))
 
 
+def test_a_head_for_scores_needs_no_answers(tmp_path):
+    folder = write_tiktoken_folder(tmp_path / "ranks")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "A"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = with_local_model(EngineConfig.from_flags(model=folder, task="score"))
+    assert found.checkpoint.score_tokens == []
+
+
 def test_a_model_without_a_head_is_not_served_to_generate(tmp_path):
     shutil.copytree(TINY_CHECKPOINT, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
