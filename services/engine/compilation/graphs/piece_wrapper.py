@@ -83,8 +83,13 @@ class CUDAGraphWrapper:
         self._graphs.pop(key, None)
 
     def check_again(self, key: GraphKey) -> None:
-        """Makes the next replay of a graph compare its arguments with the capture's."""
-        self._graphs[key].is_checked = False
+        """Makes the next replay of a graph, if present, compare its arguments with the capture's.
+
+        Other numbers of tokens, and steps without adapters, run other pieces.
+        """
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.is_checked = False
 
     def _capture(self, key: GraphKey, args: tuple[Any, ...]) -> Any:
         if not self._owner.is_capturing:

@@ -105,3 +105,16 @@ def test_a_step_longer_than_every_graph_falls_back(folder, expected, level):
     engine.capture()
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert FallbackReason.FALLBACK_REASON_OVERSIZE in engine.reasons
+
+
+def test_pieces_of_other_ranges_have_no_graph_of_a_size(folder, expected):
+    config = compilation_config(
+        level=3,
+        use_inductor=False,
+        cudagraph_mode=CUDAGraphMode.PIECEWISE,
+        cudagraph_capture_sizes=(4, 16, 64),
+        compile_ranges=[8],
+    )
+    engine = GraphEngine(folder, config)
+    assert [outcome.fault for outcome in engine.capture()] == [""] * 3
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
