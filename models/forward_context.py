@@ -352,3 +352,11 @@ def get_forward_context() -> ForwardContext:
     if _current.context is None:
         raise RuntimeError("no forward context is set; run the model inside forward_context()")
     return _current.context
+
+
+def slots_of_step() -> torch.Tensor | None:
+    """Returns adapter_slots of the running forward pass.
+
+    None without a pass, too: the kernels of a compiled piece are tuned before any.
+    """
+    return None if _current.context is None else _current.context.adapter_slots

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from models.batch_invariance import row_wise
-from models.forward_context import get_forward_context
+from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.number_formats import BLOCK
 from models.operands.experts import ExpertAdapters, ExpertWeights, Routing
@@ -107,7 +107,7 @@ def with_slots(
     """
     if gate_up_a is None or gate_up_b is None or down_a is None or down_b is None:
         return None
-    slots = get_forward_context().adapter_slots
+    slots = slots_of_step()
     if slots is None:
         return None
     return ExpertAdapters(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from models.forward_context import get_forward_context
+from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
 from models.ops.custom_op import direct_register_custom_op
@@ -32,7 +32,7 @@ def _adapted_linear(
     Returns:
         [T, N], or if is_gated silu_and_mul of that, [T, N / 2].
     """
-    slots = get_forward_context().adapter_slots
+    slots = slots_of_step()
     if slots is None:
         return (gated_linear if is_gated else linear)(x, weight, bias, weight_scale)
     product, is_late = product_or_addends(x, weight, bias, weight_scale)

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from models.forward_context import get_forward_context
+from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
 
@@ -38,7 +38,7 @@ def _add_adapters(
 
     Source: Hu et al. 2021, "LoRA", section 4.1.
     """
-    slots = get_forward_context().adapter_slots
+    slots = slots_of_step()
     if slots is None:
         return product
     return add_slots(product, x, adapter_a, adapter_b, part_sizes, slots)
@@ -104,7 +104,7 @@ def _add_embedding_adapters(
     Returns:
         [T, H], a new tensor, or the vectors themselves as for `add_adapters`.
     """
-    slots = get_forward_context().adapter_slots
+    slots = slots_of_step()
     if slots is None:
         return vectors
     slots = slots[: len(token_ids)]

@@ -36,6 +36,7 @@ def one_thread():
         ("qwen3_5", {"max_num_batched_tokens": 8}),
         ("qwen3", {**GRAPHS, "compilation_level": 3}),
         ("gemma3", {"num_speculative_tokens": 2, "speculative_method": "ngram"}),
+        ("qwen3", {**GRAPHS, "compilation_level": 3, "compile_sizes": [2]}),
     ],
 )
 async def test_requests_of_several_adapters_get_the_tokens_of_merged_weights(
