@@ -181,7 +181,8 @@ class StepWatchers:
             self.remove(watcher)
 
     def _show_images(self, step: ScheduledStep) -> None:
-        images = [each.image for request in step.requests for each in request.images]
+        requests = (*step.requests, *step.unsampled)
+        images = [each.image for request in requests for each in request.images]
         for watcher in self._watchers & self._with_snapshot:
             if watcher.include_token_ids:
                 watcher.add_images(images)

@@ -14,7 +14,7 @@ from services.engine.scheduler.scheduler import ScheduledStep
 from tests.support.requests import make_request
 
 
-def step(step_id, requests=()):
+def step(step_id, requests=(), *, samples=True):
     shown = [
         RowImage(offset=each.offset, digest=each.image.digest)
         for request in requests
@@ -25,7 +25,10 @@ def step(step_id, requests=()):
     )
     descriptor = BatchDescriptor(step_id=step_id, row_assignments=[assignment])
     step = ScheduledStep(
-        step_id=step_id, descriptor=descriptor, requests=list(requests), unsampled=[]
+        step_id=step_id,
+        descriptor=descriptor,
+        requests=list(requests) if samples else [],
+        unsampled=[] if samples else list(requests),
     )
     return step, step_result(step_id, [5])
 
@@ -64,8 +67,8 @@ async def test_a_recording_has_each_image_of_its_rows_once():
     recorder = watchers.add(include_token_ids=True, snapshot=snapshot)
     plain, bare = (watchers.add(include_token_ids=include) for include in (True, False))
     watchers.publish(*step(1))
-    for step_id in (2, 3):
-        watchers.publish(*step(step_id, [make_request(images=placed(old, new))]))
+    for step_id, samples in ((2, False), (3, True)):  # a prompt may begin before its last step
+        watchers.publish(*step(step_id, [make_request(images=placed(old, new))], samples=samples))
     watchers.close()
     assert [seen.images async for seen in recorder] == [(old,), (new,), ()]
     assert [seen.images async for seen in plain] == [(), (), ()]
