@@ -24,6 +24,8 @@ class AdapterSlots:
         self._num_users: dict[bytes, int] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         self._loads: list[tuple[int, bytes]] = []
+        self._claim: bytes | None = None
+        self._next_claim: bytes | None = None
 
     @property
     def by_digest(self) -> Mapping[bytes, int]:
@@ -35,11 +37,29 @@ class AdapterSlots:
         """Whether a running request has an adapter."""
         return bool(self._num_users)
 
+    def begin_step(self) -> None:
+        """Lets the adapter that first found no slot in the last step go before all others in this.
+
+        Ranks that share slots need it: those of one rank that wait hold up only its own requests.
+        """
+        self._claim, self._next_claim = self._next_claim, None
+
+    @property
+    def is_claim_dropped(self) -> bool:
+        """Whether an adapter went first in this step that no request has asked for again."""
+        return self._claim is not None and self._next_claim is None
+
     def has_room(self, adapter: Adapter | None) -> bool:
         """Whether a request of an adapter can run in the next step."""
-        if adapter is None or adapter.digest in self._slots:
+        if adapter is None:
             return True
-        return bool(self._free or self._idle)
+        digest = adapter.digest
+        if self._claim not in (None, digest):
+            return False
+        if digest in self._slots or self._free or self._idle:
+            return True
+        self._next_claim = self._next_claim or digest
+        return False
 
     def take(self, adapter: Adapter | None) -> int:
         """Counts a request that starts; returns one more than its slot, 0 without an adapter.

@@ -57,8 +57,8 @@ class DataParallelScheduler:
         self._draft_length = choice_of(draft_lengths)
         self._suspects: list[Request] = []
         slots = {id(each.adapters) for each in self.holdings}
-        self._shares_slots = len(slots) == 1
-        """Whether each rank's experts compute the tokens of all, with the adapters of all."""
+        self._slots = self.holdings[0].adapters if len(slots) == 1 else None
+        """Slots of all ranks, where each rank's experts compute the tokens of all."""
 
     @property
     def num_running(self) -> int:
@@ -169,6 +169,8 @@ class DataParallelScheduler:
         """
         if any(each.must_wait for each in self._ranks):
             return None
+        if self._slots is not None:
+            self._slots.begin_step()
         num_allowed = len(self._ranks)
         if self._suspects:
             self._suspects = [
@@ -181,12 +183,14 @@ class DataParallelScheduler:
         num_next = self._num_next_drafts()
         planned = [each.schedule(num_next_drafts=num_next) for each in self._ranks[:num_allowed]]
         if not any(planned):
-            return None
+            # A request that is gone may have kept others from their slots.
+            is_dropped = self._slots is not None and self._slots.is_claim_dropped
+            return self.schedule() if is_dropped else None
         planned += [None] * (len(self._ranks) - num_allowed)
         first, *others = (
             step or rank.idle_step() for rank, step in zip(self._ranks, planned, strict=True)
         )
-        if self._shares_slots:
+        if self._slots is not None:
             _order_loads([each.descriptor for each in (first, *others)])
         self._order_together([first, *others], num_next)
         return replace(first, others=others)

@@ -149,3 +149,40 @@ def test_requests_of_different_adapters_share_no_prefix():
         if request.adapter is not ADAPTERS[0]:
             assert last == 0
     assert last > 0
+
+
+def test_an_endless_flood_on_one_rank_does_not_starve_another():
+    rig = DataParallelRig(num_blocks=65, num_adapter_slots=1, shares_slots=True, max_num_waiting=32)
+
+    def flood(number):
+        """Adds a request to the rank that has the blocks of its prefix."""
+        rig.add(make_request([*range(24), 30 + number], adapter=ADAPTERS[0], max_tokens=12))
+
+    flood(0)
+    for _ in range(4):
+        rig.send()
+        rig.receive()
+    victim = make_request(4, adapter=ADAPTERS[1], max_tokens=3)
+    rig.add(victim)
+    assert victim.data_parallel_rank == 1
+    for number in range(100):
+        if number % 6 == 0:
+            flood(number % 30)
+        if rig.send() is not None:
+            rig.receive()
+    assert is_over(victim)
+
+
+def test_a_request_that_is_gone_keeps_no_slot_from_those_of_other_ranks():
+    rig = DataParallelRig(num_adapter_slots=1, shares_slots=True)
+    first, gone, last = (
+        make_request(4, adapter=ADAPTERS[number], max_tokens=3) for number in (0, 1, 0)
+    )
+    rig.add(first, gone)
+    while not is_over(first):
+        rig.send()
+        rig.receive()
+    rig.scheduler.abort(gone)
+    rig.add(last)
+    rig.run()
+    assert is_over(last)
