@@ -207,10 +207,14 @@ def adapter_free_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
 
 
 def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
-    """Adds the draft graphs of planned decode graphs, after these."""
+    """Adds the draft graphs of planned decode graphs, after these; all forms of one share it."""
     decodes = [key for key in keys if key.kind is GraphKind.DECODE]
-    drafts = [replace(key, kind=GraphKind.DRAFT) for key in decodes]
-    return [*decodes, *drafts, *keys[len(decodes) :]]
+    return [*decodes, *dict.fromkeys(map(draft_key, decodes)), *keys[len(decodes) :]]
+
+
+def draft_key(key: GraphKey) -> GraphKey:
+    """Returns the key of the draft graph after a graph of decodes, the same for all its forms."""
+    return replace(key, kind=GraphKind.DRAFT, shares_prefixes=False, skips_adapters=False)
 
 
 def wire_key(key: GraphKey) -> batch.GraphKey:

@@ -25,6 +25,7 @@ class AdapterSlots:
         self.memory = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self._rows = np.zeros(num_rows, np.int32)
         self._are_used = False
+        self._has_some = False
         self._builds_kernels = False
 
     @contextmanager
@@ -55,6 +56,9 @@ class AdapterSlots:
             require(not self.has_any(batch), "an adapter in a graph of steps without any")
             # Also of a rank that has given its graph up, as the others replay theirs.
             self._are_used = False
+            if self._has_some:
+                self.memory.zero_()  # graphs of drafts read it after any step
+                self._has_some = False
             return
         # Data-parallel ranks do not know whether others have adapters.
         self._are_used = self.has_any(batch) or batch.num_tokens_across_dp is not None
@@ -64,6 +68,7 @@ class AdapterSlots:
             self._rows[batch.row_ids], np.diff(batch.query_start_loc)
         )
         overwrite(self.memory[:num_tokens], slots)
+        self._has_some = self._has_some or bool(slots.any())
 
     def of_step(self, key: GraphKey | None = None) -> Tensor | None:
         """Returns what the layers of the present step read; None for a step without adapters.

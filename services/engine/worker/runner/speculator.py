@@ -1,7 +1,6 @@
 """Speculation in the worker: verifies and makes drafts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
 from models.layers.decoder import CausalLM
+from services.engine.compilation.graphs.capture_plan import draft_key
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.graphs.draft_program import DraftProgram
@@ -132,7 +132,7 @@ class Speculation:
             return None
         if _drafts_of(batch).num_next != key.max_q_len - 1:
             return None
-        key = replace(key, kind=GraphKind.DRAFT, shares_prefixes=False, skips_adapters=False)
+        key = draft_key(key)
         if graphs.is_captured(key):
             self._program.write(
                 key,

@@ -117,6 +117,13 @@ def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
     assert with_draft_keys([piecewise_key(8)]) == [piecewise_key(8)]
 
 
+def test_all_forms_of_a_decode_graph_share_one_of_drafts():
+    plain = full_decode_key(4, 3)
+    forms = [replace(plain, shares_prefixes=True), replace(plain, skips_adapters=True)]
+    drafts = [replace(plain, kind=GraphKind.DRAFT)]
+    assert with_draft_keys([*forms, piecewise_key(8)]) == [*forms, *drafts, piecewise_key(8)]
+
+
 @pytest.mark.parametrize(
     ("attention", "q_len", "mode", "reason"),
     [

@@ -45,6 +45,7 @@ def test_a_step_whose_graph_adds_none_reads_no_slots_of_steps_before(slots, coun
     slots.write(decodes(0, 2, num_tokens_across_dp=counts), PLAIN)
     assert slots.of_step(PLAIN) is None
     assert slots.of_step() is None
+    assert not slots.memory.any(), "drafts read it"
 
 
 def test_ranks_without_adapters_have_slots_for_those_of_others(slots):
