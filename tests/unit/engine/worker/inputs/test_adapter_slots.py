@@ -1,4 +1,4 @@
-"""What layers read of the slots of a step's adapters."""
+"""Slots of a step's adapters, as its layers read them."""
 
 from dataclasses import replace
 
