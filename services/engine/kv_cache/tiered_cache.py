@@ -8,7 +8,6 @@ waits for blocks holds none, and nothing is to be undone when it ends.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from services.engine.kv_cache.block_events import Tier
@@ -81,8 +80,7 @@ class TieredKVCache(KVCache):
         if self._is_plain and states is None:
             # Later steps look again, so the blocks of one and a sign that there are more will do.
             first, held = prefix.num_tokens // self._block_size, list(prefix.block_ids)
-            nexts = keys[first : min(limit, first + self.host.room + 1)]
-            length = first + sum(1 for _ in takewhile(partial(self._has_block, 0), nexts))
+            length = self._length_for_step(keys[:limit], first)
         else:
             length = self._present_or_below.length(keys, limit)
         if states is not None:
@@ -246,6 +244,17 @@ class TieredKVCache(KVCache):
         entries = self._snapshot_entries(snapshot.key)
         for entry, block_id in zip(entries, snapshot.block_ids, strict=True):
             self.host.store(entry, block_id)
+
+    def _length_for_step(self, keys: Sequence[bytes], length: int) -> int:
+        """Returns the length of a known prefix up to one more absent block than a step loads.
+
+        length: leading blocks that the GPU is known to have.
+        """
+        index, num_left = self._indexes[0], self.host.room + 1
+        while length < len(keys) and num_left and self._has_block(0, keys[length]):
+            num_left -= not index.has(keys[length])
+            length += 1
+        return length
 
     def _absent(
         self, keys: Sequence[bytes], first: int = 0, held: Sequence[int] = ()

@@ -12,6 +12,7 @@ from services.engine.batch import StepFailure, read_int32
 from services.engine.kv_cache import snapshots, states
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.kv_cache.host_tier import DiskNews, HostLimits
+from services.engine.kv_cache.tiered_cache import AbsentBlocks
 from tests.support.fake_worker import expected_output
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
@@ -113,6 +114,20 @@ def test_a_long_prefix_comes_back_over_several_steps_while_others_decode():
     assert sum(num_loaded) == 14
     assert returning.num_cached_tokens == 56
     a_rig.run()
+
+
+def test_blocks_that_the_gpu_has_in_between_do_not_end_what_comes_back():
+    a_rig = rig(num_blocks=64, max_step_loads=4)
+    prompt = list(range(40))
+    first = run(a_rig, prompt)
+    overwrite_all(a_rig)
+    cache = a_rig.scheduler.holdings[0].tiers
+    in_between = AbsentBlocks(
+        entries=[(0, key) for key in first.block_keys[2:4]],
+        snapshot=None, held=[], held_snapshot=None, num_blocks=2,
+    )  # fmt: skip
+    cache.load(in_between)
+    assert run(a_rig, prompt).num_cached_tokens == 36
 
 
 def test_a_step_of_copies_alone_has_no_request():
