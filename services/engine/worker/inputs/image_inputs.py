@@ -115,15 +115,6 @@ class ImageInputs:
             entries = to_device(np.stack([rows, self._host_deltas[rows]]), self._device)
             self._deltas.index_put_((entries[0],), entries[1])
 
-    def shows(self, row: int, tokens: range) -> bool:
-        """Whether some of a row's tokens show an image."""
-        images = self._row_images.get(row)
-        if images is None:
-            return False
-        return any(
-            bool(((own >= tokens.start) & (own < tokens.stop)).any()) for own in images.tokens
-        )
-
     def slots(self, image: EncodedImage, num_vectors: int) -> Tensor:
         """Returns the rows of the table that an image's vectors go to, [n] int64.
 
