@@ -54,6 +54,12 @@ class GatedMLP(nn.Module):
         """Whether a weight stays packed."""
         return self.has_packed_gate or self.down_proj.method.packing is not None
 
+    @property
+    def fuses_gate(self) -> bool:
+        """Whether the product and the gate may be one kernel of 16-bit weights."""
+        layer = self.gate_up_proj
+        return self._has_silu and layer.bias is None and layer.weight.dtype.itemsize == 2
+
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         return {"linear_gate"} if self._has_silu else ()

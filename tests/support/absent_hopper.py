@@ -62,6 +62,7 @@ def launched_by(
     from services.engine.worker.start.kv_memory import probe_runner
     from services.engine.worker.start.warm_up import (
         all_steps,
+        gates_of,
         largest_step,
         run_small_steps,
     )
@@ -101,7 +102,9 @@ def launched_by(
             [
                 lambda: runner.execute(largest_step(limits)),
                 lambda: warm_up_first_graphs(runner, config, limits=limits),
-                lambda: run_small_steps(runner, limits, all_steps(model.config, limits)),
+                lambda: run_small_steps(
+                    runner, limits, all_steps(model.config, limits, gates_of(model))
+                ),
             ]
         )
 

@@ -28,6 +28,7 @@ _PART_INPUTS = 512
 """Least inputs of a part."""
 _LONG_INPUTS = 4096
 """Of few outputs, for which parts of two groups pay off."""
+_TILE_TOKENS = min(tiles.tokens for tiles in hopper.WIDE)
 _FEW_TOKENS = 512
 """Most tokens for which narrow tiles are worth their kernels."""
 _MOST_SPLIT_TOKENS = 256
@@ -81,6 +82,38 @@ def _candidates(num_tokens: int) -> Iterable[WideTiles]:
 def _leaves_half_a_tile(num_tokens: int) -> bool:
     """Returns whether the last tile of 256 of few would be mostly empty."""
     return num_tokens < 1024 and 0 < num_tokens % 256 <= 128
+
+
+def tokens_of_other_gates(
+    num_outputs: int,
+    num_inputs: int,
+    counts: Iterable[int],
+    most_tokens: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[int]:
+    """Returns numbers of tokens whose gated products have the tiles that none of `counts` has.
+
+    Warm-up runs these: small products take large tiles from some thousand tokens on. Tiles are
+    the same from one multiple of _TILE_TOKENS to the next, but torch's may be faster with the
+    first of these tokens.
+
+    most_tokens: of a step.
+    """
+
+    def tiles(num_tokens: int) -> WideTiles | None:
+        sizes = (num_tokens, num_outputs, num_inputs)
+        return wide_tiles(*sizes, is_gated=True, dtype=dtype, device=device)
+
+    taken = {None, *map(tiles, counts)}
+    others = []
+    for num_tokens in (*range(_TILE_TOKENS, most_tokens, _TILE_TOKENS), most_tokens):
+        each = tiles(num_tokens)
+        if each not in taken:
+            taken.add(each)
+            others.append(num_tokens)
+    return others
 
 
 def _split_tiles(

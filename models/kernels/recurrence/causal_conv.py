@@ -14,6 +14,7 @@ from models.kernels.launching.dependent_launch import (
     wait_for_previous,
 )
 from models.kernels.launching.launch import Launch
+from models.kernels.recurrence.convolution_forms import MOST_FEW, tokens_of_a_program
 from models.kernels.recurrence.state_rows import (
     StateForm,
     conv_form,
@@ -25,9 +26,6 @@ from models.kernels.recurrence.state_rows import (
 )
 from models.state_cache import StateCacheData
 
-_MOST_FEW = 16
-"""Query tokens up to which one program has all tokens of a request."""
-_TOKENS = 16
 _CHANNELS = 256
 
 _VARYING = [
@@ -189,10 +187,8 @@ def causal_conv(
     width = weight.shape[1]
     assert x.stride(1) == 1, "the channels of a token are contiguous"
     num_requests = len(metadata.seq_lens)
-    tokens = triton.next_power_of_2(max(1, metadata.max_seqlen_q))
-    searches = tokens > _MOST_FEW
-    if searches:
-        tokens = _TOKENS
+    tokens = tokens_of_a_program(metadata.max_seqlen_q)
+    searches = metadata.max_seqlen_q > MOST_FEW
     launch = _launcher(conv_form(cache), width, activates, tokens, searches, x.device)
     num_tiles = num_tokens // tokens + num_requests if searches else num_requests
     tables = metadata.block_tables

@@ -17,6 +17,7 @@ from services.engine.worker.start.model_trace import TraceProcess
 from services.engine.worker.start.tower_compilation import TowerCode, compile_tower
 from services.engine.worker.start.warm_up import (
     all_steps,
+    gates_of,
     later_steps,
     queue_small_steps,
     run_small_steps,
@@ -120,8 +121,8 @@ def _build_other_kernels(
         is_new: no kernel of this model was looked for, those of first steps among them.
         turns: as for `ModelCompilation.run`.
     """
-    limits = loaded.limits
-    steps = (all_steps if is_new else later_steps)(loaded.model.config, limits)
+    limits, model = loaded.limits, loaded.model
+    steps = (all_steps if is_new else later_steps)(model.config, limits, gates_of(model))
     if is_new:
         runner = loaded.make_runner(1)
         kernels.build_while_serving(

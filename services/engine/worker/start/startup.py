@@ -51,6 +51,7 @@ from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     early_steps,
+    gates_of,
     later_steps,
     run_small_steps,
 )
@@ -249,7 +250,9 @@ def _build_first_kernels(
         early=lambda: run_small_steps(runner, limits, early_steps(config, limits)),
         next_=lambda: warm_up_first_graphs(runner, settings, limits=limits),
         soon=lambda: step_bytes.append(largest_step_bytes(runner, limits)),
-        others=lambda: run_small_steps(runner, limits, later_steps(config, limits)),
+        others=lambda: run_small_steps(
+            runner, limits, later_steps(config, limits, gates_of(loaded.model))
+        ),
     )
     return step_bytes[0] if step_bytes else None
 

@@ -21,7 +21,13 @@ from models.kernels.experts.expert_forms import (
     ON_CORES,
     first_tokens_of_each_form,
 )
+from models.kernels.gpu import has_kernels
+from models.kernels.products.linear_configurations import MOST_TOKENS
 from models.kernels.products.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
+from models.kernels.products.wide_configurations import tokens_of_other_gates
+from models.kernels.recurrence.convolution_forms import first_queries_of_each_form
+from models.layers.decoder import CausalLM
+from models.layers.gated_mlp import GatedMLP
 from models.loading.stored_formats import STACKED_MXFP4
 from models.quantization.config import WeightKind
 from services.engine.batch import (
@@ -90,14 +96,20 @@ def early_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
     return steps
 
 
-def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
-    """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`."""
+def later_steps(
+    config: ModelConfig, limits: StepLimits, gates: Iterable[torch.Tensor]
+) -> list[tuple[int, ...]]:
+    """Returns the steps for each kernel variant without one in FIRST_STEPS and `early_steps`.
+
+    gates: `gates_of` the model.
+    """
     early = early_steps(config, limits)
-    steps = [_prompts(count, limits.max_model_len) for count in _PROMPT_TOKENS]
-    others = list(_INVARIANT_PROMPTS if is_batch_invariant() else ())
+    counts = [*_PROMPT_TOKENS, *(_INVARIANT_PROMPTS if is_batch_invariant() else ())]
     if _has_packed_products(config):
-        others += PACKED_TOKENS
-    for each in (_prompts(count, limits.max_model_len) for count in others):
+        counts += PACKED_TOKENS
+    most = limits.max_num_batched_tokens
+    steps: list[tuple[int, ...]] = []
+    for each in (_prompts(min(count, most), limits.max_model_len) for count in counts):
         if each not in (*FIRST_STEPS, *steps):
             steps.append(each)
     if config.moe is not None:
@@ -108,12 +120,45 @@ def later_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
         steps += [_prompts(-(-count // num_dp), limits.max_model_len) for count in missing]
     if config.mla is not None:
         steps += steps_of_each_form(config.mla, MANY_LATENT_TOKENS)
-    return steps
+    fitting = [each for each in (*FIRST_STEPS, *early, *steps) if _fits(each, limits)]
+    if limits.state_pages:
+        lengths = [max(q_lens) for q_lens in fitting]
+        steps += [(length,) for length in _untaken(first_queries_of_each_form(), lengths)]
+    gated = _gated_tokens(gates, {sum(q_lens) for q_lens in fitting}, limits)
+    return steps + [_prompts(count, limits.max_model_len) for count in gated]
 
 
-def all_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
-    """Returns the prompt lengths of steps that run every kernel variant, first ones first."""
-    return [*FIRST_STEPS, *early_steps(config, limits), *later_steps(config, limits)]
+def all_steps(
+    config: ModelConfig, limits: StepLimits, gates: Iterable[torch.Tensor]
+) -> list[tuple[int, ...]]:
+    """Returns the prompt lengths of steps that run every kernel variant, first ones first.
+
+    gates: `gates_of` the model.
+    """
+    return [*FIRST_STEPS, *early_steps(config, limits), *later_steps(config, limits, gates)]
+
+
+def gates_of(model: CausalLM) -> list[torch.Tensor]:
+    """Returns the weights [2 * N, K] of a model's gated products, one of each size and dtype."""
+    weights = [
+        layer.gate_up_proj.weight
+        for layer in model.modules()
+        if isinstance(layer, GatedMLP) and layer.fuses_gate
+    ]
+    return list({(each.shape, each.dtype): each for each in weights}.values())
+
+
+def _gated_tokens(gates: Iterable[torch.Tensor], counts: set[int], limits: StepLimits) -> list[int]:
+    """Returns tokens of steps that run the kernels of gated products that none of `counts` does."""
+    others: list[int] = []
+    for gate in () if is_batch_invariant() else gates:
+        if has_kernels(gate.device) and limits.max_num_batched_tokens > MOST_TOKENS:
+            others += tokens_of_other_gates(
+                len(gate) // 2, gate.shape[1],
+                [count for count in (*counts, *others) if count > MOST_TOKENS],
+                limits.max_num_batched_tokens, dtype=gate.dtype, device=gate.device,
+            )  # fmt: skip
+    return others
 
 
 def _first_tokens(config: ModelConfig) -> list[int]:

@@ -17,16 +17,19 @@ from models.kernels.products.fp8.fp8_configurations import BUILT_TOKENS
 from models.kernels.products.packed.packed_configurations import BUILT_TOKENS as PACKED_TOKENS
 from models.kernels.products.packed.packed_configurations import MOST_PACKED_TOKENS
 from models.kernels.products.wide_configurations import invariant_wide_tiles, wide_tiles
+from models.kernels.recurrence.convolution_forms import MOST_FEW, tokens_of_a_program
 from models.loading.loader import load_model
 from models.quantization.read import read_quantization
 from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
 from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.start import warm_up
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     all_steps,
     early_steps,
+    gates_of,
     largest_step,
     later_steps,
     prompts_of,
@@ -70,8 +73,8 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, expected in [
         (256, 2048, [1, 128, 2, 8, 16, 32, 64, 128, 4, 3, 129, 33, 256, 512, 520]),
-        (1, 4, [1]),
-        (40, 40, [1, 2, 8, 16, 32, 4, 3, 33, 33]),
+        (1, 4, [1, 4]),
+        (40, 40, [1, 2, 8, 16, 32, 4, 3, 33, 33, 40]),
     ]:
         limits = limits_of(
             max_num_seqs=max_num_seqs,
@@ -79,7 +82,7 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
             max_model_len=128,
         )
         runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
-        run_small_steps(runner, limits, all_steps(model.config, limits))
+        run_small_steps(runner, limits, all_steps(model.config, limits, ()))
         assert runner.num_tokens == expected
 
 
@@ -88,7 +91,7 @@ def test_steps_that_may_share_prefixes_also_run_with_a_plan(tmp_path):
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     limits = limits_of(max_num_seqs=40, shared_prefix_tokens=64)
     runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
-    run_small_steps(runner, limits, all_steps(model.config, limits))
+    run_small_steps(runner, limits, all_steps(model.config, limits, ()))
     assert runner.with_plan == [8, 16, 32, 8, 4, 33]
     assert runner.num_tokens.count(8) == 4  # decodes, and prompts of two tokens
     assert runner.num_tokens.count(2) == 1
@@ -119,7 +122,7 @@ def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, ma
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
     limits = limits_of(max_model_len=max_model_len)
-    steps = all_steps(replace(config, moe=moe), limits)
+    steps = all_steps(replace(config, moe=moe), limits, ())
     warmed_up = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
     assert warmed_up == {form(count, num_experts, top_k) for count in range(1, 4097)}
 
@@ -144,7 +147,7 @@ def test_every_way_through_quantised_experts_is_warmed_up(
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
     limits = limits_of(max_num_batched_tokens=16384, max_model_len=4096)
     config = replace(config, moe=moe, quantization=read_quantization(quantization))
-    steps = [each for each in all_steps(config, limits) if fits(each, limits)]
+    steps = [each for each in all_steps(config, limits, ()) if fits(each, limits)]
     for forms in (COMMON, others):
         warmed_up = {form(sum(q_lens), num_experts, top_k, forms) for q_lens in steps}
         assert warmed_up == {form(count, num_experts, top_k, forms) for count in range(1, 16385)}
@@ -187,7 +190,7 @@ def test_every_way_through_decode_attention_is_warmed_up(
 def test_steps_run_kernels_of_parts_whatever_the_length_of_requests(tmp_path, max_model_len):
     write_checkpoint(tmp_path, "qwen3")
     limits = limits_of(max_model_len=max_model_len)
-    steps = all_steps(ModelConfig.from_folder(tmp_path), limits)
+    steps = all_steps(ModelConfig.from_folder(tmp_path), limits, ())
     assert set(BUILT_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
 
 
@@ -197,7 +200,7 @@ def test_steps_run_kernels_of_4_bits_whatever_the_length_of_requests(tmp_path, m
     write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS["awq"])
     config = ModelConfig.from_folder(tmp_path / "stored")
     limits = limits_of(max_model_len=max_model_len)
-    steps = all_steps(config, limits)
+    steps = all_steps(config, limits, ())
     assert set(PACKED_TOKENS) <= {sum(each) for each in steps if fits(each, limits)}
     assert len(steps) == len(set(steps))
 
@@ -207,26 +210,73 @@ def test_no_steps_are_run_for_products_without_4_bits(tmp_path, quantization):
     write_checkpoint(tmp_path, "llama")
     plain, limits = ModelConfig.from_folder(tmp_path), limits_of()
     quantized = replace(plain, quantization=read_quantization(quantization))
-    assert all_steps(quantized, limits) == all_steps(plain, limits)
+    assert all_steps(quantized, limits, ()) == all_steps(plain, limits, ())
 
 
+def tokens_run(folder, limits, gates):
+    steps = all_steps(ModelConfig.from_folder(folder), limits, gates)
+    return {sum(each) for each in steps if fits(each, limits)}
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [100, 500, 4096, 8192, 16384])
+@pytest.mark.parametrize("num_inputs", [1024, 4096, 5120])
 @pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
 def test_every_way_through_products_of_many_tokens_is_warmed_up(
-    tmp_path, num_outputs, is_gated, monkeypatch
+    tmp_path, is_gated, num_inputs, max_num_batched_tokens, monkeypatch
 ):
-    def tiles(num_tokens):
-        return wide_tiles(
-            num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
-        )
+    def tiles(num_outputs, num_tokens):
+        sizes = (num_tokens, num_outputs, num_inputs)
+        return wide_tiles(*sizes, is_gated=is_gated, dtype=torch.bfloat16, device=CPU)
 
     use_gpu(monkeypatch)
+    monkeypatch.setattr(warm_up, "has_kernels", lambda device: True)
     write_checkpoint(tmp_path, "qwen3")
-    limits = limits_of(max_model_len=4096)
-    counts = [sum(each) for each in all_steps(ModelConfig.from_folder(tmp_path), limits)]
-    warmed_up = {tiles(count) for count in (*counts, 8192) if count > 64}
-    assert {tiles(count) for count in range(65, 4097)} <= warmed_up | {None}
+    limits = limits_of(max_num_batched_tokens=max_num_batched_tokens, max_model_len=4096)
+    for num_outputs in (256, 512, 768, 1024, 1408, 2048, 4096, 9728, 12288, 14336, 25600):
+        gate = torch.empty(2 * num_outputs, num_inputs, dtype=torch.bfloat16, device="meta")
+        counts = tokens_run(tmp_path, limits, [gate] if is_gated else ())
+        warmed_up = {tiles(num_outputs, count) for count in counts if count > 64}
+        # Choices change only beside multiples of 128.
+        ends = {max_num_batched_tokens, *range(128, max_num_batched_tokens, 128)}
+        firsts = range(129, max_num_batched_tokens, 128)
+        needed = {tiles(num_outputs, count) for count in (65, *ends, *firsts)}
+        assert needed <= warmed_up | {None}, num_outputs
     wide_tiles.cache_clear()
+
+
+def test_gates_of_two_sizes_share_a_step_of_many_tokens(tmp_path, monkeypatch):
+    use_gpu(monkeypatch)
+    monkeypatch.setattr(warm_up, "has_kernels", lambda device: True)
+    write_checkpoint(tmp_path, "qwen3")
+    limits = limits_of(max_num_batched_tokens=16384, max_model_len=4096)
+    # The shared expert of Qwen3.5-35B-A3B, and one of twice its size.
+    gates = [torch.empty(rows, 2048, dtype=torch.bfloat16, device="meta") for rows in (1024, 2048)]
+    plain = tokens_run(tmp_path, limits, ())
+    assert tokens_run(tmp_path, limits, gates[:1]) - plain == {5376}
+    assert tokens_run(tmp_path, limits, gates) - plain == {5376}
+    with batch_invariance():
+        assert tokens_run(tmp_path, limits, gates) == tokens_run(tmp_path, limits, ())
+    wide_tiles.cache_clear()
+
+
+@pytest.mark.parametrize(("variant", "shapes"), [("qwen3", [(112, 32)]), ("gemma2", [])])
+def test_gates_are_weights_of_16_bits_before_silu(tmp_path, variant, shapes):
+    write_checkpoint(tmp_path, variant)
+    for dtype, expected in ((torch.bfloat16, shapes), (torch.float32, [])):
+        model = load_model(tmp_path, device=CPU, dtype=dtype)
+        assert [tuple(each.shape) for each in gates_of(model)] == expected
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_every_way_through_convolutions_is_warmed_up(tmp_path, block_size):
+    def form(most_queries):
+        return tokens_of_a_program(most_queries), most_queries > MOST_FEW
+
+    write_checkpoint(tmp_path, "qwen3")
+    config = ModelConfig.from_folder(tmp_path)
+    limits = limits_of(block_size=block_size, state_pages=1)
+    warmed_up = {form(max(each)) for each in all_steps(config, limits, ())}
+    assert warmed_up == {form(count) for count in range(1, 101)}
 
 
 def invariant_products():
@@ -248,7 +298,7 @@ def test_every_way_through_batch_invariant_products_is_warmed_up(
     stored = tmp_path / ("plain" if quantization is None else "stored")
     limits = limits_of(max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len)
     with batch_invariance():
-        steps = all_steps(ModelConfig.from_folder(stored), limits)
+        steps = all_steps(ModelConfig.from_folder(stored), limits, ())
     sums = [sum(each) for each in steps if fits(each, limits)]
     counts = {count for count in (*sums, max_num_batched_tokens) if count >= least}
     # Choices change only between multiples of 64.
@@ -268,7 +318,7 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     dense = replace(config, moe=None)
     assert set(early_steps(dense, limits)) <= set(early_steps(deepseek, limits))
     # 1025 tokens are the first with more than 32 rows each; 520 have more than 16.
-    assert later_steps(deepseek, limits) == [*later_steps(dense, limits), (1025,)]
+    assert later_steps(deepseek, limits, ()) == [*later_steps(dense, limits, ()), (1025,)]
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 20, 256])
