@@ -258,8 +258,11 @@ class ForwardPass:
     def reset_for(self, batch: Batch) -> None:
         """Resets what passes over dummy requests read, so that they repeat their results.
 
-        That is the null block and, after the first stage, the hidden states of the stage before.
+        That is the null block, what tokens take from images and, after the first stage, the hidden
+        states of the stage before.
         """
+        if self.images is not None:
+            self.images.write(batch)
         if self.received is not None:
             positions = torch.from_numpy(batch.positions).to(self.received.device)
             states = dummy_hidden(positions, self.received.shape[1])

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.loading.loader import load_model
 from services.engine.config.images import pages_of
 from services.engine.request import SamplingParams
+from services.engine.worker.inputs.dummy_steps import dummy_batch
 from services.engine.worker.start.warm_up import run_small_steps
 from tests.support.compilation import compilation_config
 from tests.support.eagle3_checkpoints import write_eagle3_head
@@ -127,6 +129,20 @@ def test_few_blocks_and_pages_change_nothing(seeing, variant):
     )
     for _ in range(3):
         assert run(engine, model, prompts) == expected
+
+
+def test_dummy_steps_see_no_images_of_the_step_before(seeing):
+    folder, model, prompts, _ = seeing("qwen3_vl")
+    engine = engine_for(folder)
+    [first, *_] = prompts
+    engine.run([first.token_ids], 1, images=[prompt_images(model, first)])
+    forward = engine.runner.forward
+    index = forward.images.fixed["image_index"]
+    assert (index >= 0).any()
+    dummy_row = engine.limits.max_num_seqs
+    one = dummy_batch(np.array([0, 1]), np.array([1]), dummy_row, is_prefill=False)
+    forward.reset_for(one)
+    assert (index < 0).all()
 
 
 @pytest.mark.parametrize("variant", ["qwen3_vl", "qwen3_5"])
