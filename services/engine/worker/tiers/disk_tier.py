@@ -2,14 +2,15 @@
 
 The threads never hold up a step: reading, writing, digests and copies leave the interpreter to
 others. A slot may get other content while its block waits to be written: each slot has a number,
-which changes with every order that writes it. A thread copies a slot under a lock, and only if its
-number is still that of the order.
+which changes with every order that writes it. A thread copies a slot only if its number is still
+that of the order, and a step that writes this slot waits until it has.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +79,8 @@ class DiskTier:
         self._numbers = [0] * len(slots)
         self._guard = threading.Lock()
         self._has_work = threading.Condition(self._guard)
+        self._copying: set[int] = set()
+        self._has_copied = threading.Condition(self._guard)
         self._reads: deque[_Order] = deque()
         self._writes: deque[_Order] = deque()
         self._num_drops = 0
@@ -91,9 +94,11 @@ class DiskTier:
 
     def begin(self, orders: CopyOrders) -> None:
         """Voids earlier orders for the slots that a step writes; called before its copies."""
+        slots = (*orders.stored_to.tolist(), *orders.read_to.tolist())
         with self._guard:
-            for slot in (*orders.stored_to.tolist(), *orders.read_to.tolist()):
+            for slot in slots:
                 self._numbers[slot] += 1
+            self._has_copied.wait_for(lambda: self._copying.isdisjoint(slots))
 
     def queue(self, orders: CopyOrders, done: Done | None) -> None:
         """Queues the writes and reads of a step whose copies are queued.
@@ -141,6 +146,21 @@ class DiskTier:
                 self._write(order, block, news)
             self._report(news)
 
+    @contextmanager
+    def _copies(self, order: _Order) -> Iterator[bool]:
+        """Says whether a slot is still that of an order; if so, steps leave it until the end."""
+        with self._guard:
+            is_current = self._numbers[order.slot] == order.number
+            if is_current:
+                self._copying.add(order.slot)
+        try:
+            yield is_current
+        finally:
+            if is_current:
+                with self._guard:
+                    self._copying.remove(order.slot)
+                    self._has_copied.notify_all()
+
     def _read(self, order: _Order, block: torch.Tensor, news: DiskNews) -> None:
         try:
             self._store.read(order.entry, block.numpy().data)
@@ -150,8 +170,7 @@ class DiskTier:
             news.num_faults += error.is_damaged
             log.warning("disk_block_lost", error=str(error))
             return
-        with self._guard:
-            is_current = self._numbers[order.slot] == order.number
+        with self._copies(order) as is_current:
             if is_current:
                 self._slots[order.slot].copy_(block)
         (news.arrived if is_current else news.failed).append(order.entry)
@@ -159,8 +178,7 @@ class DiskTier:
     def _write(self, order: _Order, block: torch.Tensor, news: DiskNews) -> None:
         if order.entry in self._store.entries:
             return
-        with self._guard:
-            is_current = self._numbers[order.slot] == order.number
+        with self._copies(order) as is_current:
             if is_current:
                 block.copy_(self._slots[order.slot])
         if not is_current or time.monotonic() < self._retry_s:

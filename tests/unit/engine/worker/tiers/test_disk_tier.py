@@ -100,6 +100,34 @@ def test_a_read_into_a_slot_that_got_other_content_fails(rig):
     assert torch.all(rig.slots[3] == 9)
 
 
+def test_a_copy_holds_up_steps_that_write_its_slot_and_no_others(rig, monkeypatch):
+    rig.order(stored=[(1, 7)])
+    rig.next_news()
+    gate, has_begun, copy = Gate(), threading.Event(), torch.Tensor.copy_
+
+    def slow_copy(target, *arguments):
+        if threading.current_thread().name == "disk tier":
+            has_begun.set()
+            gate.synchronize()
+        return copy(target, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", slow_copy)
+        rig.order(reads=[(7, 3)])
+        assert has_begun.wait(30)
+        rig.order(reads=[(8, 4)])  # goes on, with no file to read
+        assert rig.next_news().failed == [entry(8)]
+        step = threading.Thread(target=rig.order, kwargs={"stored": [(3, 9)]})
+        step.start()
+        step.join(0.05)
+        assert step.is_alive()
+        gate.end()
+        step.join(30)
+        rig.next_news()
+        rig.next_news()
+    assert torch.all(rig.slots[3] == 9)
+
+
 def test_several_blocks_are_read_at_the_same_time(rig, monkeypatch):
     rig.order(stored=[(slot, slot + 1) for slot in range(4)])
     for _ in range(4):
