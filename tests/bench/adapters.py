@@ -28,7 +28,7 @@ from tests.bench.model_folder import make_model_folder, shape_names
 from tests.support.compilation import compilation_config
 
 MOST_TOKENS = 8192
-"""Of a step of the traced model."""
+"""Most tokens in a step of the traced model."""
 
 
 def fill(model, size: float = 0.01) -> None:

@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional
 
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import direct_register_custom_op, like, operator
 
 
-def _layer_norm(
+@operator(like("x"))
+def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias of each row, [T, K].
@@ -23,13 +24,6 @@ def _layer_norm(
 
         return kernel.layer_norm(x, weight, bias, eps)
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def _fake_layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    del weight, bias, eps
-    return x.new_empty(x.shape)
 
 
 def _add_layer_norm(
@@ -59,7 +53,6 @@ def _fake_add_layer_norm(
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-layer_norm = direct_register_custom_op("layer_norm", _layer_norm, (), _fake_layer_norm)
 add_layer_norm = direct_register_custom_op(
     "add_layer_norm", _add_layer_norm, (), _fake_add_layer_norm
 )

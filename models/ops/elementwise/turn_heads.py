@@ -3,10 +3,11 @@
 import torch
 
 from models.kernels.gpu import has_kernels
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import like, operator
 
 
-def _turn_heads(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+@operator(like("x"))
+def turn_heads(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Rotates heads in float32; the halves of a head are the coordinates of its pairs.
 
     Args:
@@ -26,11 +27,3 @@ def _turn_heads(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     swapped = torch.cat((-second, first), dim=-1)
     cos, sin = rotation.unsqueeze(1).unbind(2)
     return (values * cos + swapped * sin).to(x.dtype)
-
-
-def _fake_turn_heads(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    del rotation
-    return x.new_empty(x.shape)
-
-
-turn_heads = direct_register_custom_op("turn_heads", _turn_heads, (), _fake_turn_heads)

@@ -7,15 +7,17 @@ import torch
 from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.add_adapters import add_slots
 from models.ops.products.linear import linear
 from models.ops.products.norm_linear import gated_linear
+from models.ops.products.product_like import product_like
 from models.ops.products.product_tiles import tiles_of_few_tokens
 
 
-def _adapted_linear(
+@operator(product_like("x"))
+def adapted_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -73,22 +75,3 @@ def product_or_addends(
 
         return matrix_linear(x, weight, bias, tiles, is_late=True), True
     return linear(x, weight, bias, weight_scale), False
-
-
-def _fake_adapted_linear(  # as the operator
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    weight_scale: torch.Tensor | None,
-    adapter_a: torch.Tensor,
-    adapter_b: torch.Tensor,
-    part_sizes: Sequence[int],
-    is_gated: bool,
-) -> torch.Tensor:
-    del bias, weight_scale, adapter_a, adapter_b, part_sizes
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
-
-
-adapted_linear = direct_register_custom_op(
-    "adapted_linear", _adapted_linear, (), _fake_adapted_linear
-)

@@ -3,10 +3,12 @@
 import torch
 from torch.nn import functional
 
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import operator
+from models.ops.products.product_like import product_like
 
 
-def _gelu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+@operator(product_like("x"))
+def gelu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Returns gelu(x @ weight^T + bias), approximated by tanh.
 
     On a GPU cuBLASLt's product adds and activates before it rounds, so that its output is written
@@ -23,11 +25,3 @@ def _gelu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     if x.is_cuda:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
-
-
-def _fake_gelu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    del bias
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-gelu_linear = direct_register_custom_op("gelu_linear", _gelu_linear, (), _fake_gelu_linear)

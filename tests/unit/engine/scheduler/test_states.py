@@ -95,7 +95,7 @@ def test_an_output_goes_on_in_another_engine():
 
 
 def test_a_request_is_admitted_wherever_its_bytes_are_free():
-    """Of its blocks, those of states are anywhere among those of tokens."""
+    """Blocks of its states are anywhere among those of its tokens."""
     random, num_blocks = Random(7), 150
     a_rig = rig(num_blocks=num_blocks, max_num_seqs=32, max_num_waiting=64)
     for _ in range(20):
