@@ -7,11 +7,13 @@ The conditions of trtllm-bench, which NVIDIA's tables are made with: random ids,
 prefix is used again, no end of sequence. --whole N submits N requests and waits for the last, as it
 does. The default measures the steady state in between in less time: the first requests begin at
 even distances from their end, with what they would have made as a part of their prompts, others
-follow in full length, and tokens count from when no prompt of the first is left.
+follow in full length, always more than can run, and tokens count from when no prompt of the first
+is left.
 """
 
 import argparse
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,19 +53,22 @@ def read_lengths(text: str) -> list[Lengths]:
     return [Lengths(*map(int, part.split("x"))) for part in text.split(",")]
 
 
-def make_jobs(lengths: Lengths, num_first: int, count: int, vocab_size: int) -> Iterator[Job]:
-    """Yields requests of random ids, the first of them at even distances from their end."""
+def make_jobs(lengths: Lengths, num_first: int, vocab_size: int) -> Iterator[Job]:
+    """Yields requests of random ids without end, the first at even distances from their end."""
     drawn = np.random.default_rng(1)
-    for number in range(count):
+    for number in itertools.count():
         made = number * lengths.output // num_first if number < num_first else 0
         prompt = drawn.integers(vocab_size, size=lengths.prompt + made).tolist()
         yield Job(prompt, lengths.output - made)
 
 
-class Ends:
-    """Counts the ends of requests; a sink."""
+class Row:
+    """The requests of one row: submits them, and counts their ends as their sink."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: OfflineEngine, jobs: Iterator[Job]) -> None:
+        self.engine = engine
+        self.jobs = jobs
+        self.requests: list[Request] = []
         self.num_ended = 0
         self.error = ""
 
@@ -76,10 +81,62 @@ class Ends:
     def flush(self) -> None:
         """Does nothing: the program looks at times of its own."""
 
+    def fill(self, num_open: int) -> None:
+        """Submits requests until so many have not ended."""
+        count = num_open - (len(self.requests) - self.num_ended)
+        requests = [self.engine.request(job, self) for job in itertools.islice(self.jobs, count)]
+        self.requests += requests
+        for request in requests:
+            request.arrival_s = time.monotonic()
+            self.engine.core.submit(request)
 
-def num_tokens(engine: OfflineEngine) -> int:
-    """Returns the output tokens of all requests so far."""
-    return engine.core.counters.scheduler.output_tokens
+    def num_tokens(self) -> int:
+        """Returns the output tokens of all rows so far."""
+        return self.engine.core.counters.scheduler.output_tokens
+
+    async def abort(self) -> None:
+        """Ends what is left, and returns when the engine is idle."""
+        for request in self.requests:
+            self.engine.core.abort(request)
+        while self.num_ended < len(self.requests) or self.engine.core.load().num_running:  # noqa: ASYNC110  an engine reports no end of all
+            await asyncio.sleep(POLL_S)
+
+
+async def measure_whole(row: Row, count: int) -> list[int]:
+    """Waits until `count` requests have ended, and returns how many ran from time to time."""
+    running = []
+    row.fill(count)
+    while row.num_ended < count:
+        await asyncio.sleep(POLL_S)
+        running.append(row.engine.core.load().num_running)
+    return running
+
+
+async def begin_steady(row: Row, num_first: int, deadline_s: float) -> None:
+    """Submits the first requests, and returns when each that memory holds has a token."""
+    row.fill(2 * num_first)
+    first = row.requests[:num_first]
+    while not have_begun(first) and not row.error and time.perf_counter() < deadline_s:
+        await asyncio.sleep(POLL_S)
+        row.fill(2 * num_first)
+
+
+def have_begun(requests: list[Request]) -> bool:
+    """Whether some requests have tokens, and none that runs has none."""
+    running = [each for each in requests if each.status is RequestStatus.RUNNING]
+    begun = any(each.num_output_tokens for each in requests)
+    return begun and all(each.num_output_tokens for each in running)
+
+
+async def measure_steady(row: Row, num_first: int, until_s: float) -> list[int]:
+    """Keeps requests waiting until that time and a token, and returns how many ran."""
+    running = []
+    before = row.num_tokens()
+    while not row.error and (time.perf_counter() < until_s or row.num_tokens() == before):
+        row.fill(2 * num_first)
+        await asyncio.sleep(POLL_S)
+        running.append(row.engine.core.load().num_running)
+    return running
 
 
 async def measure_lengths(
@@ -87,69 +144,44 @@ async def measure_lengths(
 ) -> None:
     """Measures one row."""
     arguments = settings.arguments
-    num_first = (
-        0 if arguments.whole else min(settings.config.scheduler.max_num_seqs, arguments.first)
-    )
-    count = arguments.whole or 4 * num_first
-    ends = Ends()
-    jobs = make_jobs(lengths, num_first, count, settings.model.vocab_size)
-    requests = [engine.request(job, ends) for job in jobs]
+    whole = arguments.whole
+    num_first = 0 if whole else min(settings.config.scheduler.max_num_seqs, arguments.first)
+    row = Row(engine, make_jobs(lengths, num_first, settings.model.vocab_size))
     num_preemptions = engine.core.counters.scheduler.num_preemptions
     started_s = time.perf_counter()
-    for request in requests:
-        request.arrival_s = time.monotonic()
-        engine.core.submit(request)
     deadline_s = started_s + arguments.row_s
-    while not arguments.whole and have_prompts(requests) and time.perf_counter() < deadline_s:  # noqa: ASYNC110  an engine reports no end of prompts
-        await asyncio.sleep(POLL_S)
-    begin_s, first = time.perf_counter(), num_tokens(engine)
-    running = []
-    while time.perf_counter() < min(begin_s + arguments.seconds, deadline_s) or arguments.whole:
-        await asyncio.sleep(POLL_S)
-        load = engine.core.load()
-        if (not load.num_waiting and not arguments.whole) or ends.num_ended == count:
-            break
-        running.append(load.num_running)
-    elapsed_s, made = time.perf_counter() - begin_s, num_tokens(engine) - first
-    num_ended = ends.num_ended
-    await abort(engine, requests, ends)
-    if ends.error:
-        report.problem(f"{lengths}: {ends.error}")
-    rate = made / elapsed_s
-    report.add(f"{lengths}, output", [rate], "tokens/s", "higher")
-    report.add(
-        f"{lengths}, output of a GPU",
-        [rate / settings.config.parallel.num_ranks],
-        "tokens/s",
-        "higher",
+    if not whole:
+        await begin_steady(row, num_first, deadline_s)
+    begin_s, first = time.perf_counter(), row.num_tokens()
+    running = await (
+        measure_whole(row, whole)
+        if whole
+        else measure_steady(row, num_first, min(begin_s + arguments.seconds, deadline_s))
     )
-    if running:
-        report.add(f"{lengths}, output of a user", [rate / mean(running)], "tokens/s", "higher")
+    elapsed_s, made = time.perf_counter() - begin_s, row.num_tokens() - first
+    num_ended = row.num_ended
+    await row.abort()
+    if row.error:
+        report.problem(f"{lengths}: {row.error}")
+    num_ranks = settings.config.parallel.num_ranks
+    rate = made / elapsed_s
+    for name, value in (
+        ("output", rate),
+        ("output of a GPU", rate / num_ranks),
+        ("output of a user", rate / max(mean(running or [0]), 1)),
+    ):
+        report.add(f"{lengths}, {name}", [value], "tokens/s", "higher")
     report.state(
         str(lengths),
         {
             "seconds": round(elapsed_s, 1),
             "before": round(begin_s - started_s, 1),
-            "running": round(mean(running), 1) if running else 0,
-            "requests": count,
+            "running": round(mean(running or [0]), 1),
+            "requests": len(row.requests),
             "ended": num_ended,
             "preemptions": engine.core.counters.scheduler.num_preemptions - num_preemptions,
         },
     )
-
-
-def have_prompts(requests: list[Request]) -> bool:
-    """Whether a running request has no token yet, or none runs."""
-    running = [each for each in requests if each.status is RequestStatus.RUNNING]
-    return not running or not all(each.num_output_tokens for each in running)
-
-
-async def abort(engine: OfflineEngine, requests: list[Request], ends: Ends) -> None:
-    """Ends what is left, and returns when the engine is idle."""
-    for request in requests:
-        engine.core.abort(request)
-    while ends.num_ended < len(requests) or engine.core.load().num_running:  # noqa: ASYNC110  as above
-        await asyncio.sleep(POLL_S)
 
 
 async def measure(settings: Settings, report: Report) -> None:

@@ -156,8 +156,7 @@ def test_throughput_at_fixed_lengths_is_measured(whole, tmp_path):
     for name in ("24/8", "8/24"):
         assert content["figures"][f"{name}, output"]["median"] > 0
         facts = content["facts"][name]
-        assert facts["requests"] == (whole or 16)
-        assert facts["ended"] == 6 if whole else facts["ended"] > 0
+        assert (facts["requests"], facts["ended"]) == (6, 6) if whole else facts["requests"] >= 8
 
 
 def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
