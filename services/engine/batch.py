@@ -6,7 +6,7 @@ this module packs and views them.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TypeAlias
 
 import numpy as np
@@ -80,6 +80,7 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
+_NONE = np.empty(0, _INT32)
 _MODES = {
     GraphKind.GRAPH_KIND_DECODE: CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
     GraphKind.GRAPH_KIND_MIXED: CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
@@ -134,33 +135,11 @@ def ordered_mode(graph_key: GraphKey | None) -> CUDAGraphMode:
 class BatchBuilder:
     """Gathers one step in columns and turns it into a BatchDescriptor.
 
-    The scheduler appends to the lists itself: a method call per running request would double the
-    cost of a steady decode step. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
-    `sample_indices` has the indices of requests that sample. `grammar_rows` has the indices into
-    `sample_indices` of requests with a grammar; `grammar_masks` their masks.
+    The scheduler appends to the lists itself. `row_ids`, `q_lens` and `seq_lens` have one entry per
+    request that is not in `decode`; `sample_indices` has the indices of those that sample.
+    `grammar_rows` has the indices, among all that sample, of requests with a grammar;
+    `grammar_masks` their masks.
     """
-
-    __slots__ = (
-        "_block_counts",
-        "_block_ids",
-        "_block_offsets",
-        "_block_rows",
-        "all_greedy",
-        "drafts",
-        "grammar_masks",
-        "grammar_rows",
-        "images",
-        "last_token_ids",
-        "needs_logit_edits",
-        "needs_logprobs",
-        "num_prompt_logprobs",
-        "prompt_logprob_requests",
-        "q_lens",
-        "row_assignments",
-        "row_ids",
-        "sample_indices",
-        "seq_lens",
-    )
 
     def __init__(self) -> None:
         self.row_ids: list[int] = []
@@ -181,17 +160,23 @@ class BatchBuilder:
         """Images of which query tokens stand for vectors."""
         self.last_token_ids: list[int] = []
         """The newest token of each request that samples, if the worker's stages need it."""
-        self._block_rows: list[int] = []
-        self._block_offsets: list[int] = []
-        self._block_counts: list[int] = []
-        self._block_ids: list[int] = []
+        self.num_decodes = self._first_decode = self._longest_decode = 0
+        self._decode_rows = self._decode_lens = _NONE
+        self._blocks: list[tuple[int, int, tuple[int, ...]]] = []
+
+    @property
+    def num_requests(self) -> int:
+        """Requests so far, hence the index of the next one."""
+        return len(self.row_ids) + self.num_decodes
+
+    def decode(self, rows: Int32Array, seq_lens: Int32Array, *, longest: int) -> None:
+        """Adds requests of one query token that all sample, once a step; longest: of seq_lens."""
+        self._first_decode, self.num_decodes = len(self.row_ids), len(rows)
+        self._decode_rows, self._decode_lens, self._longest_decode = rows, seq_lens, longest
 
     def update_blocks(self, row: int, offset: int, block_ids: Sequence[int]) -> None:
         """Writes block ids into a row of the worker's block table, from entry `offset` on."""
-        self._block_rows.append(row)
-        self._block_offsets.append(offset)
-        self._block_counts.append(len(block_ids))
-        self._block_ids.extend(block_ids)
+        self._blocks.append((row, offset, tuple(block_ids)))
 
     def build(
         self,
@@ -202,11 +187,12 @@ class BatchBuilder:
         fallback_reason: FallbackReason,
     ) -> BatchDescriptor:
         """Returns the descriptor; the step must have at least one request."""
-        batch_size = len(self.row_ids)
-        max_q_len = max(self.q_lens)
+        batch_size = self.num_requests
         num_tokens, query_start_loc = batch_size, _packed_numbers(batch_size + 1)
+        max_q_len = max(self.q_lens, default=1)
         if max_q_len > 1:
-            starts = [0, *accumulate(self.q_lens)]
+            q_lens = self._column(self.q_lens, np.ones(self.num_decodes, np.int32))
+            starts = [0, *accumulate(q_lens.tolist())]
             num_tokens, query_start_loc = starts[-1], pack_int32(starts)
         descriptor = BatchDescriptor(
             step_id=step_id,
@@ -223,20 +209,18 @@ class BatchBuilder:
         context.max_q_len = max_q_len
         attention = descriptor.attn_metadata
         attention.query_start_loc = query_start_loc
-        attention.seq_lens = pack_int32(self.seq_lens)
-        attention.row_ids = pack_int32(self.row_ids)
+        attention.seq_lens = pack_int32(self._column(self.seq_lens, self._decode_lens))
+        attention.row_ids = pack_int32(self._column(self.row_ids, self._decode_rows))
         attention.max_seqlen_q = max_q_len
-        attention.max_seqlen_k = max(self.seq_lens)
-        if self._block_rows:
+        attention.max_seqlen_k = max((self._longest_decode, *self.seq_lens))
+        if self._blocks:
             updates = attention.block_table_updates
-            updates.rows = pack_int32(self._block_rows)
-            updates.offsets = pack_int32(self._block_offsets)
-            updates.counts = pack_int32(self._block_counts)
-            updates.block_ids = pack_int32(self._block_ids)
+            rows, offsets, blocks = zip(*self._blocks, strict=True)
+            updates.rows, updates.offsets = pack_int32(rows), pack_int32(offsets)
+            updates.counts = pack_int32(list(map(len, blocks)))
+            updates.block_ids = pack_int32(list(chain.from_iterable(blocks)))
         sampling = descriptor.sampling
-        indices = self.sample_indices
-        are_all = len(indices) == batch_size  # as they ascend
-        sampling.sample_indices = _packed_numbers(batch_size) if are_all else pack_int32(indices)
+        sampling.sample_indices = self._sample_indices()
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs
@@ -251,6 +235,20 @@ class BatchBuilder:
         if self.drafts is not None:
             descriptor.spec_decode_metadata.CopyFrom(self.drafts)
         return descriptor
+
+    def _column(self, values: list[int], of_decodes: Int32Array) -> Int32Array:
+        """Returns a value of each request, in order."""
+        if not values:
+            return of_decodes
+        first, others = self._first_decode, np.array(values, np.int32)
+        return np.concatenate((others[:first], of_decodes, others[first:]))
+
+    def _sample_indices(self) -> bytes:
+        """Packs the indices of all requests that sample."""
+        indices, first = self.sample_indices, self._first_decode
+        if len(indices) + self.num_decodes == self.num_requests:
+            return _packed_numbers(self.num_requests)
+        return pack_int32(sorted((*indices, *range(first, first + self.num_decodes))))
 
 
 def encoded_image(image: EncoderImage, pages: Sequence[int]) -> EncodedImage:

@@ -2,11 +2,12 @@
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.engine.adapter import Adapter
+from services.engine.constraint import Constraint
 from services.engine.errors import EngineError, InvalidRequestError
 from services.engine.prompt_image import PromptImage
 from services.engine.request_times import RequestTimes
@@ -123,33 +124,6 @@ class PositionLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-class Constraint(Protocol):
-    """Decides on the host which tokens may come next."""
-
-    @property
-    def mask(self) -> bytes | None:
-        """A bit for each token that may come next, in the form of grammar_masks of batch.proto.
-
-        Rules that leave no token have no bits, which ends the request. None until it is computed,
-        and after the end of the request.
-        """
-
-    @property
-    def num_free_tokens(self) -> int:
-        """How many tokens after the known ones may come without a mask."""
-
-    def advance(self, token_id: int) -> None:
-        """Takes the sampled token and starts to compute the next mask."""
-
-    def listen(
-        self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
-    ) -> None:
-        """Calls `on_mask` for each new mask, and `on_end` once: with None or the error."""
-
-    def close(self) -> None:
-        """Frees its memory; may be called again."""
-
-
 class DraftIndex(Protocol):
     """Finds drafts in a request's own tokens."""
 
@@ -162,6 +136,14 @@ class OutputSink(Protocol):
 
     def put(self, output: "RequestOutput") -> None:
         """Takes one request's output of one step; must not block."""
+
+    def put_tokens(self, requests: Sequence["Request"], handles: bytes, token_ids: bytes) -> None:
+        """Takes one token of each of several requests; by default output by output.
+
+        handles, token_ids: of each request, packed as uint32 and int32.
+        """
+        for request, token_id in zip(requests, memoryview(token_ids).cast("i"), strict=True):
+            self.put(RequestOutput(request, [token_id]))
 
     def flush(self) -> None:
         """Called once after the last `put` of a step."""

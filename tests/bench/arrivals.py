@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from services.engine.errors import EngineError
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
@@ -28,7 +28,7 @@ DEFAULTS = {name: value for name, value in PEER_SETTINGS.items() if not name.sta
 """Without the peer's long steps: those of the service are shorter, for the sake of latency."""
 
 
-class _Stream:
+class _Stream(OutputSink):
     """One request: when it came and when its tokens did, in seconds of time.perf_counter()."""
 
     def __init__(self, arrival_s: float) -> None:

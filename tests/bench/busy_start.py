@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from tests.bench.empty_caches import empty_caches
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
@@ -25,7 +25,7 @@ NUM_LONGEST = 24
 """Gaps to report one by one."""
 
 
-class _Stream:
+class _Stream(OutputSink):
     """The times of one request's tokens."""
 
     def __init__(self) -> None:

@@ -13,8 +13,9 @@ import logging
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import grpc
@@ -50,6 +51,7 @@ class Figures:
 
     mode: str
     streams: int
+    frontends: int
     step_ms: float
     tokens: int
     tokens_per_s: float
@@ -127,15 +129,17 @@ def sampling() -> SamplingParams:
     return SamplingParams(temperature=0, ignore_eos=True)
 
 
-async def drive_session(stub: EngineServiceStub, streams: int, counts: list[int]) -> None:
+async def drive_session(
+    stub: EngineServiceStub, streams: int, counts: list[int], name: str = "bench"
+) -> None:
     """Runs all requests over one session and counts their tokens for ever."""
     call = stub.Session()
-    await call.write(FrontendMessage(hello=FrontendHello(frontend_id="bench")))
+    await call.write(FrontendMessage(hello=FrontendHello(frontend_id=name)))
     prompt = np.array(PROMPT, "<u4").tobytes()
     for handle in range(streams):
         submit = Submit(
             handle=handle,
-            request_id=str(handle),
+            request_id=f"{name}-{handle}",
             prompt_token_ids=prompt,
             sampling=sampling(),
         )
@@ -147,6 +151,16 @@ async def drive_session(stub: EngineServiceStub, streams: int, counts: list[int]
             counts[0] += len(message.step.token_ids) // 4
             if steps_read % 16 == 0:
                 await call.write(FrontendMessage(credit=Credit(steps_read=steps_read)))
+
+
+async def drive_sessions(
+    stub: EngineServiceStub, streams: int, counts: list[int], frontends: int
+) -> None:
+    """Shares the requests among sessions of several frontends."""
+    own = [streams // frontends + (number < streams % frontends) for number in range(frontends)]
+    await asyncio.gather(
+        *(drive_session(stub, count, counts, f"bench-{n}") for n, count in enumerate(own))
+    )
 
 
 async def drive_calls(stub: EngineServiceStub, streams: int, counts: list[int]) -> None:
@@ -168,7 +182,9 @@ async def measure(arguments: argparse.Namespace, port: int, pid: int) -> Figures
         times = process.cpu_times()
         return float(times.user + times.system)
 
-    drive = drive_session if arguments.mode == "session" else drive_calls
+    drive: Callable[..., Awaitable[None]] = drive_calls
+    if arguments.mode == "session":
+        drive = partial(drive_sessions, frontends=arguments.frontends)
     options = channel_options(16 * 2**20)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         stub = EngineServiceStub(channel)
@@ -189,6 +205,7 @@ async def measure(arguments: argparse.Namespace, port: int, pid: int) -> Figures
     return Figures(
         mode=arguments.mode,
         streams=arguments.streams,
+        frontends=arguments.frontends,
         step_ms=arguments.step_ms,
         tokens=tokens,
         tokens_per_s=round(tokens / elapsed_s, 1),
@@ -203,6 +220,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
+    parser.add_argument("--frontends", type=int, default=1, help="sessions that share them")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of one step")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of the measurement")
     parser.add_argument("--mode", choices=["session", "generate"], default="session")

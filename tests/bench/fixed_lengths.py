@@ -21,7 +21,7 @@ from statistics import mean
 
 import numpy as np
 
-from services.engine.request import Request, RequestOutput, RequestStatus
+from services.engine.request import OutputSink, Request, RequestOutput, RequestStatus
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
@@ -62,7 +62,7 @@ def make_jobs(lengths: Lengths, num_first: int, vocab_size: int) -> Iterator[Job
         yield Job(prompt, lengths.output - made)
 
 
-class Row:
+class Row(OutputSink):
     """The requests of one row: submits them, and counts their ends as their sink."""
 
     def __init__(self, engine: OfflineEngine, jobs: Iterator[Job]) -> None:

@@ -27,6 +27,7 @@ from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.core.latencies import Latencies
 from services.engine.request import RequestOutput, StepMark
+from services.engine.scheduler.step_outputs import StepOutputs
 from services.engine.server import EngineServer
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
 from services.frontend.pipeline.request import Output
@@ -155,10 +156,10 @@ def counting_us(streams: int, num_steps: int = 2000) -> dict[str, float]:
     previous, mark = StepMark(1, 0.01), StepMark(2, 0.02)
     for request in requests:
         request.last_token = mark
-    outputs = [RequestOutput(request, [5], previous=previous) for request in requests]
+    others = [RequestOutput(request, [5], previous=previous) for request in requests]
     started_s = time.process_time()
     for _ in range(num_steps):
-        latencies.count_step(outputs)
+        latencies.count_step(StepOutputs(others=others))
     engine_s = time.process_time() - started_s
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     output = Output(

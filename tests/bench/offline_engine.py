@@ -79,7 +79,7 @@ class TimedExecutor(WorkerExecutor):
         return ready
 
 
-class _Sink:
+class _Sink(OutputSink):
     """Counts the requests that are left."""
 
     def __init__(self, num_left: int) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from models.state_cache import copy_blocks
 from services.engine.errors import EngineError
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
@@ -39,7 +39,7 @@ COPIES, ROUNDS = 8, 5
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Turn(OutputSink):
     """A request and the times of its tokens; receives its outputs."""
 
     num_said: int

@@ -89,7 +89,7 @@ class DataParallelRig:
             return []
         if result.failure:
             return self.scheduler.retreat([step, *self.in_flight])
-        outputs = self.scheduler.update(step, result)
+        outputs = list(self.scheduler.update(step, result))
         for output in outputs:
             output.request.sink.put(output)
         return outputs

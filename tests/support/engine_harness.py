@@ -17,7 +17,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from services.engine.server import EngineServer
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_worker import VOCAB_SIZE
@@ -71,7 +71,7 @@ def model_folder(**changes: Any) -> ModelFolder:
     return ModelFolder(**{**values, **changes})
 
 
-class RecordingSink:
+class RecordingSink(OutputSink):
     """Collects output, and lets a test wait for it."""
 
     def __init__(self) -> None:

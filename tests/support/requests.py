@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from services.engine.adapter import Adapter
 from services.engine.prompt_image import PromptImage
-from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 
 _numbers = itertools.count(1)
 
 
-class RecordingSink:
+class RecordingSink(OutputSink):
     """Keeps all outputs; `num_flushes` counts the steps that brought some."""
 
     def __init__(self) -> None:

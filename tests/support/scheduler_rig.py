@@ -64,7 +64,7 @@ class Rig:
 
     def receive(self) -> list[RequestOutput]:
         step = self.in_flight.popleft()
-        outputs = self.scheduler.update(step, self.worker.execute(step.descriptor))
+        outputs = list(self.scheduler.update(step, self.worker.execute(step.descriptor)))
         for output in outputs:
             output.request.sink.put(output)
         return outputs

@@ -38,7 +38,7 @@ from services.engine.errors import (
 from services.engine.grammar.token_rules import with_token_rules
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
-from services.engine.request import FinishReason, Request, RequestOutput
+from services.engine.request import FinishReason, Request
 from services.engine.worker.rank_process import WorkerDiedError, WorkerKilledError
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class EngineCore:
         if self._steps is not None and self._is_open:
             self._steps.scheduler.abort(request)
             self._steps.wake()
-        self.requests.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+        self.requests.end(request, reason, error)
 
     def _abort_drained(self) -> None:
         self._abort_all(EngineUnavailableError("the engine drained and its time limit passed"))

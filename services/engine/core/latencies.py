@@ -1,10 +1,10 @@
 """Histograms of the times of requests."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.engine.request import Request, RequestOutput, StepMark
+from services.engine.request import Request, StepMark
+from services.engine.scheduler.step_outputs import StepOutputs
 from services.telemetry.histogram import LATENCY_BOUNDS_S, TOKEN_BOUNDS, Histogram
 
 
@@ -32,15 +32,18 @@ class Latencies:
     request_prompt_tokens: Histogram = field(default_factory=_tokens)
     request_generation_tokens: Histogram = field(default_factory=_tokens)
 
-    def count_step(self, outputs: Sequence[RequestOutput]) -> None:
+    def count_step(self, outputs: StepOutputs) -> None:
         """Counts the tokens of one step.
 
         Requests whose last tokens came in the same step waited equally long: a steady batch costs
         one observation.
         """
         at_s = 0.0
-        waited_since: list[StepMark] = []
-        for output in outputs:
+        waited_since: Counter[StepMark] = Counter()
+        for column in outputs.columns:
+            at_s = column.at_s
+            waited_since.update(column.waited)
+        for output in outputs.others:
             request, previous, num_tokens = output.request, output.previous, len(output.token_ids)
             if not num_tokens or request.last_token is None:
                 continue  # the output only ends the request
@@ -48,11 +51,11 @@ class Latencies:
             if previous is None:
                 self.time_to_first_token.observe(at_s - request.arrival_s)
             elif num_tokens == 1:
-                waited_since.append(previous)
+                waited_since[previous] += 1
             else:
                 gap_s = (at_s - previous.at_s) / num_tokens
                 self.inter_token_latency.observe(gap_s, num_tokens)
-        for previous, count in Counter(waited_since).items():
+        for previous, count in waited_since.items():
             self.inter_token_latency.observe(at_s - previous.at_s, count)
 
     def count_end(self, request: Request, end_s: float) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from services.engine.core.recent_requests import RecentRequests, RequestStory
 from services.engine.core.request_ends import RequestEnds
-from services.engine.errors import DuplicateRequestError
-from services.engine.request import OutputSink, Request, RequestOutput
+from services.engine.core.sink_shares import SinkShares
+from services.engine.errors import DuplicateRequestError, EngineError
+from services.engine.request import FinishReason, OutputSink, Request, RequestOutput
+from services.engine.scheduler.step_outputs import StepOutputs
 
 
 class LiveRequests:
@@ -19,6 +21,8 @@ class LiveRequests:
         self._requests: dict[str, Request] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._became_empty = asyncio.Event()
+        self._shares: dict[int, SinkShares] = {}
+        """The last shares of each column of a step, by its index."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -56,20 +60,27 @@ class LiveRequests:
             timer = loop.call_later(delay_s, self._on_deadline, request)
             self._timers[request.request_id] = timer
 
-    def publish(self, outputs: Iterable[RequestOutput]) -> None:
+    def publish(self, outputs: StepOutputs) -> None:
         """Puts one step's outputs into their sinks and flushes each sink once."""
         sinks: set[OutputSink] = set()
-        ended: list[RequestOutput] = []
-        for output in outputs:
-            sink = output.request.sink
-            sink.put(output)
-            sinks.add(sink)
-            if output.is_last:
-                ended.append(output)
+        for index, column in enumerate(outputs.columns):
+            shares = self._shares.get(index)
+            if shares is None or shares.requests is not column.requests:
+                shares = self._shares[index] = SinkShares(column.requests)
+            sinks |= shares.put(column.token_ids)
+        for output in outputs.others:
+            output.request.sink.put(output)
+            sinks.add(output.request.sink)
         for sink in sinks:
             sink.flush()
-        for output in ended:
-            self._forget(output)
+        for output in outputs.others:
+            if output.is_last:
+                self._forget(output)
+
+    def end(self, request: Request, reason: FinishReason | None, error: EngineError | None) -> None:
+        """Ends a live request whose steps have no more output for it."""
+        output = RequestOutput(request, [], finish_reason=reason, error=error)
+        self.publish(StepOutputs(others=[output]))
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is live."""
@@ -78,6 +89,7 @@ class LiveRequests:
 
     def _forget(self, output: RequestOutput) -> None:
         request = output.request
+        self._shares.clear()  # they may have it
         del self._requests[request.request_id]
         if timer := self._timers.pop(request.request_id, None):
             timer.cancel()

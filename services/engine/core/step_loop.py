@@ -20,9 +20,10 @@ from services.engine.core.stats import Counters
 from services.engine.core.step_channel import StepChannel
 from services.engine.core.step_pause import StepPause
 from services.engine.core.watchers import StepWatchers
-from services.engine.request import Request, RequestOutput
+from services.engine.request import Request
 from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.scheduler import ScheduledStep
+from services.engine.scheduler.step_outputs import StepOutputs
 
 log = structlog.get_logger()
 
@@ -48,7 +49,7 @@ class StepLoop:
         scheduler: AnyScheduler,
         channel: StepChannel,
         step_timeout_s: float,
-        publish: Callable[[list[RequestOutput]], None],
+        publish: Callable[[StepOutputs], None],
         counters: Counters,
         graphs: GraphLedger,
         history: StepHistory,
@@ -139,7 +140,7 @@ class StepLoop:
                 await asyncio.wait_for(self._wake.wait(), limit_s)
             self._wake.clear()
 
-    def _update(self, result: StepResult) -> list[RequestOutput]:
+    def _update(self, result: StepResult) -> StepOutputs:
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id, "results come in the order of the steps"
         self._progress_s = time.monotonic()
@@ -174,10 +175,10 @@ class StepLoop:
         counters.num_step_tokens += context.num_tokens
         self._history.count(num_tokens=context.num_tokens, batch_size=context.batch_size)
 
-    def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+    def _retreat(self, step: ScheduledStep, result: StepResult) -> StepOutputs:
         """Takes back a step that was not computed, and all later ones."""
         if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
-            return []  # it was taken back together with the failed step
+            return StepOutputs()  # it was taken back together with the failed step
         self._counters.num_failed_steps += 1
         outputs = self.scheduler.retreat([step, *self._in_flight])
         log.warning(
@@ -188,7 +189,7 @@ class StepLoop:
             num_ended=len(outputs),
         )
         self._watchers.close_with_snapshot()
-        return outputs
+        return StepOutputs(others=outputs)
 
     def _fill(self) -> None:
         started_ns = time.perf_counter_ns()

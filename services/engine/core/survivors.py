@@ -26,6 +26,7 @@ from services.engine.request import Request, RequestOutput
 from services.engine.request_times import Stage
 from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.recovery import lose_worker
+from services.engine.scheduler.step_outputs import StepOutputs
 
 log = structlog.get_logger()
 
@@ -114,7 +115,7 @@ class Survivors:
             except InvalidRequestError as error:
                 # This scheduler never had the request, so it cannot abort it.
                 refused.append(RequestOutput(request, [], error=EngineUnavailableError(str(error))))
-        self._live.publish(refused)
+        self._live.publish(StepOutputs(others=refused))
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
         """Ends a request of the last steps, or makes it a suspect."""

@@ -16,7 +16,7 @@ from services.engine.edge.status import count_rejection
 from services.engine.edge.stop_strings import StopRule, StopStrings
 from services.engine.errors import DuplicateRequestError, EngineError, EngineUnavailableError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.request import Request, RequestOutput
+from services.engine.request import OutputSink, Request, RequestOutput
 from services.telemetry.trace_context import read_traceparent
 
 
@@ -55,7 +55,7 @@ class CallMessage(Protocol):
         """Returns the last message of an accepted request that failed; None makes it a status."""
 
 
-class ForeignCall:
+class ForeignCall(OutputSink):
     """Serves one call and is the sink of its requests, whose handles are their indices.
 
     Unread output is merged; the context length bounds it.

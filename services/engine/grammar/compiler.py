@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
+from services.engine.constraint import Constraint
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.constraint import FIELD, RETRY_AFTER_MS, GrammarConstraint, next_mask
 from services.engine.grammar.grammar_text import (
@@ -25,7 +26,6 @@ from services.engine.grammar.grammar_text import (
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
 from services.engine.grammar.tagged import Tokens
-from services.engine.request import Constraint
 from services.engine.structured_output import StructuredOutput
 from services.transport.counts import Counts
 from services.transport.fair_turns import FairTurns

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 
+from services.engine.constraint import Constraint
 from services.engine.errors import EngineError
 from services.engine.grammar.tagged import Tokens, pieces_of
-from services.engine.request import UNBOUNDED, Constraint
+from services.engine.request import UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from services.engine.constraint import Constraint
 from services.engine.errors import EngineError
-from services.engine.request import UNBOUNDED, Constraint, SamplingParams
+from services.engine.request import UNBOUNDED, SamplingParams
 
 
 def with_token_rules(

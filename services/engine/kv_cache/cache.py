@@ -229,13 +229,13 @@ class KVCache:
         Returns:
             The entries added to its table; None, with nothing added, if too few blocks are free.
         """
-        self._leave_windows(request)
         table, first = request.block_ids, len(request.block_ids)
         if self._is_plain and 0 < num_tokens - first * self._block_size <= self._block_size:
             # Decodes mostly need one block.
             added = self._take(1) if self._pool.num_free else None
             table += added or ()
             return added
+        self._leave_windows(request)
         entries = range(first, -(-num_tokens // self._block_size) * len(self._groups))
         if (num_new := sum(map(self._groups.begins_block, entries))) > self._pool.num_free:
             return None
@@ -247,26 +247,25 @@ class KVCache:
 
     def cache_full_blocks(self, request: Request) -> None:
         """Adds the request's full, computed blocks to the prefix index."""
-        num_tokens = min(request.num_computed_tokens, len(request.token_ids))
-        num_full = num_tokens // self._block_size
         if not self._is_caching:
             return
+        num_tokens = min(request.num_computed_tokens, len(request.token_ids))
+        num_full = num_tokens // self._block_size
         if request.snapshots and self.states is not None:
             self._extend_keys(request, num_full)
             self.states.register(request, request.block_keys[:num_full])
         if num_full <= request.num_indexed_blocks:
             return
         self._extend_keys(request, num_full)
-        first = request.num_indexed_blocks
-        entry = first * len(self._groups)
+        first, request.num_indexed_blocks = request.num_indexed_blocks, num_full
         contents = self._journal.contents(request, first, num_full, self._block_size)
+        entry = first * len(self._groups)
         for key, content in zip(request.block_keys[first:num_full], contents, strict=False):
             for index in self._indexes:
                 is_whole = self._is_plain or self._groups.ends_block(entry)
                 if is_whole and request.block_ids[entry] != NULL_BLOCK:
                     index.add(key, request.block_ids[entry], content)
                 entry += 1
-        request.num_indexed_blocks = num_full
 
     def settle(self, requests: Sequence[Request]) -> None:
         """Drops what running requests keep of drafts that their last step rejected."""

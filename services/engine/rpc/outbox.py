@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from protos.engine.v1.engine_pb2 import Admitted, EngineMessage
 from services.engine.config.serving import ServingConfig
@@ -33,6 +33,8 @@ class Outbox:
         self._steps_sent = 0
         self._steps_read = 0
         self._stalled_since_s: float | None = None
+        self._writing_since_s: float | None = None
+        """When the write began that the transport has not taken yet."""
         self._heartbeat_is_due = False
         self._is_closing = False
         self._has_failed = False
@@ -46,6 +48,12 @@ class Outbox:
         """Gathers one request's output of one step."""
         if not self._has_failed:
             self._columns.add(output)
+
+    def put_tokens(self, requests: Sequence[Request], handles: bytes, token_ids: bytes) -> None:
+        """Gathers one token of each of several requests; see `OutputSink.put_tokens`."""
+        del requests  # their handles are all that goes out
+        if not self._has_failed:
+            self._columns.add_tokens(handles, token_ids)
 
     def flush(self) -> None:
         """Releases a gathered step for sending."""
@@ -108,18 +116,34 @@ class Outbox:
         """
         ticking = asyncio.create_task(self._tick())
         try:
-            while not self._has_failed:
-                message = self._next_message(make_heartbeat)
-                if message is not None:
-                    await self._write_in_time(write, message)
-                elif self._is_closing:
-                    return
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-            raise self._take_failure()
+            async with asyncio.timeout(None) as limit:
+                watching = asyncio.create_task(self._watch_writes(limit))
+                try:
+                    await self._send(write, make_heartbeat)
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            raise self._slow_reader() from None
         finally:
             ticking.cancel()
+
+    async def _send(
+        self,
+        write: Callable[[EngineMessage], Awaitable[None]],
+        make_heartbeat: Callable[[], EngineMessage],
+    ) -> None:
+        while not self._has_failed:
+            message = self._next_message(make_heartbeat)
+            if message is not None:
+                self._writing_since_s = time.monotonic()
+                await write(message)  # flow control blocks it while the peer reads nothing
+                self._writing_since_s = None
+            elif self._is_closing:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        raise self._take_failure()
 
     def _take_failure(self) -> BaseException:
         """Returns and drops the failure, whose traceback refers to the session."""
@@ -143,15 +167,15 @@ class Outbox:
     def _is_within_window(self) -> bool:
         return self._steps_sent - self._steps_read < self._window
 
-    async def _write_in_time(
-        self, write: Callable[[EngineMessage], Awaitable[None]], message: EngineMessage
-    ) -> None:
-        """Writes a message; flow control blocks it while the peer reads nothing."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await write(message)
-        except TimeoutError:
-            raise self._slow_reader() from None
+    async def _watch_writes(self, limit: asyncio.Timeout) -> None:
+        """Ends sending when a write has taken too long; a timer for each costs more than it."""
+        left_s = self._timeout_s
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            since_s, left_s = self._writing_since_s, self._timeout_s
+            if since_s is not None:
+                left_s += since_s - time.monotonic()
+        limit.reschedule(0)
 
     async def _tick(self) -> None:
         """Schedules heartbeats and gives up a stalled frontend."""

@@ -79,7 +79,7 @@ class Session:
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
         self._outbox = Outbox(config)
-        self.flush = self._outbox.flush
+        self.put_tokens, self.flush = self._outbox.put_tokens, self._outbox.flush
 
     def put(self, output: RequestOutput) -> None:
         """Takes one request's output of one step."""

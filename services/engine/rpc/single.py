@@ -18,11 +18,11 @@ from services.engine.edge.request_reader import RequestReader
 from services.engine.edge.status import count_rejection
 from services.engine.errors import EngineError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.request import RequestOutput
+from services.engine.request import OutputSink, RequestOutput
 from services.telemetry.trace_context import read_traceparent
 
 
-class SingleCall:
+class SingleCall(OutputSink):
     """Serves one Generate call, and is the sink of its request.
 
     Unread output is merged into one message, whose size the context length bounds.

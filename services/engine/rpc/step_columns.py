@@ -1,6 +1,6 @@
 """Output of a session's requests, in columns until its stream takes a message."""
 
-from itertools import chain
+from array import array
 
 import numpy as np
 
@@ -26,53 +26,58 @@ class StepColumns:
     Each request occurs once in a message.
     """
 
-    __slots__ = ("_finished", "_logprobs", "_prompt_logprobs", "_tokens", "num_bytes")
-
     def __init__(self) -> None:
         self.num_bytes = 0
         """Approximate wire size of the message."""
-        self._tokens: dict[int, list[int]] = {}
+        self._handles: list[bytes] = []
+        """The request of each token, in the order of the tokens."""
+        self._token_ids: list[bytes] = []
+        self._may_repeat = False
+        """Whether a request may have several tokens."""
         self._logprobs: dict[int, list[PositionLogprobs]] = {}
         self._prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         self._finished: dict[int, Finished] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._tokens or self._finished or self._prompt_logprobs)
+        return bool(self._handles or self._finished or self._prompt_logprobs)
 
     def has_ending_of(self, handle: int) -> bool:
         """Whether the message includes the end of this request."""
         return handle in self._finished
 
+    def add_tokens(self, handles: bytes, token_ids: bytes) -> None:
+        """Takes one token of each of several requests, both packed."""
+        self._may_repeat |= bool(self._handles)
+        self._handles.append(handles)
+        self._token_ids.append(token_ids)
+        self.num_bytes += _BYTES_PER_ENTRY * len(token_ids) // _UINT32.itemsize
+
     def add(self, output: RequestOutput) -> None:
         """Takes one request's output of one step."""
-        token_ids = output.token_ids
+        token_ids, handle = output.token_ids, output.request.handle
         if token_ids:
-            handle = output.request.handle
-            earlier = self._tokens.get(handle)
-            if earlier is None:
-                self._tokens[handle] = token_ids
-            else:
-                earlier.extend(token_ids)
+            self._may_repeat |= bool(self._handles) or len(token_ids) > 1
+            self._handles.append(array("I", [handle]).tobytes() * len(token_ids))
+            self._token_ids.append(array("I", token_ids).tobytes())
             self.num_bytes += _BYTES_PER_ENTRY * len(token_ids)
             if output.logprobs:
                 self._add_logprobs(handle, output)
         if output.prompt_logprobs:
             told = prompt_logprobs_to_proto(output)
-            self._prompt_logprobs.setdefault(output.request.handle, []).extend(told)
+            self._prompt_logprobs.setdefault(handle, []).extend(told)
             self.num_bytes += _BYTES_PER_ENTRY * sum(1 + len(entry.top) for entry in told)
         if output.is_last:
             self._add_ending(output)
 
     def to_message(self) -> EngineMessage:
         """Returns everything gathered as one message."""
-        token_ids = list(chain.from_iterable(self._tokens.values()))
         step = StepOutput(
-            handles=_pack(list(self._tokens)),
-            token_ids=_pack(token_ids),
+            handles=b"".join(self._handles),
+            token_ids=b"".join(self._token_ids),
             finished=self._finished.values(),
         )
-        if len(token_ids) != len(self._tokens):  # each has one at least
-            step.num_tokens = _pack(list(map(len, self._tokens.values())))
+        if self._may_repeat:
+            _join_repeated(step)
         for handle, positions in self._logprobs.items():
             step.logprobs.append(RequestLogprobs(handle=handle, positions=positions))
         for handle, positions in self._prompt_logprobs.items():
@@ -99,5 +104,14 @@ class StepColumns:
         self.num_bytes += finished.ByteSize()
 
 
-def _pack(values: list[int]) -> bytes:
-    return np.array(values, _UINT32).tobytes()
+def _join_repeated(step: StepOutput) -> None:
+    """Lets a message that has tokens of a request apart have them one after the other."""
+    handles = np.frombuffer(step.handles, _UINT32)
+    order = np.argsort(handles, kind="stable")
+    handles = handles[order]
+    starts = np.flatnonzero(np.diff(handles, prepend=~handles[:1]))
+    if len(starts) == len(handles):
+        return
+    step.handles = handles[starts].tobytes()
+    step.token_ids = np.frombuffer(step.token_ids, _UINT32)[order].tobytes()
+    step.num_tokens = np.diff(starts, append=len(handles)).astype(_UINT32).tobytes()

@@ -73,6 +73,8 @@ class Admission:
             if cache.states is not None:
                 step.add_blocks(row, limits.token_table_width, request.state_block_ids)
             step.compute(request, row, q_len, num_tokens)
+            if request.num_computed_tokens >= num_tokens:
+                holdings.decode_plainly(request)
             cache.cache_full_blocks(request)
 
     def _next(self, step: PlannedStep, *, is_in_flight: bool) -> Request | None:

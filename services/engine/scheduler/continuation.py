@@ -20,52 +20,35 @@ def continue_running(
         limits: of steps and sequences.
         drafts: says which blocks drafts need; None without speculative decoding.
     """
-    running, block_size, num_groups = holdings.running, limits.block_size, limits.num_groups
-    states = holdings.cache.states
-    interval = 0 if states is None or not states.is_caching else states.interval
+    running, states = holdings.running, holdings.cache.states
     share = PipelineShare(running, limits.num_stages) if limits.num_stages > 1 else None
-    is_plain = share is None and drafts is None and states is None
-    decoding = []
+    decoding: list[Request] = []
     num_deducted = 0  # of the decodes, whose budget is taken together
     for index, request in enumerate(running):  # preemption shortens the list from its end
         num_computed = request.num_computed_tokens
-        if num_computed < request.num_plain_tokens:
-            request.num_computed_tokens = num_computed + 1
-            request.num_pending_tokens += 1
-            decoding.append(request)
-            continue
-        num_tokens = len(request.token_ids) + request.num_pending_tokens
-        if num_tokens >= request.max_num_tokens:
-            continue  # its last token is pending
-        if share is not None and not share.take(request):
-            continue
-        num_tokens += request.num_pending_drafts
-        if (
-            num_tokens - num_computed == 1
-            and drafts is None
-            and (request.constraint is None or not request.needs_mask)
-            and num_computed >= request.num_prompt_tokens
-            and (states is None or num_tokens * num_groups <= len(request.block_ids) * block_size)
-            and (not interval or num_computed % interval)
-        ):
-            num_blocks = len(request.block_ids)
-            added = holdings.allocate(request, num_tokens)
-            if added is None:
+        if num_computed >= request.num_plain_tokens:
+            num_tokens = len(request.token_ids) + request.num_pending_tokens
+            if num_tokens >= request.max_num_tokens:
+                continue  # its last token is pending
+            if share is not None and not share.take(request):
                 continue
-            if added:
-                step.add_blocks(_row_of(request), num_blocks, added)
-            request.num_computed_tokens = num_tokens
-            request.num_pending_tokens += 1
-            decoding.append(request)
-            if is_plain and request.constraint is None:
-                num_held = len(request.block_ids) // num_groups * block_size
-                request.num_plain_tokens = min(request.max_num_tokens - 1, num_held)
-        elif not request.awaits_mask:
-            step.budget -= len(decoding) - num_deducted
-            num_deducted = len(decoding)
-            _compute_next(step, holdings, drafts, index=index, num_tokens=num_tokens)
+            if not request.num_plain_tokens or states is not None:
+                if not request.awaits_mask:
+                    step.budget -= len(decoding) - num_deducted
+                    num_deducted = len(decoding)
+                    num_tokens += request.num_pending_drafts
+                    _compute_next(step, holdings, drafts, index=index, num_tokens=num_tokens)
+                continue
+            if not _add_blocks(step, holdings, request, num_tokens):
+                continue
+            end = num_computed + limits.block_size
+            request.num_plain_tokens = min(request.max_num_tokens - 1, end)
+        request.num_computed_tokens = num_computed + 1
+        request.num_pending_tokens += 1
+        decoding.append(request)
     step.budget -= len(decoding) - num_deducted
-    step.decode(decoding)
+    if (decodes := holdings.decodes.next(decoding)) is not None:
+        step.decode(decodes)
 
 
 def _compute_next(
@@ -86,7 +69,8 @@ def _compute_next(
         num_tokens: all its tokens, known and pending, with the drafts in flight.
     """
     request = holdings.running[index]
-    row = _row_of(request)
+    row = request.row
+    assert row is not None, "a running request has a row"
     q_len = num_tokens - request.num_computed_tokens + request.num_drafts
     if q_len > 1:
         q_len = step.bound(q_len, holdings.running, index)
@@ -98,21 +82,24 @@ def _compute_next(
         if not q_len:
             return  # its next image is for a later step
     end = request.num_computed_tokens + q_len
-    num_blocks = len(request.block_ids)
-    added = holdings.allocate(request, end if drafts is None else drafts.reach(end))
-    if added is None:
+    if not _add_blocks(step, holdings, request, end if drafts is None else drafts.reach(end)):
         return
-    if added:
-        step.add_blocks(row, num_blocks, added)
     holdings.counts.num_snapshots_made += holdings.cache.save_state(request)
     step.compute(request, row, q_len, num_tokens)
+    if end >= num_tokens:
+        holdings.decode_plainly(request)
     if q_len > 1:  # share prompts at once
         holdings.cache.cache_full_blocks(request)
 
 
-def _row_of(request: Request) -> int:
-    assert request.row is not None, "a running request has a row"
-    return request.row
+def _add_blocks(step: PlannedStep, holdings: Holdings, request: Request, num_tokens: int) -> bool:
+    """Gives a running request blocks for its first tokens; returns whether it still runs."""
+    row, num_blocks = request.row, len(request.block_ids)
+    assert row is not None, "a running request has a row"
+    added = holdings.allocate(request, num_tokens)
+    if added:
+        step.add_blocks(row, num_blocks, added)
+    return added is not None
 
 
 class PipelineShare:

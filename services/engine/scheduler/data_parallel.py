@@ -17,6 +17,7 @@ from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 from services.engine.scheduler.planned_step import ScheduledStep
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.stats import RankLoad
+from services.engine.scheduler.step_outputs import StepOutputs
 from services.engine.spec_decode.draft_length import choice_of
 from services.engine.spec_decode.draft_plan import most_drafts, observe
 
@@ -195,12 +196,14 @@ class DataParallelScheduler:
         self._order_together([first, *others], num_next)
         return replace(first, others=others)
 
-    def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+    def update(self, step: ScheduledStep, result: StepResult) -> StepOutputs:
         """Takes the results of the oldest step in flight, of all ranks."""
-        outputs: list[RequestOutput] = []
+        outputs = StepOutputs()
         steps, results = (step, *step.others), (result, *result.across_dp)
         for rank, part, told in zip(self._ranks, steps, results, strict=True):
-            outputs += rank.update(part, told)
+            of_rank = rank.update(part, told)
+            outputs.columns += of_rank.columns
+            outputs.others += of_rank.others
         if self._draft_length is not None:
             observe(
                 self._draft_length,

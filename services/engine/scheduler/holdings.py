@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.engine.errors import InvalidRequestError
@@ -11,13 +11,14 @@ from services.engine.kv_cache.host_tier import HostLimits, HostTier
 from services.engine.kv_cache.prefix_journal import BlockJournal
 from services.engine.kv_cache.tiered_cache import TieredKVCache
 from services.engine.limits import StepLimits
-from services.engine.request import MAX_PRIORITY, Request, RequestStatus
+from services.engine.request import MAX_PRIORITY, Request, RequestStatus, StepMark
 from services.engine.request_times import Stage
 from services.engine.scheduler.adapter_slots import AdapterSlots
+from services.engine.scheduler.decodes import DecodeColumns
 from services.engine.scheduler.encoder_cache import EncoderCache
 from services.engine.scheduler.image_plan import ImagePlan
 from services.engine.scheduler.parked_requests import ParkedRequests
-from services.engine.scheduler.planned_step import sampling_needs
+from services.engine.scheduler.sampling_needs import sampling_needs
 from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 
@@ -37,9 +38,10 @@ class Holdings:
     for the disk. waiting: all others that are live. cache: the blocks. tiers: the same with the
     host's memory; None without any. num_cache_tokens: most tokens of a request that holds all
     blocks. images: the encoded images of running requests. adapters: the slots of their adapters.
-    row_needs: `sampling_needs` of the
-    request in each row. num_moves: how often a request started to run, or stopped.
-    left_rows: of requests that stopped; SharedPrefixFinder empties it.
+    row_needs: `sampling_needs` of the request in each row. decodes: columns of those that decode.
+    end_token_ids: of all requests that ever ran. last_mark: of the last step that sampled.
+    num_moves: how often a request started to run, or stopped. left_rows: of requests that stopped;
+    SharedPrefixFinder empties it.
     """
 
     def __init__(  # noqa: PLR0913  the settings of a scheduler
@@ -83,6 +85,9 @@ class Holdings:
         self.num_moves = 0
         self.left_rows: set[int] = set()
         self.row_needs = [0] * limits.max_num_seqs
+        self.decodes = DecodeColumns(self.row_needs)
+        self.end_token_ids: set[int] = set()
+        self.last_mark: StepMark | None = None
         self.finish_rate = FinishRate()
         self.counts = counts
         self._free_rows = list(reversed(range(limits.max_num_seqs)))
@@ -96,6 +101,8 @@ class Holdings:
         self._block_size = limits.block_size
         self._num_groups = limits.num_groups
         self._num_state_blocks = limits.num_state_blocks
+        self._has_plain_decodes = limits.num_stages == 1 and not limits.num_speculative_tokens
+        self._prompts: list[Request] = []
 
     def bound_tokens(self, request: Request) -> int:
         """Returns how many tokens a request can reach, prompt and output together.
@@ -129,6 +136,17 @@ class Holdings:
     def num_waiting(self) -> int:
         """Requests that wait for their turn or for the disk."""
         return len(self.waiting) + len(self.parked)
+
+    @property
+    def prompts(self) -> Sequence[Request]:
+        """Running requests that have not computed all of their prompts; to be read in each step."""
+        running = RequestStatus.RUNNING
+        self._prompts = [
+            each
+            for each in self._prompts
+            if each.status is running and each.num_computed_tokens < each.num_prompt_tokens
+        ]
+        return self._prompts
 
     def now_s(self) -> float:
         """Returns the time of the scheduler's clock."""
@@ -182,7 +200,28 @@ class Holdings:
         request.row = row
         self.num_moves += 1
         self.row_needs[row] = sampling_needs(request.sampling)
+        self.end_token_ids |= request.sampling.end_token_ids
+        self._prompts.append(request)
         return row
+
+    def decode_plainly(self, request: Request) -> None:
+        """Lets the next steps decode a request that samples now, until something is due for it.
+
+        Nothing is before its block is full, its state is to be saved, or it has all of its tokens.
+        Requests with log-probabilities or masks need some work in each step.
+        """
+        if (
+            not self._has_plain_decodes
+            or request.constraint is not None
+            or request.sampling.logprobs is not None
+        ):
+            return
+        end, states = request.max_num_tokens - 1, self.cache.states
+        if self._num_groups:
+            end = min(end, len(request.block_ids) // self._num_groups * self._block_size)
+        if states is not None and states.is_caching:
+            end = min(end, -(-request.num_computed_tokens // states.interval) * states.interval)
+        request.num_plain_tokens = end
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extends a running request's blocks to its first `num_tokens` tokens.

@@ -1,9 +1,9 @@
 """Adds log-probabilities of tokens and prompts to the outputs of requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from services.engine.batch import StepResult, read_float32, read_int32, read_tokens
+from services.engine.batch import StepResult, read_float32, read_int32
 from services.engine.request import PositionLogprobs, RequestOutput, RequestStatus
 from services.engine.scheduler.planned_step import PromptSpan, ScheduledStep
 
@@ -12,19 +12,16 @@ def attach_logprobs(
     outputs: Sequence[RequestOutput], step: ScheduledStep, result: StepResult
 ) -> None:
     """Adds log-probabilities to the outputs of requests that asked for them."""
-    counts = [len(token_ids) for token_ids in read_tokens(result)]
-    wanted = [
-        request.sampling.logprobs
-        for request, count in zip(step.requests, counts, strict=True)
-        for _ in range(count)
-    ]
-    positions = read_logprobs(result, wanted)
-    first = dict(zip(step.requests, accumulate(counts, initial=0), strict=False))
+    starts: Iterable[int] = range(len(step.requests))
+    if result.num_accepted_tokens:
+        counts = read_int32(result.num_accepted_tokens) + 1
+        starts = accumulate(counts.tolist(), initial=0)
+    first = dict(zip(step.requests, starts, strict=False))
     for output in outputs:
-        if output.request.sampling.logprobs is not None:
+        if (num_top := output.request.sampling.logprobs) is not None:
             start = first[output.request]
-            found = positions[start : start + len(output.token_ids)]
-            output.logprobs = [position for position in found if position is not None]
+            positions = range(start, start + len(output.token_ids))
+            output.logprobs = read_logprobs(result, positions, num_top)
 
 
 def attach_prompt_logprobs(
@@ -50,27 +47,26 @@ def attach_prompt_logprobs(
 
 
 def read_logprobs(
-    result: StepResult, num_logprobs: Sequence[int | None]
-) -> list[PositionLogprobs | None]:
-    """Returns one entry of log-probabilities per sampled token.
+    result: StepResult, positions: Sequence[int], num_top: int
+) -> list[PositionLogprobs]:
+    """Returns the log-probabilities of sampled tokens.
 
     Args:
         result: a result with logprobs.
-        num_logprobs: most likely tokens wanted for each token; None for no entry.
+        positions: of the tokens among all that were sampled.
+        num_top: most likely tokens wanted for each.
     """
-    chosen = read_float32(result.logprobs).tolist()
+    chosen = read_float32(result.logprobs)
     shape = (len(chosen), result.num_top_logprobs)
     top_ids = read_int32(result.top_token_ids).reshape(shape)
     top_logprobs = read_float32(result.top_logprobs).reshape(shape)
     return [
-        None
-        if count is None
-        else PositionLogprobs(
-            logprob=chosen[i],
-            top_token_ids=tuple(top_ids[i, :count].tolist()),
-            top_logprobs=tuple(top_logprobs[i, :count].tolist()),
+        PositionLogprobs(
+            logprob=float(chosen[i]),
+            top_token_ids=tuple(top_ids[i, :num_top].tolist()),
+            top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
         )
-        for i, count in enumerate(num_logprobs)
+        for i in positions
     ]
 
 

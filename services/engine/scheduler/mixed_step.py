@@ -1,18 +1,14 @@
 """Bounds the length of steps in which some requests decode and others compute their prompts."""
 
-from collections.abc import Iterable, Sequence
-
 from services.engine.limits import StepLimits
-from services.engine.request import Request
+from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.planned_step import PROMPT_SHARE
 
 _FEW_STEPS = 4
 """Mixed steps that the prompts at hand may take before steps are whole again."""
 
 
-def most_tokens(
-    budget: int, limits: StepLimits, running: Sequence[Request], waiting: Iterable[Request]
-) -> int:
+def most_tokens(budget: int, limits: StepLimits, holdings: Holdings) -> int:
     """Returns the most query tokens of the next step, at most `budget`.
 
     Requests that decode wait for the step's prompts, so that these have shorter chunks: of
@@ -20,20 +16,16 @@ def most_tokens(
     steps compute more tokens a second, so they return where more prompts have gathered than
     _FEW_STEPS such steps compute: else a busy engine would answer ever later.
     """
-    most = limits.max_num_mixed_tokens
+    most, prompts = limits.max_num_mixed_tokens, holdings.prompts
+    num_running = len(holdings.running)
     if most is None or most >= budget:
         return budget
-    has_decodes, has_images, num_left, most_left = False, False, 0, _FEW_STEPS * most
-    for request in running:
-        left = request.num_prompt_tokens - request.num_computed_tokens
-        if left > 0:
-            num_left += left
-            has_images |= bool(request.images)
-        else:
-            has_decodes = True
-    if not has_decodes:
+    is_full = num_running >= limits.max_num_seqs
+    if len(prompts) == num_running or (is_full and not prompts):
         return budget
-    for request in waiting:
+    num_left = sum(each.num_prompt_tokens - each.num_computed_tokens for each in prompts)
+    has_images, most_left = any(each.images for each in prompts), _FEW_STEPS * most
+    for request in holdings.waiting:
         if num_left > most_left:
             break
         num_left += request.num_prompt_tokens
@@ -41,4 +33,4 @@ def most_tokens(
     if num_left > most_left:
         return budget
     most_of_prompts = max(most // PROMPT_SHARE, limits.max_whole_tokens if has_images else 0)
-    return min(budget, max(most, len(running) * limits.decode_q_len + most_of_prompts))
+    return min(budget, max(most, num_running * limits.decode_q_len + most_of_prompts))

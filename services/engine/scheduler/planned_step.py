@@ -1,8 +1,7 @@
 """A step while it is planned, and a step in flight."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,16 +15,22 @@ from services.engine.batch import (
     read_int32,
     row_assignment,
 )
-from services.engine.request import Request, SamplingParams
+from services.engine.request import Request
+from services.engine.scheduler.decodes import Decodes
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 from services.engine.scheduler.image_plan import ImagePlan
+from services.engine.scheduler.sampling_needs import (
+    LOGIT_EDITS,
+    LOGPROBS,
+    MIN_TOKENS,
+    RANDOM,
+    num_short,
+)
 
 PROMPT_SHARE = 4
 """Divisor of a step's budget: this part is kept for the prompt that arrived first."""
 MAX_PROMPT_LOGPROBS = 4096
 """Most prompt log-probabilities in one step: each blocks the event loop for about 5 us."""
-_RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
-_ROW_OF, _COMPUTED_OF = attrgetter("row"), attrgetter("num_computed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,10 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Requests that sample, in the order of the result."""
+    decodes: Decodes | None = None
+    """Those of them that are sure to get one token and nothing else; None for none."""
+    first_decode: int = 0
+    """Index of the first of these in `requests`."""
     unsampled: list[Request]
     """Requests that compute part of their tokens and do not sample, in the order of the batch."""
     prompt_spans: Sequence[PromptSpan] = ()
@@ -53,6 +62,12 @@ class ScheduledStep:
     """Whether inputs or positions of some tokens depend on images."""
     others: Sequence["ScheduledStep"] = ()
     """The steps that the other data-parallel ranks run at the same time, in their order."""
+
+    @property
+    def decodes_at(self) -> slice:
+        """The indices of the decodes in `requests`."""
+        num_decodes = 0 if self.decodes is None else len(self.decodes.requests)
+        return slice(self.first_decode, self.first_decode + num_decodes)
 
     @property
     def has_requests(self) -> bool:
@@ -87,28 +102,6 @@ class ScheduledStep:
 class PlannedStep:
     """A step while it is planned: the tokens of each request, and the remaining budget."""
 
-    __slots__ = (
-        "_batch",
-        "_carried",
-        "_draft_token_ids",
-        "_eldest_index",
-        "_images",
-        "_is_prefill",
-        "_last_tokens_travel",
-        "_logprob_room",
-        "_needs",
-        "_num_drafts",
-        "_num_next_drafts",
-        "_num_spec_steps",
-        "_prompt_spans",
-        "_row_needs",
-        "_sampling",
-        "_sees_images",
-        "_share",
-        "_unsampled",
-        "budget",
-    )
-
     def __init__(
         self,
         budget: int,
@@ -138,7 +131,10 @@ class PlannedStep:
         self._images = images
         self._sees_images = False
         self._batch = BatchBuilder()
+        self.add_blocks = self._batch.update_blocks
         self._sampling: list[Request] = []
+        self._decodes: Decodes | None = None
+        self._first_decode = 0
         self._prompt_spans: list[PromptSpan] = []
         self._unsampled: list[Request] = []
         self._is_prefill = False
@@ -152,7 +148,7 @@ class PlannedStep:
     @property
     def is_empty(self) -> bool:
         """Whether the step computes nothing."""
-        return not self._batch.row_ids
+        return not self._batch.num_requests
 
     def bound(self, q_len: int, running: Sequence[Request], index: int) -> int:
         """Returns how many of a request's next tokens fit.
@@ -196,33 +192,14 @@ class PlannedStep:
             )
         )
 
-    def add_blocks(self, row: int, offset: int, block_ids: Sequence[int]) -> None:
-        """Appends blocks to a row's first `offset` blocks."""
-        self._batch.update_blocks(row, offset, block_ids)
+    def decode(self, decodes: Decodes) -> None:
+        """Adds requests past their prompts, with a block for their token, no drafts and no mask.
 
-    def decode(self, requests: Sequence[Request]) -> None:
-        """Adds the next token of each request, as `compute` does; one call for all is faster.
-
-        Args:
-            requests: requests past their prompts with one token to compute, a block for it, no
-                drafts and no mask. Their counts and the budget are already updated.
+        Their counts and the budget are already updated.
         """
-        batch, row_needs = self._batch, self._row_needs
-        first = len(batch.row_ids)
-        rows: list[int] = list(map(_ROW_OF, requests))
-        batch.row_ids += rows
-        batch.q_lens += [1] * len(rows)
-        batch.seq_lens += map(_COMPUTED_OF, requests)
-        batch.sample_indices += range(first, first + len(rows))
-        self._sampling += requests
-        together = 0
-        for needs in set(map(row_needs.__getitem__, rows)):
-            together |= needs
-        if together & _MIN_TOKENS:
-            for request, row in zip(requests, rows, strict=True):
-                self._count_needs(request, row, request.num_computed_tokens)
-        else:
-            self._needs |= together
+        self._decodes, self._first_decode = decodes, len(self._sampling)
+        self._batch.decode(decodes.rows, decodes.seq_lens, longest=decodes.longest)
+        self._needs |= decodes.needs
 
     def compute(self, request: Request, row: int, q_len: int, num_tokens: int) -> None:
         """Adds the next tokens of a request, which samples if these are its last known tokens.
@@ -234,17 +211,18 @@ class PlannedStep:
             num_tokens: all its tokens, known and pending, with the drafts in flight.
         """
         batch = self._batch
+        index = batch.num_requests
         start = request.num_computed_tokens
         end = start + q_len
         num_drafts, num_pending = 0, request.num_pending_tokens
         if end >= num_tokens:
             num_drafts = end - num_tokens
-            batch.sample_indices.append(len(batch.row_ids))
-            self._sampling.append(request)
             if request.constraint is not None and request.needs_mask:
                 assert request.constraint.mask is not None, "the scheduler waits for the mask"
-                batch.grammar_rows.append(len(batch.sample_indices) - 1)
+                batch.grammar_rows.append(len(batch.sample_indices) + batch.num_decodes)
                 batch.grammar_masks.append(request.constraint.mask)
+            batch.sample_indices.append(index)
+            self._sampling.append(request)
             self._count_needs(request, row, len(request.token_ids) + num_pending)
             request.num_pending_tokens += 1
             request.num_pending_drafts += num_drafts
@@ -256,25 +234,24 @@ class PlannedStep:
         request.num_computed_tokens = end
         self.budget -= q_len
         if request.images and start < request.images[-1].end:
-            self._see_images(request, start, end)
+            self._see_images(request, index, start, end)
         if q_len - num_drafts > 1 or start < request.num_prompt_tokens:
             self._is_prefill = True
             if request.needs_prompt_logits:
-                self._ask_for_prompt(request, start, end)
+                self._ask_for_prompt(request, index, start, end)
         if self._num_spec_steps:
             self._num_drafts.append(num_drafts)
             request.num_carried_drafts = self._num_wanted(request)
             if num_pending:
-                self._carried.append(len(batch.row_ids) - 1)
+                self._carried.append(index)
             else:
                 self._draft_token_ids += request.draft_token_ids[:num_drafts]
 
-    def _see_images(self, request: Request, start: int, end: int) -> None:
-        """Adds the images of the tokens of the request that was added last."""
+    def _see_images(self, request: Request, index: int, start: int, end: int) -> None:
+        """Adds the images of the tokens of a request, which has this index in the step."""
         self._sees_images = True
-        number_of_request = len(self._batch.row_ids) - 1
         self._batch.images += [
-            StepImage(request=number_of_request, image=number, pages=pack_int32(pages))
+            StepImage(request=index, image=number, pages=pack_int32(pages))
             for number, pages in self._images.used(request, start, end)
         ]
 
@@ -285,18 +262,16 @@ class PlannedStep:
 
     def _count_needs(self, request: Request, row: int, num_tokens: int) -> None:
         needs = self._row_needs[row]
-        if needs & _MIN_TOKENS:
-            num_output = num_tokens - request.num_prompt_tokens
-            if num_output >= request.sampling.min_tokens:
-                needs -= _MIN_TOKENS
+        if needs & MIN_TOKENS and num_short(request, num_tokens) <= 0:
+            needs -= MIN_TOKENS
         self._needs |= needs
 
-    def _ask_for_prompt(self, request: Request, start: int, end: int) -> None:
+    def _ask_for_prompt(self, request: Request, index: int, start: int, end: int) -> None:
         """Requests the log-probabilities of the prompt tokens from `start` + 1 to `end`."""
         count = min(end, request.num_prompt_tokens - 1) - start
         if count > 0:
             batch = self._batch
-            batch.prompt_logprob_requests.append(len(batch.row_ids) - 1)
+            batch.prompt_logprob_requests.append(index)
             num_top = request.sampling.prompt_logprobs or 0
             self._logprob_room -= count * _num_prompt_logprobs(request)
             batch.num_prompt_logprobs = max(batch.num_prompt_logprobs, num_top)
@@ -305,9 +280,9 @@ class PlannedStep:
     def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
         """Returns the finished step with its graph."""
         batch = self._batch
-        batch.all_greedy = not self._needs & _RANDOM
-        batch.needs_logit_edits = bool(self._needs & (_LOGIT_EDITS | _MIN_TOKENS))
-        batch.needs_logprobs = bool(self._needs & _LOGPROBS)
+        batch.all_greedy = not self._needs & RANDOM
+        batch.needs_logit_edits = bool(self._needs & (LOGIT_EDITS | MIN_TOKENS))
+        batch.needs_logprobs = bool(self._needs & LOGPROBS)
         if self._last_tokens_travel:
             batch.last_token_ids = [request.token_ids[-1] for request in self._sampling]
         if self._num_spec_steps:
@@ -320,9 +295,9 @@ class PlannedStep:
             )
         dispatch = dispatcher.dispatch(
             BatchShape(
-                num_tokens=sum(batch.q_lens),
-                batch_size=len(batch.q_lens),
-                max_q_len=max(batch.q_lens),
+                num_tokens=sum(batch.q_lens) + batch.num_decodes,
+                batch_size=batch.num_requests,
+                max_q_len=max(batch.q_lens, default=1),
                 sees_images=self._sees_images,
                 sees_whole_images=self._sees_images and self._images.computes_whole,
             )
@@ -339,11 +314,22 @@ class PlannedStep:
         return ScheduledStep(
             step_id=step_id,
             descriptor=descriptor,
-            requests=self._sampling,
+            requests=self._requests(),
+            decodes=self._decodes,
+            first_decode=self._first_decode,
             prompt_spans=self._prompt_spans,
             unsampled=self._unsampled,
             sees_images=self._sees_images,
         )
+
+    def _requests(self) -> list[Request]:
+        """Returns the requests that sample, in the order of the step."""
+        if self._decodes is None:
+            return self._sampling
+        if not self._sampling:
+            return self._decodes.requests
+        before, after = self._sampling[: self._first_decode], self._sampling[self._first_decode :]
+        return [*before, *self._decodes.requests, *after]
 
 
 def _eldest_prompt(running: Sequence[Request], first: int) -> int:
@@ -363,19 +349,3 @@ def _num_prompt_logprobs(request: Request) -> int:
 def _num_left(request: Request) -> int:
     """Returns how many tokens a request has to compute, without drafts."""
     return len(request.token_ids) + request.num_pending_tokens - request.num_computed_tokens
-
-
-def sampling_needs(sampling: SamplingParams) -> int:
-    """Returns the optional sampling work of a request, as bits.
-
-    Computed once per row: checking the parameters for every token costs 54 us in a step of 256
-    requests.
-    """
-    needs = 0 if sampling.is_greedy else _RANDOM
-    if replace(sampling, min_tokens=0).has_logit_edits:
-        needs |= _LOGIT_EDITS
-    if sampling.min_tokens and sampling.end_token_ids:
-        needs |= _MIN_TOKENS
-    if sampling.logprobs is not None:
-        needs |= _LOGPROBS
-    return needs

@@ -1,8 +1,11 @@
 """Takes the tokens that a step sampled: each request keeps those up to its end."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from services.engine.batch import StepResult, read_tokens
+import numpy as np
+
+from services.engine.batch import Int32Array, StepResult, read_int32, read_tokens
 from services.engine.errors import EngineError, InvalidRequestError, RequestFaultError
 from services.engine.grammar.token_rules import without
 from services.engine.request import (
@@ -13,8 +16,10 @@ from services.engine.request import (
     StepMark,
 )
 from services.engine.request_times import Stage
+from services.engine.scheduler.decodes import Decodes
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.planned_step import ScheduledStep
+from services.engine.scheduler.step_outputs import StepOutputs, TokenColumn
 
 
 def append_tokens(
@@ -24,7 +29,7 @@ def append_tokens(
     *,
     is_speculative: bool,
     at_s: float,
-) -> list[RequestOutput]:
+) -> StepOutputs:
     """Appends a step's tokens to its requests; ends requests with faulty logits.
 
     Args:
@@ -35,21 +40,30 @@ def append_tokens(
         at_s: the time.
 
     Returns:
-        One output for each request that sampled and is still live.
+        An output for each request that sampled and is still live. Those in a column go on, others
+        may be at their ends.
     """
     mark = StepMark(step.step_id, at_s)
-    num_output = 0
-    outputs: list[RequestOutput] = []
+    outputs = StepOutputs()
+    if step.decodes is None:
+        requests, token_ids = step.requests, read_tokens(result)
+    else:
+        all_ids, at = read_int32(result.token_ids), step.decodes_at
+        requests = [*step.requests[: at.start], *step.requests[at.stop :]]
+        token_ids = [[each] for each in np.delete(all_ids, at).tolist()] if requests else []
+        _append_column(step.decodes, all_ids[at], holdings, mark, outputs)
+    num_output = sum(len(each.requests) for each in outputs.columns)
+    num_output += sum(len(each.token_ids) for each in outputs.others)
     # Python 3.11 takes 70 ns to look a member up.
     finished, prefill = RequestStatus.FINISHED, Stage.PREFILL
-    for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
+    for request, sampled in zip(requests, token_ids, strict=True):
         if request.status is finished:
             continue
         request.num_pending_tokens -= 1
-        kept = cut_at_end(request, token_ids) if is_speculative else token_ids
+        kept = cut_at_end(request, sampled) if is_speculative else sampled
         if kept[-1] < 0:
             holdings.end(request)
-            outputs.append(RequestOutput(request, [], error=_without_a_token(request)))
+            outputs.others.append(RequestOutput(request, [], error=_without_a_token(request)))
             continue
         request.token_ids += kept
         num_output += len(kept)
@@ -59,9 +73,55 @@ def append_tokens(
         request.last_token = mark
         if request.times.stage is prefill:  # its first token, or the first after a preemption
             request.times.enter(Stage.DECODE, at_s)
-        outputs.append(RequestOutput(request, kept, previous))
+        outputs.others.append(RequestOutput(request, kept, previous))
     holdings.counts.output_tokens += num_output
+    holdings.last_mark = mark
     return outputs
+
+
+def _append_column(
+    decodes: Decodes,
+    token_ids: Int32Array,
+    holdings: Holdings,
+    mark: StepMark,
+    outputs: StepOutputs,
+) -> None:
+    """Appends one token to each decode; adds a column, and outputs of requests that end or may."""
+    requests, sampled = decodes.requests, token_ids.tolist()
+    for index in np.flatnonzero(token_ids < 0).tolist() if token_ids.min() < 0 else ():
+        request = requests[index]
+        if request.status is not RequestStatus.FINISHED:
+            request.num_pending_tokens -= 1
+            holdings.end(request)
+            outputs.others.append(RequestOutput(request, [], error=_without_a_token(request)))
+    ending: set[Request] = set()
+    if not holdings.end_token_ids.isdisjoint(sampled):
+        both = zip(requests, sampled, strict=True)
+        ending = {each for each, token_id in both if token_id in each.sampling.end_token_ids}
+    finished, last_mark = RequestStatus.FINISHED, holdings.last_mark
+    assert last_mark is not None, "an earlier step sampled the token before"
+    apart: set[Request] = set()
+    strays: list[StepMark] = []  # of requests whose last token is not of the last step
+    for request, token_id in zip(requests, sampled, strict=True):
+        if request.status is finished:
+            apart.add(request)
+            continue
+        request.num_pending_tokens -= 1
+        known, previous = request.token_ids, request.last_token
+        known.append(token_id)
+        request.last_token = mark
+        if len(known) >= request.max_num_tokens or (ending and request in ending):
+            apart.add(request)
+            outputs.others.append(RequestOutput(request, [token_id], previous))
+        elif previous is not last_mark and previous is not None:
+            strays.append(previous)
+    if apart:
+        kept = [index for index, request in enumerate(requests) if request not in apart]
+        requests, token_ids = [requests[index] for index in kept], token_ids[kept]
+    waited: dict[StepMark, int] = Counter(strays) if strays else {}
+    waited[last_mark] = len(requests) - len(strays)
+    column = TokenColumn(requests=requests, token_ids=token_ids, waited=waited, at_s=mark.at_s)
+    outputs.columns.append(column)
 
 
 def _without_a_token(request: Request) -> EngineError:

@@ -37,6 +37,7 @@ from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.sampled_tokens import append_tokens, conclude
 from services.engine.scheduler.shared_prefixes import SharedPrefixFinder
 from services.engine.scheduler.stats import RankLoad, SchedulerCounts
+from services.engine.scheduler.step_outputs import StepOutputs
 from services.engine.scheduler.tier_orders import TierOrders
 
 __all__ = ["ScheduledStep", "Scheduler"]
@@ -272,7 +273,7 @@ class Scheduler:
             drafts = self._drafts
             num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
         step = PlannedStep(
-            most_tokens(recovery.budget.tokens, self._limits, holdings.running, holdings.waiting),
+            most_tokens(recovery.budget.tokens, self._limits, holdings),
             holdings.row_needs,
             holdings.images,
             num_spec_steps=self._limits.num_speculative_tokens,
@@ -313,7 +314,7 @@ class Scheduler:
         self._order_copies(descriptor)
         return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=[], unsampled=[])
 
-    def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+    def update(self, step: ScheduledStep, result: StepResult) -> StepOutputs:
         """Takes the result of the oldest step in flight and ends finished requests.
 
         Returns:
@@ -324,9 +325,9 @@ class Scheduler:
         holdings, drafts = self._holdings, self._drafts
         self._tiers.observe(step, result)
         if not step.has_requests:
-            return []
+            return StepOutputs()
         if self._limits.pooling is not None:
-            return end_pooled(step, result, holdings, at_s=self._clock())
+            return StepOutputs(others=end_pooled(step, result, holdings, at_s=self._clock()))
         if drafts is not None:
             drafts.complete(step.descriptor, result)
         outputs = append_tokens(
@@ -337,12 +338,12 @@ class Scheduler:
             num_next = step.descriptor.spec_decode_metadata.num_next_drafts
             drafts.settle(step.requests, step.num_drafts, result, num_next)
             holdings.cache.settle(step.requests)
-        conclude(outputs, holdings)
+        conclude(outputs.others, holdings)
         holdings.drop_ended()
         if step.descriptor.sampling.needs_logprobs:
-            attach_logprobs(outputs, step, result)
+            attach_logprobs(outputs.others, step, result)
         if step.prompt_spans:
-            attach_prompt_logprobs(outputs, step.prompt_spans, result)
+            attach_prompt_logprobs(outputs.others, step.prompt_spans, result)
         return outputs
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:

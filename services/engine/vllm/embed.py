@@ -13,11 +13,11 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.edge.status import count_rejection
 from services.engine.errors import EngineError, EngineUnavailableError
-from services.engine.request import Request, RequestOutput
+from services.engine.request import OutputSink, Request, RequestOutput
 from services.telemetry.trace_context import read_traceparent
 
 
-class EmbedCall:
+class EmbedCall(OutputSink):
     """Serves one call and is the sink of its request."""
 
     def __init__(

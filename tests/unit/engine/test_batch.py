@@ -35,14 +35,14 @@ def build(batch: BatchBuilder, *, step_id: int = 1, graph_key: GraphKey | None =
     )
 
 
-def prefill(block_ids: list[int]) -> BatchBuilder:
-    """One request that computes its whole prompt in row 1."""
+def prefill(block_ids: list[int], row: int = 1) -> BatchBuilder:
+    """One request that computes its whole prompt in a row."""
     batch = BatchBuilder()
     batch.row_assignments.append(
-        row_assignment(row=1, token_ids=PROMPT, num_prompt_tokens=5, sampling=SAMPLING)
+        row_assignment(row=row, token_ids=PROMPT, num_prompt_tokens=5, sampling=SAMPLING)
     )
-    batch.update_blocks(1, 0, block_ids)
-    batch.row_ids.append(1)
+    batch.update_blocks(row, 0, block_ids)
+    batch.row_ids.append(row)
     batch.q_lens.append(5)
     batch.seq_lens.append(5)
     batch.sample_indices.append(0)
@@ -124,15 +124,15 @@ def test_each_request_gets_as_many_log_probabilities_as_it_wanted():
         top_token_ids=[[4, 1], [5, 2], [6, 3]],
         top_logprobs=[[-1, -4], [-2, -5], [-3, -6]],
     )
-    assert read_logprobs(result, [0, None, 2]) == [
-        PositionLogprobs(-1.0, (), ()),
-        None,
+    assert read_logprobs(result, range(1), 0) == [PositionLogprobs(-1.0, (), ())]
+    assert read_logprobs(result, range(1, 3), 2) == [
+        PositionLogprobs(-2.0, (5, 2), (-2.0, -5.0)),
         PositionLogprobs(-3.0, (6, 3), (-3.0, -6.0)),
     ]
 
 
 def test_log_probabilities_of_chosen_tokens_alone_need_no_top_columns():
-    assert read_logprobs(step_result(1, [4], logprobs=[-1]), [0]) == [
+    assert read_logprobs(step_result(1, [4], logprobs=[-1]), range(1), 0) == [
         PositionLogprobs(-1.0, (), ())
     ]
 
@@ -169,10 +169,8 @@ def test_the_fake_worker_notices_wrong_blocks(block_ids, complaint):
 def test_the_fake_worker_notices_a_block_that_was_overwritten():
     worker = fake_worker()
     worker.execute(build(prefill([3, 4])))
-    thief = prefill([3, 4])
-    thief.row_assignments[0].row = 0
+    thief = prefill([3, 4], row=0)
     thief.row_assignments[0].token_ids = pack_int32([1, 2, 3, 4, 5])
-    thief._block_rows[0] = thief.row_ids[0] = 0
     thief.row_ids.append(1)
     thief.q_lens.append(1)
     thief.seq_lens.append(6)

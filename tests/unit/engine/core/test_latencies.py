@@ -4,6 +4,7 @@ import pytest
 
 from services.engine.core.latencies import Latencies
 from services.engine.request import RequestOutput, StepMark
+from services.engine.scheduler.step_outputs import StepOutputs
 from tests.support.engine_harness import RecordingSink, make_request
 
 
@@ -21,7 +22,7 @@ def step(latencies, at_s, *requests, num_tokens=1, step_id=1):
         if num_tokens:
             request.first_token = request.first_token or mark
             request.last_token = mark
-    latencies.count_step(outputs)
+    latencies.count_step(StepOutputs(others=outputs))
 
 
 def num(histogram) -> int:

@@ -14,6 +14,10 @@ def request(handle):
     return made
 
 
+def pack(values):
+    return np.array(values, "<u4").tobytes()
+
+
 def unpack(data):
     return np.frombuffer(data, "<u4").tolist()
 
@@ -38,6 +42,38 @@ def test_steps_merge_into_one_entry_per_request():
     assert unpack(step.handles) == [1, 2]
     assert unpack(step.num_tokens) == [2, 1]
     assert unpack(step.token_ids) == [10, 11, 20]
+
+
+def test_columns_of_tokens_merge_with_each_other_and_with_outputs():
+    columns = StepColumns()
+    most = 2**32 - 1
+    columns.add_tokens(pack([most, 3, 7]), pack([40, 30, 70]))
+    columns.add(RequestOutput(request(7), [71, 72]))
+    columns.add_tokens(pack([3, most]), pack([31, 41]))
+    columns.add(RequestOutput(request(5), [50]))
+    assert columns.num_bytes == 12 * 8
+    step = columns.to_message().step
+    tokens, expected = iter(unpack(step.token_ids)), {3: [30, 31], 7: [70, 71, 72], 5: [50]}
+    counts = zip(unpack(step.handles), unpack(step.num_tokens), strict=True)
+    found = {handle: [next(tokens) for _ in range(count)] for handle, count in counts}
+    assert found == expected | {most: [40, 41]}
+
+
+def test_a_column_of_one_step_is_sent_as_it_is():
+    columns = StepColumns()
+    columns.add_tokens(pack([7, 2]), pack([70, 20]))
+    step = columns.to_message().step
+    assert (unpack(step.handles), unpack(step.token_ids)) == ([7, 2], [70, 20])
+    assert not step.num_tokens
+
+
+def test_a_request_may_end_beside_a_column():
+    columns = StepColumns()
+    columns.add_tokens(pack([7, 2]), pack([70, 20]))
+    columns.add(RequestOutput(request(5), [50], finish_reason=FinishReason.LENGTH))
+    step = columns.to_message().step
+    assert (unpack(step.handles), unpack(step.token_ids)) == ([7, 2, 5], [70, 20, 50])
+    assert [each.handle for each in step.finished] == [5]
 
 
 def test_an_ending_has_reason_usage_and_stop_token():
