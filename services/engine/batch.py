@@ -136,7 +136,7 @@ class BatchBuilder:
     """Gathers one step in columns and turns it into a BatchDescriptor.
 
     The scheduler appends to the lists itself. `row_ids`, `q_lens` and `seq_lens` have one entry per
-    request that is not in `decode`; `sample_indices` has the indices of those that sample.
+    request that is not in `decode`; `sample_indices` has the indices of the ones that sample.
     `grammar_rows` has the indices, among all that sample, of requests with a grammar;
     `grammar_masks` their masks.
     """

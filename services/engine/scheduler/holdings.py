@@ -38,7 +38,7 @@ class Holdings:
     for the disk. waiting: all others that are live. cache: the blocks. tiers: the same with the
     host's memory; None without any. num_cache_tokens: most tokens of a request that holds all
     blocks. images: the encoded images of running requests. adapters: the slots of their adapters.
-    row_needs: `sampling_needs` of the request in each row. decodes: columns of those that decode.
+    row_needs: `sampling_needs` of the request in each row. decodes: columns of steps.
     end_token_ids: of all requests that ever ran. last_mark: of the last step that sampled.
     num_moves: how often a request started to run, or stopped. left_rows: of requests that stopped;
     SharedPrefixFinder empties it.
