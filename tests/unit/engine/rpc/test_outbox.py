@@ -89,6 +89,20 @@ async def test_a_write_that_the_transport_does_not_take_is_given_up():
         await outbox.send(transport.write, heartbeat)
 
 
+async def test_a_write_is_given_up_after_others_were_taken():
+    class Stopping(Transport):
+        async def write(self, message):
+            await super().write(message)
+            self.is_open.clear()
+
+    transport, outbox = Stopping(), make_outbox(slow_reader_timeout_s=0.05)
+    outbox.answer(admitted())
+    outbox.answer(admitted())
+    with pytest.raises(SlowReaderError, match=r"unread for 0\.05 s"):
+        await outbox.send(transport.write, heartbeat)
+    assert len(transport.kinds) == 1
+
+
 async def test_submissions_wait_while_answers_pile_up():
     transport = Transport()
     outbox = make_outbox()
