@@ -13,8 +13,8 @@ from torch import nn
 from models.config import ModelConfig
 from models.layers.compressed_attention import CompressedAttention
 from models.layers.decoder import CausalLM, Decoder
-from models.layers.hash_moe import HashMoE
-from models.layers.hyper_connection import HyperDecoder, HyperLayer
+from models.layers.hash_moe import HashDecoder, HashMoE
+from models.layers.hyper_connection import HyperLayer
 from models.parallel.group import ParallelGroup
 
 _RENAMES: Sequence[tuple[str, str]] = [
@@ -47,7 +47,7 @@ _RENAMES: Sequence[tuple[str, str]] = [
 class DeepseekV4ForCausalLM(CausalLM):
     """DeepSeek V4 with its language-model head."""
 
-    decoder_class: ClassVar[type[Decoder]] = HyperDecoder
+    decoder_class: ClassVar[type[Decoder]] = HashDecoder
     packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
         "qkv_a_proj": ("q_a_proj", "kv_proj"),
         "kv_gate_proj": ("kv_proj", "gate_proj"),

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from models.config_sections.fields import Fields
 
-_GLM_5 = "GlmMoeDsaForCausalLM"
+_GLM_5, _HY_4 = "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"
+_KEY_NORM_EPS = 1e-6
+"""Of the norm of the index's keys in most families, whatever config.json sets for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,10 @@ class IndexConfig:
     """Most tokens that a query attends to."""
     is_interleaved: bool = False
     """Whether neighbours form a pair in the rotated elements of a head of the index."""
+    rotates_last: bool = False
+    """Whether the last elements of a head of the index are rotated, not the first ones."""
+    key_norm_eps: float = _KEY_NORM_EPS
+    """Epsilon of the norm of the index's keys."""
     sharing_layers: frozenset[int] = frozenset()
     """Layers without an indexer, which attend to what the last one before them chose."""
 
@@ -33,6 +39,8 @@ class MlaConfig:
     qk_rope_head_dim: int
     v_head_dim: int
     index: IndexConfig | None = None
+    has_sinks: bool = False
+    """Whether each head has a sink, a learned score in its softmax without a key."""
 
 
 def read_mla(fields: Fields, num_layers: int) -> MlaConfig | None:
@@ -53,6 +61,7 @@ def read_mla(fields: Fields, num_layers: int) -> MlaConfig | None:
         qk_rope_head_dim=rope_size,
         v_head_dim=fields.count("v_head_dim"),
         index=_read_index(fields, num_layers),
+        has_sinks=fields.architecture() == _HY_4,
     )
 
 
@@ -60,6 +69,7 @@ def _read_index(fields: Fields, num_layers: int) -> IndexConfig | None:
     """Reads the sizes of the indexer; None if queries attend to all tokens."""
     if not fields.has("index_topk"):
         return None
+    is_hy4 = fields.architecture() == _HY_4
     if not fields.has("q_lora_rank"):
         raise fields.error("q_lora_rank", "given, as the indexer needs compressed queries")
     head_dim = fields.count("index_head_dim")
@@ -70,13 +80,15 @@ def _read_index(fields: Fields, num_layers: int) -> IndexConfig | None:
         head_dim=head_dim,
         top_k=fields.count("index_topk"),
         is_interleaved=fields.architecture() == _GLM_5,
+        rotates_last=is_hy4,
+        key_norm_eps=fields.number("rms_norm_eps") if is_hy4 else _KEY_NORM_EPS,
         sharing_layers=_read_sharing(fields, num_layers),
     )
 
 
 def _read_sharing(fields: Fields, num_layers: int) -> frozenset[int]:
     """Reads which layers have no indexer of their own: by list, letters, or every few layers."""
-    if fields.architecture() != _GLM_5:
+    if fields.architecture() not in (_GLM_5, _HY_4):
         return frozenset()
     names = ("indexer_types", "index_topk_pattern")
     name = next((each for each in names if fields.has(each)), None)

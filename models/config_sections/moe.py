@@ -14,6 +14,9 @@ _GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 _WITHOUT_GROUPS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 """Families that would compare groups of softmax scores by two experts each, which ours do not."""
 
+_CLAMPING_ALONE = (*FAMILIES_WITH_COMPRESSION, "HYV4ForCausalLM")
+"""Families that clamp gate and up, and change nothing else of a silu's gate."""
+
 _WITH_CORRECTION = ("sigmoid", "sqrtsoftplus")
 
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
@@ -68,7 +71,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         return None
     if not fields.flag("use_expert_bias", default=True):
         raise fields.error("use_expert_bias", "true")
-    is_compressed = fields.architecture() in FAMILIES_WITH_COMPRESSION
+    clamps_alone = fields.architecture() in _CLAMPING_ALONE
     dense_layers = _read_dense_layers(fields, num_hidden_layers)
     is_nemotron = fields.architecture() == "NemotronHForCausalLM"
     if is_nemotron and len(dense_layers) == num_hidden_layers:
@@ -113,9 +116,9 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         latent_size=fields.count("moe_latent_size", 0),
         dense_layers=dense_layers,
         hash_layers=_read_hash_layers(fields, num_hidden_layers),
-        swiglu_alpha=1.0 if is_compressed else fields.number("swiglu_alpha", 1.702),
+        swiglu_alpha=1.0 if clamps_alone else fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
-        adds_one=not is_compressed,
+        adds_one=not clamps_alone,
     )
 
 

@@ -11,20 +11,28 @@ from models.parallel.group import ParallelGroup
 
 
 class GatedLatentAttention(LatentAttention):
-    """Latent attention with a gate for each head.
+    """Latent attention with a gate for each head, or for each element.
 
-    Source: transformers 5.23, models/bailing_hybrid.
+    Source: transformers 5.24, models/bailing_hybrid and models/hy_v4.
     """
 
-    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_index: int,
+        group: ParallelGroup,
+        *,
+        gates_elements: bool = False,
+    ) -> None:
         super().__init__(config, layer_index, group)
+        num_gates = config.num_attention_heads * (self._mla.v_head_dim if gates_elements else 1)
         self.g_proj = MergedColumnParallelLinear(
-            config.hidden_size, [config.num_attention_heads], bias=False, group=group
+            config.hidden_size, [num_gates], bias=False, group=group
         )
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         attended = self.attended(hidden, rotation)
-        gate = self.g_proj(hidden).unsqueeze(-1).expand(attended.shape).flatten(1)
-        output: torch.Tensor = self.o_proj(sigmoid_gate(attended.flatten(1), gate))
+        gates = self.g_proj(hidden).view(*attended.shape[:2], -1).expand(attended.shape)
+        output: torch.Tensor = self.o_proj(sigmoid_gate(attended.flatten(1), gates.flatten(1)))
         return output

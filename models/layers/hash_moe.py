@@ -11,6 +11,7 @@ from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.experts import Experts
 from models.layers.gated_mlp import GatedMLP
+from models.layers.hyper_connection import HyperDecoder
 from models.layers.moe import moe_config
 from models.layers.weight import Replicated, empty_parameter
 from models.ops.experts.chosen_moe import chosen_moe
@@ -90,6 +91,17 @@ class ClampedMLP(GatedMLP):
         return ()
 
 
+class HashDecoder(HyperDecoder):
+    """A decoder of hyper layers that get the token ids."""
+
+    def token_inputs(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
+        """Returns the token ids for each layer, [T, layers]; None after the first stage."""
+        del embedded
+        if not self._embeds:
+            return None
+        return token_ids.unsqueeze(1).expand(-1, self._num_layers)
+
+
 class HashMoE(nn.Module):
     """A sparse feed-forward layer: each token uses its experts and the shared ones."""
 
@@ -110,7 +122,7 @@ class HashMoE(nn.Module):
         self.experts = Experts(size, moe, bias=False, group=group)
         self.shared_experts = ClampedMLP(config, group, moe)
 
-    def forward(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]. token_ids: [T]; None after the first stage."""
         moe, experts = self._moe, self.experts
         weights, ids = self.gate(hidden, token_ids)

@@ -51,7 +51,39 @@ class StreamWeights(Replicated, nn.Module):
         return streams.view(len(streams), self.num_streams, -1)
 
 
-class HyperConnection(StreamWeights):
+class KeptStreams(StreamWeights):
+    """Collapses the streams to a sub-layer's input, and adds its output to each stream.
+
+    Source: transformers 5.24, models/hy_v4, "independent hyper-connections".
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._hyper = hyper_config(config)
+        super().__init__(config, 2 * self._hyper.num_streams, 2)
+
+    def forward(
+        self, streams: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Maps streams, [T, S * hidden], to those with the output of a sub-layer added.
+
+        sublayer: maps [T, hidden] to [T, hidden].
+        """
+        before, after = (
+            (weights * scale + base).sigmoid()
+            for weights, scale, base in zip(
+                self.projected(streams).chunk(2, dim=-1),
+                self.scale.unbind(0),
+                self.base.chunk(2),
+                strict=True,
+            )
+        )
+        eps, dtype = self._hyper.eps, streams.dtype
+        output = sublayer(self.summed(before + eps, streams)).float().unsqueeze(-2)
+        after = (self._hyper.magnitude * after + eps).unsqueeze(-1)
+        return (after * output + self.split(streams).float()).to(dtype).flatten(-2)
+
+
+class MixedStreams(StreamWeights):
     """Collapses the streams to a sub-layer's input, and spreads its output over mixed streams."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -93,7 +125,7 @@ class HyperConnection(StreamWeights):
         for _ in range(self._hyper.num_iterations - 1):
             mixing = mixing / (mixing.sum(-1, keepdim=True) + eps)
             mixing = mixing / (mixing.sum(-2, keepdim=True) + eps)
-        return before.sigmoid() + eps, 2 * after.sigmoid(), mixing
+        return before.sigmoid() + eps, self._hyper.magnitude * after.sigmoid(), mixing
 
 
 class StreamHead(StreamWeights):
@@ -124,8 +156,9 @@ class StreamNorm(RMSNorm):
 class HyperLayer(nn.Module):
     """Attention and feed-forward, each after a norm, between hyper-connections.
 
-    self_attn maps ([T, hidden], Rotation) to [T, hidden]; mlp ([T, hidden], token ids [T] or None)
-    to [T, hidden]. is_first: whether its input is the tokens' vectors, which become all streams.
+    self_attn maps ([T, hidden], Rotation) to [T, hidden]; mlp maps [T, hidden], with the ids of the
+    tokens, [T], where the decoder passes them, to [T, hidden]. is_first: whether its input is the
+    tokens' vectors, which become all streams.
     """
 
     def __init__(
@@ -136,12 +169,13 @@ class HyperLayer(nn.Module):
         self.mlp = mlp
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn_hc = HyperConnection(config)
-        self.ffn_hc = HyperConnection(config)
+        connection = MixedStreams if hyper_config(config).num_iterations else KeptStreams
+        self.attn_hc = connection(config)
+        self.ffn_hc = connection(config)
         self._num_copies = hyper_config(config).num_streams if is_first else 1
 
     def forward(
-        self, streams: torch.Tensor, rotation: Rotation, token_ids: torch.Tensor | None = None
+        self, streams: torch.Tensor, rotation: Rotation, *token_ids: torch.Tensor
     ) -> torch.Tensor:
         """Maps streams, [T, S * hidden], to the next layer's."""
         streams = streams.repeat(1, self._num_copies)
@@ -149,13 +183,13 @@ class HyperLayer(nn.Module):
             streams, lambda hidden: self.self_attn(self.input_layernorm(hidden), rotation)
         )
         output: torch.Tensor = self.ffn_hc(
-            streams, lambda hidden: self.mlp(self.post_attention_layernorm(hidden), token_ids)
+            streams, lambda hidden: self.mlp(self.post_attention_layernorm(hidden), *token_ids)
         )
         return output
 
 
 class HyperDecoder(Decoder):
-    """A decoder of hyper layers, which get the token ids too."""
+    """A decoder of hyper layers."""
 
     def __init__(
         self, config: ModelConfig, layers: Sequence[nn.Module], group: ParallelGroup
@@ -168,13 +202,6 @@ class HyperDecoder(Decoder):
     def own_layers(self) -> list[nn.Module]:
         """No layers: the first spreads tokens' vectors and others differ, so all are traced."""
         return []
-
-    def token_inputs(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
-        """Returns the token ids for each layer, [T, layers]; None after the first stage."""
-        del embedded
-        if not self._embeds:
-            return None
-        return token_ids.unsqueeze(1).expand(-1, self._num_layers)
 
 
 def hyper_config(config: ModelConfig) -> HyperConfig:

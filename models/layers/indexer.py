@@ -20,13 +20,11 @@ from models.layers.rotary_heads import RotaryColumnLinear, head_order, reorder_h
 from models.layers.weight import Replicated, ShardId, empty_parameter
 from models.parallel.group import SINGLE
 
-KEY_NORM_EPS = 1e-6
-
 
 class Indexer(nn.Module):
     """Makes the queries, keys and weights of the index; every rank computes all of them.
 
-    Rotates the first elements of each head, as many as attention rotates.
+    Rotates as many elements of each head as attention rotates: the first or the last ones.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """
@@ -40,10 +38,14 @@ class Indexer(nn.Module):
         q_size = index.num_heads * index.head_dim
         rope = replace(config.rope, is_interleaved=index.is_interleaved)
         order = head_order(self._rope_dim, rope)
-        order += range(self._rope_dim, index.head_dim)
+        others = list(range(self._rope_dim, index.head_dim))
+        if index.rotates_last:
+            num_others = len(others)
+            order, others = [num_others + at for at in order], list(range(num_others))
+        order += others
         self.wq_b = _rotated(mla.q_lora_rank, q_size, order)
         self.wk = _rotated(config.hidden_size, index.head_dim, order)
-        self.k_norm = KeyNorm(order)
+        self.k_norm = KeyNorm(order, index.key_norm_eps)
         self.weights_proj = _replicated(config.hidden_size, index.num_heads)
 
     def forward(
@@ -67,15 +69,15 @@ class Indexer(nn.Module):
 class KeyNorm(Replicated, nn.Module):
     """Layer normalisation with a gain and a bias, whose elements are in an order of their own."""
 
-    def __init__(self, order: Sequence[int]) -> None:
+    def __init__(self, order: Sequence[int], eps: float) -> None:
         super().__init__()
         self.weight = empty_parameter(len(order))
         self.bias = empty_parameter(len(order))
-        self._order = order
+        self._order, self._eps = order, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, KEY_NORM_EPS)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies the whole tensor, reordered."""

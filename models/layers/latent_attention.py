@@ -33,8 +33,9 @@ class LatentAttention(nn.Module):
     one to keys to queries, and the one to values to the attended vectors, so that all heads attend
     to the latent vectors themselves, with C + P elements per score and values of C. For many it
     applies them to the latent vectors. With an indexer, each query attends to the tokens that it
-    chooses; some layers share the choice of an earlier one. Ranks share the heads; each computes
-    and caches the latent vector.
+    chooses; some layers share the choice of an earlier one. Heads may have sinks then, learned
+    scores in the softmax without a key. Ranks share the heads; each computes and caches the latent
+    vector.
     Of each of H heads N elements are not rotated and P are; C elements of the latent vector, V of a
     value.
 
@@ -78,6 +79,10 @@ class LatentAttention(nn.Module):
             )
         self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, LATENT_NORM_EPS)
         self.kv_b_proj = LatentProjections(num_heads, mla, group)
+        self._group = group
+        self.sinks = (
+            empty_parameter(self._num_heads, dtype=torch.float32) if mla.has_sinks else None
+        )
         self.o_proj = RowParallelLinear(
             num_heads * mla.v_head_dim, hidden, bias=config.attention_output_bias, group=group
         )
@@ -127,7 +132,7 @@ class LatentAttention(nn.Module):
         attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
         latent_attention_with_output(
             q_plain, q_rotated, latent, k_rotated, self.kv_b_proj.weight, attended,
-            self.layer_index, self._scale, *index,
+            self.layer_index, self._scale, *index, self.sinks,
         )  # fmt: skip
         return attended
 
@@ -141,6 +146,12 @@ class LatentAttention(nn.Module):
         """Returns the steps whose graphs may contain this layer."""
         del cache_dtype
         return attention_cudagraph_support(device, caches_new_keys=True)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the sinks of this rank's heads."""
+        del shard_id
+        check_shape(loaded, (self._num_heads * self._group.size,))
+        param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
 
     def _project(
         self, hidden: torch.Tensor

@@ -118,6 +118,7 @@ class FusedMoE(nn.Module):
             moe.topk_group,
             moe.swiglu_alpha,
             moe.swiglu_limit,
+            moe.adds_one,
         )
         output: torch.Tensor
         if self._has_whole_experts:

@@ -151,6 +151,30 @@ def test_chosen_tokens_are_the_references(batch, top_k):
     assert torch.equal(case.cache.index_keys[1:].double().cpu(), exact.cache.index_keys[1:])
 
 
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
+@pytest.mark.parametrize("top_k", [16, 2**15])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_sinks_join_the_softmax_of_the_reference(batch, top_k, has_fp8_cache):
+    sizes = SIZES["odd"] | {"latent_dim": 48}
+    case = make_latent_case(
+        *batch, **sizes, device="cuda", top_k=top_k, has_fp8_cache=has_fp8_cache, has_sinks=True
+    )
+    exact = case.exact()
+    output = case.run()
+    assert_rows_close(output, case.exact_reading().run() if has_fp8_cache else exact.run())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_sinks_of_hy4s_heads_are_the_references(batch, dtype):
+    sizes = SIZES["deepseek-v3"] | {"num_heads": 32, "plain_dim": 192, "value_dim": 256}
+    # All tokens are chosen: where scores are rounded, another one may be.
+    case = make_latent_case(
+        *batch, **sizes, dtype=dtype, device="cuda", top_k=2**15, has_sinks=True
+    )
+    assert_rows_close(case.run(), case.exact().run())
+
+
 @DTYPES
 @pytest.mark.parametrize("batch", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

@@ -404,7 +404,7 @@ def test_a_captured_call_follows_its_inputs(num_tokens, kind):
         hidden, logits, experts.gate_up, experts.down, None, None,
         experts.gate_up_scale, experts.down_scale, bias, routing.top_k,
         routing.is_sigmoid, routing.is_normed, routing.scaling, routing.num_groups,
-        routing.top_groups, experts.alpha, experts.limit,
+        routing.top_groups, experts.alpha, experts.limit, experts.adds_one,
     )  # fmt: skip
     run = torch.ops.octavo.fused_moe
     run(*arguments)

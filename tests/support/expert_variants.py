@@ -76,6 +76,8 @@ DEEPSEEK_V2 = {
     "first_k_dense_replace": 1,
 }
 DEEPSEEK_V3 = {**DEEPSEEK_V2, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
+LATENT = {name: value for name, value in DEEPSEEK_V3.items() if name != "first_k_dense_replace"}
+DSA = {**DEEPSEEK_V3, "index_n_heads": 10, "index_head_dim": 14, "index_topk": 7}
 DEEPSEEK_ROPE = {**YARN_ROPE, "mscale": 0.9, "mscale_all_dim": 0.7}
 EXPERT_VARIANTS = {
     "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, DEEPSEEK_V3),

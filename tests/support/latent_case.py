@@ -39,6 +39,7 @@ class LatentCase:
     positions: torch.Tensor
     scale: float
     index: IndexQueries | None
+    sinks: torch.Tensor | None
     is_prefill: bool
 
     def run(self) -> torch.Tensor:
@@ -66,6 +67,7 @@ class LatentCase:
             *(queries.projections, output, 0, self.scale),
             *((None,) * 3 if index is None else (index.q, entries.index_keys, index.weights)),
             0 if index is None else index.top_k,
+            self.sinks,
             *(() if transform is None else (transform.cos, transform.signed_sin)),
             *(() if transform is None else (transform.weight, transform.eps)),
         )
@@ -122,6 +124,7 @@ class LatentCase:
             transform=None if self.transform is None else _exact(self.transform),
             cache=exact_cache(self.cache),
             index=None if self.index is None else _exact(self.index),
+            sinks=None if self.sinks is None else self.sinks.cpu().double(),
             positions=positions,
             metadata=build_attention_metadata(
                 query_start_loc=starts,
@@ -172,6 +175,7 @@ def make_latent_case(
     top_k=None,
     has_transform=False,
     has_fp8_cache=False,
+    has_sinks=False,
     is_prefill=None,
     seed=0,
 ):
@@ -181,7 +185,7 @@ def make_latent_case(
     FP8 represents them, and tensor cores add their products exactly. Its weights are positive, so
     that a token that no head sees scores lowest: with others several such tokens tie for the last
     rank in a row or two of each case, and the choice among them is arbitrary. Queries of several
-    tokens belong to prompts unless told otherwise.
+    tokens belong to prompts unless told otherwise. Sinks need top_k.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -247,6 +251,7 @@ def make_latent_case(
             index_scale=index_scale,
         ),
         index=index,
+        sinks=draw(num_heads).float() * 3 if has_sinks else None,
         metadata=build_attention_metadata(
             query_start_loc=starts,
             seq_lens=lengths,

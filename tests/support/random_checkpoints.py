@@ -39,7 +39,7 @@ _OF_EACH_KIND = {
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
     *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared", "apertus", "cohere2_odd"),
     *("glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
-    *("deepseek_v4", "llama4"),
+    *("deepseek_v4", "hy_v4", "llama4"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""
 EVERY_VARIANT = [

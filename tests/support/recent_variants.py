@@ -3,7 +3,8 @@
 import transformers
 
 from tests.support.dense_variants import YARN_ROPE
-from tests.support.expert_variants import DEEPSEEK_ROPE, DEEPSEEK_V3
+from tests.support.expert_variants import DEEPSEEK_ROPE, DEEPSEEK_V3, DSA, LATENT
+from tests.support.hyper_variants import HYPER_ROWS
 
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 GROWING_ROPE = {
@@ -12,31 +13,6 @@ GROWING_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
-}
-LATENT = {name: value for name, value in DEEPSEEK_V3.items() if name != "first_k_dense_replace"}
-DSA = {**DEEPSEEK_V3, "index_n_heads": 10, "index_head_dim": 14, "index_topk": 7}
-COMPRESSED, HEAVILY = "compressed_sparse_attention", "heavily_compressed_attention"
-DEEPSEEK_V4 = {
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 1,
-    "intermediate_size": 24,
-    "layer_types": ["sliding_attention", COMPRESSED, HEAVILY, COMPRESSED],
-    "compress_rates": {COMPRESSED: 4, HEAVILY: 10},
-    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
-    "head_dim": 16,
-    "partial_rotary_factor": 0.25,
-    "q_lora_rank": 20,
-    "o_groups": 2,
-    "o_lora_rank": 6,
-    "sliding_window": 7,
-    "index_n_heads": 10,
-    "index_head_dim": 8,
-    "index_topk": 3,
-    "hc_mult": 3,
-    "hc_sinkhorn_iters": 5,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "swiglu_limit": 2.0,
 }
 GEMMA_4 = {
     "num_hidden_layers": 4,
@@ -74,6 +50,7 @@ SIGMOID_EXPERTS = {
     "intermediate_size": 24,
 }
 _ROWS = {
+    **HYPER_ROWS,
     "apertus": ("ApertusForCausalLM", "ApertusConfig", {}),
     "apertus_odd": (
         "ApertusForCausalLM",
@@ -104,28 +81,6 @@ _ROWS = {
             "sliding_window": 5,
             "attention_bias": True,
             "tie_word_embeddings": False,
-        },
-    ),
-    "deepseek_v4": ("DeepseekV4ForCausalLM", "DeepseekV4Config", DEEPSEEK_V4),
-    "deepseek_v4_odd": (
-        "DeepseekV4ForCausalLM",
-        "DeepseekV4Config",
-        {
-            **DEEPSEEK_V4,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 3,
-            "layer_types": [HEAVILY, COMPRESSED, COMPRESSED],
-            "compress_rates": {COMPRESSED: 3, HEAVILY: 7},
-            "mlp_layer_types": ["moe"] * 3,
-            "head_dim": 12,
-            "partial_rotary_factor": 0.5,
-            "o_groups": 1,
-            "sliding_window": 3,
-            "index_n_heads": 9,
-            "index_topk": 2,
-            "hc_mult": 2,
-            "rope_parameters": {**YARN_ROPE, "original_max_position_embeddings": 16},
-            "tie_word_embeddings": True,
         },
     ),
     "gemma4": (

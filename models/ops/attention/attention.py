@@ -146,7 +146,7 @@ def _attend(
         queries = q.view(num_requests, num_queries, num_heads, head_dim).transpose(1, 2)
     if sinks is not None:
         scores = sinks.view(1, queries.shape[1], -1, 1)
-        keys, values, mask = _with_sinks(keys, values, mask, scores)
+        keys, values, mask = with_sinks(keys, values, mask, scores)
     if soft_cap:
         attended = _soft_capped(queries, keys, values, mask, scale, soft_cap)
     else:
@@ -180,7 +180,7 @@ def _soft_capped(
     return scores.softmax(-1).to(values.dtype) @ values
 
 
-def _with_sinks(
+def with_sinks(
     keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scores: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Appends a key and value of zeros, to which every query gives the sink's score.

@@ -16,6 +16,7 @@ from models.kv_cache import LatentCacheData
 from models.operands.index_queries import IndexQueries
 from models.operands.latent_entries import LatentEntries, LatentTransform
 from models.operands.latent_queries import LatentQueries
+from models.ops.attention.attention import with_sinks
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
 from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.latent_cache import write_latents
@@ -38,6 +39,7 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
     index_k: torch.Tensor | None = None,
     index_weights: torch.Tensor | None = None,
     top_k: int = 0,
+    sinks: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
     signed_sin: torch.Tensor | None = None,
     latent_weight: torch.Tensor | None = None,
@@ -70,6 +72,7 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
     index_q: [T, J, D]; None without an index.
     index_k: [T, D], cached for each token.
     index_weights: [T, J] float32.
+    sinks: [H], scores that join each head's softmax without a key; or None, as without top_k.
     cos, signed_sin: [T, 1, P], or None: the tensors above are normalised and rotated.
     latent_weight: [C], of the norm with `eps`.
 
@@ -86,6 +89,7 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
     transform = None
     if cos is not None and signed_sin is not None and latent_weight is not None:
         transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=latent_weight, eps=eps)
+    assert sinks is None or top_k, "other forms of the operator have no sinks"
     if is_batch_invariant():
         assert not top_k, "the mode refuses indexes"
         queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
@@ -99,7 +103,7 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
         is_prefill = context.context.is_prefill
         attend(
             queries, entries, transform, cache, metadata, output, scale, index,
-            context.index_choice if top_k else None, is_prefill=is_prefill,
+            context.index_choice if top_k else None, sinks, is_prefill=is_prefill,
         )  # fmt: skip
         return
     if transform is not None:
@@ -116,7 +120,7 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
         tokens = group.tokens
         own = queries.of(tokens)
         if top_k:
-            _attend_absorbed(own, cache, group, output[tokens], scale, choice.masks[number])
+            _attend_absorbed(own, cache, group, output[tokens], scale, choice.masks[number], sinks)
         elif group.num_queries < least:
             _attend_absorbed(own, cache, group, output[tokens], scale, group.mask)
         else:
@@ -158,6 +162,7 @@ def _attend_absorbed(
     output: torch.Tensor,
     scale: float,
     mask: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Computes one group: gathers its blocks once and treats the heads as query tokens."""
     q = queries.absorbed()
@@ -166,6 +171,9 @@ def _attend_absorbed(
     values = keys[..., : queries.sizes.latent]
     rows = q.view(group.num_requests, 1, group.num_queries * num_heads, size)
     mask = mask.repeat_interleave(num_heads, dim=2)
+    if sinks is not None:
+        by_row = sinks.repeat(group.num_queries).view(1, 1, -1, 1)
+        keys, values, mask = with_sinks(keys, values, mask, by_row)
     attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
     output.copy_(queries.values(attended.reshape(*q.shape[:2], -1)))
 

@@ -39,6 +39,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     top_groups: int,
     alpha: float,
     limit: float | None,
+    adds_one: bool,
     expert_map: torch.Tensor,
     expert_load: torch.Tensor,
     is_gathered: bool,
@@ -49,7 +50,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
 ) -> torch.Tensor:
     """Adds up the weighted results of this rank's experts, [T, H] like hidden.
 
-    The first 17 arguments are those of `fused_moe`, with weights of this rank's experts only.
+    The first 18 arguments are those of `fused_moe`, with weights of this rank's experts only.
     `expert_load` counts the choices of each expert. The schema does not say so: a compiler would
     copy it, and only the host reads it, between steps.
 
@@ -76,6 +77,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         down_scale=down_scale,
         alpha=alpha,
         limit=limit,
+        adds_one=adds_one,
         num_routed=len(expert_map),
         adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
     )

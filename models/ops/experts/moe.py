@@ -33,6 +33,7 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     top_groups: int,
     alpha: float,
     limit: float | None,
+    adds_one: bool,
     gate_up_a: torch.Tensor | None = None,
     gate_up_b: torch.Tensor | None = None,
     down_a: torch.Tensor | None = None,
@@ -63,6 +64,7 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         down_scale=down_scale,
         alpha=alpha,
         limit=limit,
+        adds_one=adds_one,
         adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
     )
     return routed_experts(hidden, router_logits, correction_bias, routing, experts)

@@ -45,6 +45,7 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     top_groups: int,
     alpha: float,
     limit: float | None,
+    adds_one: bool,
     shared_gate_up: torch.Tensor,
     shared_gate_up_scale: torch.Tensor | None,
     shared_gate_up_bias: torch.Tensor | None,
@@ -55,7 +56,7 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
 ) -> torch.Tensor:
     """Returns fused_moe plus the feed-forward layer that all tokens share, [T, H].
 
-    The first 17 arguments are those of `fused_moe`. A shared weight with a scale is FP8, as in
+    The first 18 arguments are those of `fused_moe`. A shared weight with a scale is FP8, as in
     `linear`. On a GPU the shared layer of a few tokens runs on a second stream
     between two events, also while a graph is captured.
 
@@ -66,7 +67,7 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     routed = (
         hidden, router_logits, gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale,
         correction_bias, top_k, is_sigmoid, is_normed, scaling, num_groups, top_groups,
-        alpha, limit,
+        alpha, limit, adds_one,
     )  # fmt: skip
     first = (shared_gate_up, shared_gate_up_scale, shared_gate_up_bias)
     second = (shared_down, shared_down_scale, shared_down_bias)

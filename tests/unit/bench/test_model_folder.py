@@ -13,7 +13,7 @@ from tests.support.paged_runner import PagedRunner
 
 SHAPES = [
     "deepseek-v3", "deepseek-v4-flash", "gemma-4-26b-a4b", "gemma-4-31b", "glm-4.5-air",
-    "glm-5", "gpt-oss-120b", "gpt-oss-20b", "llama-3.1-70b", "llama-3.1-70b-fp8",
+    "glm-5", "gpt-oss-120b", "gpt-oss-20b", "hy4", "llama-3.1-70b", "llama-3.1-70b-fp8",
     "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
     "llama-4-scout", "mimo-v2-flash", "minimax-m2", "ministral-14b", "mixtral-8x7b",
     "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",

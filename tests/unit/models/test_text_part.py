@@ -153,6 +153,28 @@ WHOLE = {
         QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         {"tie_word_embeddings": False},
     ),
+    "HYV4VL": (
+        {name: size for name, size in LATENT.items() if name != "first_k_dense_replace"}
+        | {
+            "pad_token_id": 0,
+            "eos_token_id": None,
+            "num_hidden_layers": 3,
+            "index_n_heads": 4,
+            "index_head_dim": 12,
+            "index_topk": 4,
+            "hc_mult": 2,
+            "rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1]},
+        },
+        {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "out_hidden_size": 32,
+            "max_image_size": 64,
+        },
+        {"tie_word_embeddings": False},
+    ),
     "Glm4v": (HALF_M_ROPE, QWEN_VISION | {"image_size": 28}, {"tie_word_embeddings": False}),
     "Glm4vMoe": (
         HALF_M_ROPE | GLM_EXPERTS,

@@ -21,6 +21,8 @@ from models.kernels.tuning.tiles import MAX_SPLITS
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
 
+_LOG2_E = tl.constexpr(LOG2_E)
+
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
     "num_splits", "num_chosen",
@@ -132,6 +134,17 @@ def attend_latents(
 
 
 @triton.jit
+def _add_sinks(acc, highest, total, sinks_ptr, heads, is_head, split):
+    """Adds each head's sink, a score without a key, to the sums of a token's first part."""
+    sinks = tl.load(sinks_ptr + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
+    sinks = tl.where(split == 0, sinks, float("-inf"))
+    # Finite, as a later part may have no key and inf - inf is NaN.
+    new_highest = tl.maximum(tl.maximum(highest, sinks), -1e30)
+    kept = tl.exp2(highest - new_highest)
+    return acc * kept[:, None], new_highest, total * kept + tl.exp2(sinks - new_highest)
+
+
+@triton.jit
 def _find_part(seq_lens_ptr, query_start_ptr, num_requests, form: tl.constexpr):
     """Returns a program's token and request, and if dealt what deal_keys returns of its part."""
     token = tl.program_id(2)
@@ -158,12 +171,12 @@ def _find_part(seq_lens_ptr, query_start_ptr, num_requests, form: tl.constexpr):
 @triton.jit(do_not_specialize=_METADATA)
 def _latent_kernel(
     q_ptr, cache, output_ptr, parts, block_tables_ptr, seq_lens_ptr, query_start_ptr, chosen_ptr,
-    table_stride, num_requests, num_splits, num_chosen, scale_log2, form: tl.constexpr,
+    sinks_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2, form: tl.constexpr,
 ):  # fmt: skip
     """Attends some heads of one token to one part of its keys.
 
     Where parts are dealt, each result is stored here. With is_split another kernel adds up
-    num_splits parts of every token.
+    num_splits parts of every token. Without sinks_ptr heads have no sinks.
     """
     token, request, split, part, active, num_before = _find_part(
         seq_lens_ptr, query_start_ptr, num_requests, form
@@ -215,6 +228,8 @@ def _latent_kernel(
             q_latent, q_rotated, cache, table_ptr, chosen_ptr, start, end, num_keys, scale_log2,
             form,
         )  # fmt: skip
+    if sinks_ptr is not None:
+        acc, highest, total = _add_sinks(acc, highest, total, sinks_ptr, heads, is_head, split)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     in_tile = is_head[:, None] & is_column[None, :]
     if form.is_split:
@@ -272,6 +287,7 @@ def latent_attention(
     output: torch.Tensor,
     scale: float,
     chosen: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     *,
     is_prefill: bool = True,
 ) -> None:
@@ -287,6 +303,7 @@ def latent_attention(
     output: [T, H, C], contiguous; a request without tokens gets zeros.
     scale: factor of the scores.
     chosen: [T, n] int32, positions of the tokens that each query attends to; None: all.
+    sinks: [H], scores that join each head's softmax without a key; or None.
     is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
@@ -328,7 +345,7 @@ def latent_attention(
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens + dealt)](
         q, LatentCache(cache.latent, cache.latent_scale, cache.rotated), output, parts,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
-        stand_in if chosen is None else chosen,
+        stand_in if chosen is None else chosen, sinks,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         form=form, num_warps=4 if heads == 16 else 8,

@@ -27,12 +27,14 @@ def attend(
     scale: float,
     index: IndexQueries | None,
     choice: IndexChoice | None,
+    sinks: torch.Tensor | None = None,
     *,
     is_prefill: bool,
 ) -> None:
     """Runs models.ops.attention.latent_attention.latent_attention_with_output on a GPU.
 
-    choice: of the tokens that queries attend to, made here with an index; None: of all.
+    choice: of the tokens that queries attend to, made here with an index; None: of all, and without
+        sinks.
 
     Long chunks of prompts take the expanded form, one after the other, and the requests between
     them the absorbed one. The host knows the chunks of steps outside whole graphs alone, so these
@@ -49,11 +51,11 @@ def attend(
         least = least_expanded_queries(queries.sizes)
         chunks = [chunk for chunk in metadata.chunks if chunk.num_queries >= least]
     if not chunks:
-        _absorbed(queries, cache, metadata, output, scale, positions, is_prefill=is_prefill)
+        _absorbed(queries, cache, metadata, output, scale, positions, sinks, is_prefill=is_prefill)
         return
     for tokens, others in _between(metadata, chunks):
         _absorbed(
-            queries.of(tokens), cache, others, output[tokens], scale, None,
+            queries.of(tokens), cache, others, output[tokens], scale, None, None,
             is_prefill=others.max_seqlen_q > 1,
         )  # fmt: skip
     for chunk in chunks:
@@ -67,13 +69,15 @@ def _absorbed(
     output: torch.Tensor,
     scale: float,
     positions: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     *,
     is_prefill: bool,
 ) -> None:
     attended = output.new_empty(*output.shape[:2], queries.sizes.latent)
     latent_attention(
-        queries.absorbed(), cache, metadata, attended, scale, positions, is_prefill=is_prefill
-    )
+        queries.absorbed(), cache, metadata, attended, scale, positions, sinks,
+        is_prefill=is_prefill,
+    )  # fmt: skip
     output.copy_(queries.values(attended))
 
 

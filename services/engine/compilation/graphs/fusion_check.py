@@ -226,15 +226,15 @@ def _attention(  # noqa: PLR0913  # as the operator
 
 def _latent_attention(*args: Any) -> None:
     """Writes the same entries once more, which changes nothing."""
-    plain, q, latent, k, *others = args[:12]
-    cos, signed_sin, weight, eps = args[12:]
+    plain, q, latent, k, *others = args[:13]
+    cos, signed_sin, weight, eps = args[13:]
     transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=eps)
     entries = LatentEntries(latent=latent, rotated=k, index_keys=None)
     q, entries = transform_latents(q, entries, transform)
     latent_attention_with_output(plain, q, entries.latent, entries.rotated, *others)
 
 
-_COS: dict[Callable[..., Tensor | None], int] = {_attention: _AT_COS, _latent_attention: 12}
+_COS: dict[Callable[..., Tensor | None], int] = {_attention: _AT_COS, _latent_attention: 13}
 """The argument of each kind of attention that says it rotates queries and keys."""
 _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     f"{NAMESPACE}::{name}": unfused

@@ -72,7 +72,7 @@ def _fold(node: Node) -> bool:
 def _fold_latent(node: Node) -> bool:
     operation = operation_of(node)
     assert operation is not None, "the caller checked it"
-    q, latent, k, cos = (operation.args[number] for number in (1, 2, 3, 12))
+    q, latent, k, cos = (operation.args[number] for number in (1, 2, 3, 13))
     queries, keys, norm = _heads(q, node), _heads(k, node), operation_of(latent)
     if cos is not None or queries is None or keys is None or norm is None:
         return False
@@ -87,7 +87,7 @@ def _fold_latent(node: Node) -> bool:
     if not _is_only_for(latent, node) or is_written_between([source, weight], latent, node):
         return False
     transform = (queries.cos, queries.signed_sin, weight, eps)
-    plain, others = operation.args[0], operation.args[4:12]
+    plain, others = operation.args[0], operation.args[4:13]
     node.args = (plain, queries.source, source, keys.source, *others, *transform)
     node.kwargs = {}
     for made, given in ((q, queries.source), (latent, source), (k, keys.source)):

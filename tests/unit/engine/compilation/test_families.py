@@ -26,7 +26,7 @@ FAMILIES = [
     *(
         pytest.param(name, marks=pytest.mark.families)
         for name in (
-            *("deepseek_v4", "deepseek_v4_odd"),
+            *("deepseek_v4", "deepseek_v4_odd", "hy_v4", "hy_v4_odd"),
             *("cohere2", "gemma4_moe", "gemma4_shared", "glm_moe_dsa_shared", "llama4"),
             *("llama4_odd", "mimo_v2", "mimo_v2_odd", "minimax_m2"),
         )

@@ -1,10 +1,11 @@
-"""Engines of layers with compressed keys give transformers' tokens, however steps cut them."""
+"""Engines of layers that choose keys give transformers' tokens, however steps cut them."""
 
 import random
 
 import pytest
 import torch
 
+from models.config import ModelConfig
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
@@ -40,7 +41,10 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["deepseek_v4", "deepseek_v4_odd"])
+VARIANTS = ["deepseek_v4", "deepseek_v4_odd", "hy_v4", "hy_v4_odd"]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def served(request, tmp_path_factory):
     """Returns the folder, and transformers' tokens."""
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -65,7 +69,9 @@ def test_tokens_are_those_of_transformers(served, config, chunk, tmp_path):
 
 def test_few_blocks_cost_preemptions_and_no_token(served):
     folder, expected = served
-    sizes = SIZES | {"num_blocks": 16}
+    # Blocks of compressed keys have the entries of many tokens.
+    has_compressed_keys = ModelConfig.from_folder(folder).compression is not None
+    sizes = SIZES | {"num_blocks": 16 if has_compressed_keys else 40}
     engine = GraphEngine(folder, EAGER, max_num_batched_tokens=16, **sizes)
     assert engine.run(PROMPTS, NUM_TOKENS) == expected
     assert engine.scheduler.counts.num_preemptions
@@ -86,9 +92,10 @@ def test_rejected_drafts_cost_no_token(served, level, tmp_path):
     assert engine.scheduler.num_free_blocks == SIZES["num_blocks"] - 1
 
 
+@pytest.mark.parametrize("variant", ["deepseek_v4", "hy_v4"])
 @pytest.mark.parametrize("split", [{}, {"tensor_parallel_size": 2}], ids=["alone", "shared"])
-async def test_stages_give_the_tokens_of_transformers(tmp_path, split):
-    reference = write_checkpoint(tmp_path, "deepseek_v4")
+async def test_stages_give_the_tokens_of_transformers(tmp_path, split, variant):
+    reference = write_checkpoint(tmp_path, variant)
     expected = [greedy_continuation(reference, prompt, 12) for prompt in PROMPTS]
     sizes = {"max_model_len": 128, "num_kv_blocks": 200, "max_num_batched_tokens": 16}
     config = ranks_config(tmp_path, pipeline_parallel_size=2, **sizes, **split)

@@ -25,6 +25,7 @@ CASES = {
     ("llama4", 2, 3),
     ("mimo_v2", 4, 0),
     ("deepseek_v3", 4, 2),
+    ("hy_v4", 2, 3),
 }
 """Family, number of ranks, compilation level. Mixtral's 5 experts fit no number of ranks."""
 ALL_CASES = {

@@ -32,6 +32,7 @@ FAMILIES = {
     "deepseek_v2": 2,
     "deepseek_v3": 4,
     "deepseek_v4": 2,
+    "hy_v4": 2,
 }
 """Family -> number of ranks."""
 PRODUCT = bool(os.environ.get("OCTAVO_TEST_ALL_RANKS"))

@@ -122,6 +122,10 @@ def latents():
     for is_fp8 in (False, True):
         for top_k in (None, 3):
             make_latent_case([1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8).run()
+        for top_k in (3, 300):
+            make_latent_case(
+                [1], [9], **sizes, top_k=top_k, has_fp8_cache=is_fp8, has_sinks=True
+            ).run()
 
 def compressed_keys():
     sizes = {"num_heads": 64, "size": 512, "rope_dim": 64, "dtype": torch.bfloat16}

@@ -23,17 +23,19 @@ BATCHES = (
 for batch, verifies in BATCHES:
     for dtype, top_k, has_transform in (
         (torch.float32, None, True), (torch.float16, None, False), (torch.float16, None, True),
-        (torch.float32, 19, True),
+        (torch.float32, 19, True), (torch.float16, 19, False),
     ):
         case = make_latent_case(
-            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform
+            *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform,
+            has_sinks=top_k is not None and dtype == torch.float32,
         )
         exact = case.exact()
         expected = exact.run()
         output = case.empty_output()
         attend(
             case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-            case.scale, case.index, IndexChoice() if case.index else None, is_prefill=not verifies,
+            case.scale, case.index, IndexChoice() if case.index else None, case.sinks,
+            is_prefill=not verifies,
         )
         for name, tensor in exact.cache.tensors().items():
             assert_rows_close(case.cache.tensors()[name][1:], tensor[1:])
@@ -41,14 +43,20 @@ for batch, verifies in BATCHES:
         assert_rows_close(output[live], expected[live])
         assert output[~live].count_nonzero() == 0
 
-# Parts of long sequences beside short ones, and beside a chunk.
-for batch in (([1] * 6, [700, 5, 1, 0, 600, 300]), ([1, 3, 0, 1, 1], [600, 9, 0, 40, 300])):
-    case = make_latent_case(*batch, **SIZES | {"num_heads": 16})
+# Parts of long sequences beside short ones, and beside a chunk. Where no sequence can be longer
+# than top_k, queries with sinks attend to all keys.
+for batch, options in (
+    (([1] * 6, [700, 5, 1, 0, 600, 300]), {}),
+    (([1, 3, 0, 1, 1], [600, 9, 0, 40, 300]), {}),
+    (([1] * 6, [700, 5, 1, 0, 600, 300]), {"top_k": 10000, "has_sinks": True}),
+):
+    case = make_latent_case(*batch, **SIZES | {"num_heads": 16}, **options)
     expected = case.exact().run()
     output = case.empty_output()
     attend(
         case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-        case.scale, case.index, IndexChoice() if case.index else None, is_prefill=True,
+        case.scale, case.index, IndexChoice() if case.index else None, case.sinks,
+        is_prefill=True,
     )
     assert case.metadata.workspace.counters.count_nonzero() == 0
     live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
@@ -118,14 +126,15 @@ for batch, verifies in BATCHES:
     ):
         case = make_latent_case(
             *batch, **SIZES, dtype=dtype, top_k=top_k, has_transform=has_transform,
-            has_fp8_cache=True,
+            has_fp8_cache=True, has_sinks=top_k is not None,
         )
         exact = case.exact()
         exact.run()
         output = case.empty_output()
         attend(
             case.queries, case.entries, case.transform, case.cache, case.metadata, output,
-            case.scale, case.index, IndexChoice() if case.index else None, is_prefill=not verifies,
+            case.scale, case.index, IndexChoice() if case.index else None, case.sinks,
+            is_prefill=not verifies,
         )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], case.exact_reading().run()[live])

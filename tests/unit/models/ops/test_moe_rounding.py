@@ -35,6 +35,7 @@ def test_the_operator_rounds_before_products_of_fp8_alone(kind, is_rounded):
         hidden, logits, experts.gate_up, experts.down, None, None, experts.gate_up_scale,
         experts.down_scale, bias, ROUTING.top_k, ROUTING.is_sigmoid, ROUTING.is_normed,
         ROUTING.scaling, ROUTING.num_groups, ROUTING.top_groups, experts.alpha, experts.limit,
+        experts.adds_one,
     )  # fmt: skip
     expected = apply_experts(hidden, weights, ids, experts, rounds_activations=is_rounded)
     assert torch.equal(output, expected)

@@ -72,7 +72,7 @@ class Block(nn.Module):
         experts = (None,) * 5
         return torch.ops.octavo.fused_moe(
             x, linear(x, self.router, None), *self.experts, *experts, 1, False, True, 1.0, 1, 1,
-            1.702, None,
+            1.702, None, True,
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

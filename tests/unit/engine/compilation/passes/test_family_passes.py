@@ -141,6 +141,8 @@ MATCHES = {
         "norm_linear": 3,
         "qk_norm_rope_cache": 2,
     },
+    # Hyper-connections add outputs to streams.
+    "hy_v4": {"linear_gate": 4, "multi_stream": 3, "norm_linear": 3, "qk_norm_rope_cache": 4},
     # One layer of four has no positions.
     "llama4": {
         "linear_gate": 4,

@@ -106,10 +106,26 @@ def test_a_latent_vector_of_8_bits_is_as_exact_with_a_scale_a_token_as_with_four
     assert by_token < 1.05 * by_quarter
 
 
+@pytest.mark.parametrize("top_k", [5, 200])
+def test_a_sink_takes_its_share_of_a_softmax(top_k):
+    case = make_latent_case([4, 1], [9, 17], **SIZES, top_k=top_k, has_sinks=True).exact()
+    output = case.run()
+    faint = replace(case, sinks=torch.full_like(case.sinks, -1e4)).run()
+    plain = replace(case, sinks=None).run()
+    torch.testing.assert_close(faint, plain)
+    # Sinks of equal heads differ by their logarithms: twice the weight, and so on.
+    weights = [(faint / replace(case, sinks=case.sinks + shift).run()) - 1 for shift in (0.0, 1.0)]
+    torch.testing.assert_close(weights[1], weights[0] * torch.e)
+    assert (output.norm(dim=-1) < plain.norm(dim=-1)).all()
+
+
 @pytest.mark.parametrize("has_transform", [False, True])
 @pytest.mark.parametrize("top_k", [None, 3])
 def test_operator_passes_torchs_own_checks(top_k, has_transform):
-    case = make_latent_case([5, 1], [5, 9], **SIZES, top_k=top_k, has_transform=has_transform)
+    case = make_latent_case(
+        [5, 1], [5, 9], **SIZES, top_k=top_k, has_transform=has_transform,
+        has_sinks=top_k is not None,
+    )  # fmt: skip
     with forward_context(case.context()):
         torch.library.opcheck(
             torch.ops.octavo.latent_attention_with_output.default,

@@ -38,6 +38,7 @@ def operator_arguments(num_tokens, routing, experts):
         routing.top_groups,
         experts.alpha,
         experts.limit,
+        experts.adds_one,
     )
 
 

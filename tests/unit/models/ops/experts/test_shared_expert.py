@@ -13,7 +13,7 @@ from models.ops.products.linear import linear
 def routed(num_tokens, hidden, inner, experts):
     rows = torch.randn(num_tokens, hidden), torch.randn(num_tokens, experts)
     weights = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
-    return *rows, *weights, *(None,) * 5, 2, False, True, 1.5, 1, 1, 1.702, None
+    return *rows, *weights, *(None,) * 5, 2, False, True, 1.5, 1, 1, 1.702, None, True
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7])
