@@ -52,6 +52,7 @@ from models.config_sections.recurrence import (
 from models.config_sections.rope import RopeConfig, read_ropes
 from models.config_sections.text_part import is_wrapper, text_part, with_decoder_class
 from models.config_sections.towers import read_vision
+from models.config_sections.unsupported import refuse_unsupported
 from models.config_sections.vision import VisionConfig
 from models.quantization.config import QuantizationConfig
 from models.quantization.read import quantization_of
@@ -114,6 +115,8 @@ class ModelConfig:
     """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
+    draft_window: int | None = None
+    """The keys that a query of draft layers sees, as `sliding_windows`; None means all."""
     unrotated_layers: tuple[int, ...] = ()
     """Layers whose queries and keys have no positions."""
     mixers: tuple[str, ...] = ()
@@ -162,7 +165,7 @@ class ModelConfig:
         given = {"sliding_window", "attention_chunk_size"} & stored.values.keys()
         defaults = {name: each for name, each in defaults.items() if name not in given}
         fields = stored.with_defaults(defaults)
-        _refuse_unsupported(fields)
+        refuse_unsupported(fields)
         is_gemma = fields.architecture().startswith("Gemma")
         gemma4 = read_gemma4(fields, count_layers(fields))
         adds_one = (
@@ -221,6 +224,7 @@ class ModelConfig:
             mla=mla,
             quantization=quantization_of(fields),
             num_draft_layers=count_draft_layers(fields),
+            draft_window=windows.read_draft_window(fields),
             mixers=read_mixers(fields, num_layers),
             delta_net=read_delta_net(fields),
             mamba2=read_mamba2(fields),
@@ -251,9 +255,9 @@ class ModelConfig:
         return replace(self, rope=replace(self.rope, longest=num_tokens))
 
     def sliding_window(self, layer_index: int) -> int | None:
-        """Returns a layer's window in tokens; None if it sees all, as draft layers do."""
+        """Returns a layer's window in tokens; None if it sees all, as most draft layers do."""
         is_draft = layer_index >= self.num_hidden_layers
-        return None if is_draft else self.sliding_windows[layer_index]
+        return self.draft_window if is_draft else self.sliding_windows[layer_index]
 
     def mixer(self, layer_index: int) -> str:
         """Returns the kind of a layer's token mixer; draft layers have attention."""
@@ -297,7 +301,7 @@ class ModelConfig:
         return tuple(self._window(layer, part) for layer, part in entries)
 
     def _window(self, layer: int, part: Part) -> Window:
-        window = self.sliding_windows[layer]
+        window = self.sliding_window(layer)
         if self.compression is not None and (part == RECENT or window is not None):
             return self.compression.recent_window
         return STATE if part == STATE else window
@@ -318,8 +322,9 @@ class ModelConfig:
         return self.hidden_size * (1 if self.hyper is None else self.hyper.num_streams)
 
     def entry_windows(self, *, with_draft_layers: bool) -> tuple[Window, ...]:
-        """Returns the window of each cache entry; those of draft layers see all, and come last."""
-        return self.cache_windows + (None,) * (self.num_draft_layers if with_draft_layers else 0)
+        """Returns the window of each cache entry; those of draft layers come last."""
+        window = self._window(self.num_hidden_layers, ATTENTION)
+        return self.cache_windows + (window,) * (self.num_draft_layers if with_draft_layers else 0)
 
     @property
     def entry_layers(self) -> tuple[int, ...]:
@@ -352,22 +357,6 @@ class ModelConfig:
                 "num_speculative_tokens needs draft layers; the model has none, for its "
                 "config.json has no num_nextn_predict_layers, or layers of kinds unknown here"
             )
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    """Raises ConfigError where ignoring a field would give wrong output."""
-    if not fields.architecture().startswith("Gemma"):
-        activation = "xielu" if fields.architecture() == "ApertusForCausalLM" else "silu"
-        fields.choice("hidden_act", (activation,), activation)
-        return
-    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    may_see_later = fields.architecture() == "Gemma3ForCausalLM"
-    served = (None, False, "vision", *([True] if may_see_later else []))
-    if fields.values.get("use_bidirectional_attention") not in served:
-        raise fields.error(
-            "use_bidirectional_attention",
-            "false, or vision, which no text has; true is served of Gemma 3 alone",
-        )
 
 
 def decoder_class(folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 A draft layer joins the model's output for a token with the token that followed it, and guesses the
 next one. It shares the model's rotation, and its embedding and head unless the checkpoint has
-others. GLM-4.5, Qwen3-Next and Qwen3.5 have the same form.
+others. GLM-4.5, Qwen3-Next and Qwen3.5 have the same form; the draft layers of MiMo-V2 and DeepSeek
+V4 read the output of the model's last layer.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; Qwen's names and the order of
 what is joined: vLLM, model_executor/models/qwen3_5_mtp.py at 01d9980.
 """
@@ -15,72 +16,19 @@ from torch import nn
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, Decoder, DecoderLayer
-from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from models.layers.decoder import CausalLM, Decoder
+from models.layers.draft_layer import DraftInputs, DraftLayer
+from models.layers.embedding import ParallelLMHead
 from models.layers.latent_attention import LatentAttention
-from models.layers.linear import MergedColumnParallelLinear
 from models.layers.moe import feed_forward
-from models.layers.norm import RMSNorm
 from models.layers.self_attention import SelfAttention
-from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.group import ParallelGroup
 
 
-class SharedHead(nn.Module):
-    """Maps a draft layer's output to logits.
-
-    head: None if it is the model's.
-    """
-
-    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
-        super().__init__()
-        self.norm = draft_norm(config)
-        self.head: ParallelLMHead | None = ParallelLMHead(
-            config.vocab_size, config.hidden_size, group=group
-        )
-
-
-class DraftLayer(DecoderLayer):
-    """A decoder layer with the projection that makes its input, named as in checkpoints.
-
-    It is its own `mtp_block`: a checkpoint has attention, feed-forward, norms and the projection
-    under one layer number, past the last layer's.
-
-    embed_tokens: None if it is the model's.
-    """
-
-    def __init__(
-        self, config: ModelConfig, parts: tuple[nn.Module, nn.Module], group: ParallelGroup
-    ) -> None:
-        """Takes the configuration, attention and feed-forward part, and the ranks."""
-        super().__init__(config, *parts)
-        hidden = config.hidden_size
-        self.embed_tokens: VocabParallelEmbedding | None = VocabParallelEmbedding(
-            config.vocab_size, hidden, group=group
-        )
-        self.enorm = draft_norm(config)
-        self.hnorm = draft_norm(config)
-        # Every rank computes all of it, as a group of one.
-        self.eh_proj = MergedColumnParallelLinear(2 * hidden, [hidden], bias=False, group=SINGLE)
-        self.shared_head = SharedHead(config, group)
-
-    def join(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Makes the block's input of T embeddings and the previous outputs, all [T, hidden]."""
-        joined: torch.Tensor = self.eh_proj(
-            torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1)
-        )
-        return joined
-
-
-def draft_norm(config: ModelConfig) -> RMSNorm:
-    """Returns a norm of hidden states, as the model's."""
-    return RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
-
-
-def _parts(model: CausalLM, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
+def _parts(
+    config: ModelConfig, layer_index: int, group: ParallelGroup
+) -> tuple[nn.Module, nn.Module]:
     """Returns attention and feed-forward part of a draft layer, which are as the model's."""
-    config = model.config
-    if (own := model.draft_parts(layer_index, group)) is not None:
-        return own
     attention: nn.Module
     if config.mla is not None:
         attention = LatentAttention(config, layer_index, group)
@@ -94,25 +42,23 @@ def _parts(model: CausalLM, layer_index: int, group: ParallelGroup) -> tuple[nn.
 class DraftStep(nn.Module):
     """One guess for each token: a draft layer and what it shares with the model."""
 
-    def __init__(self, decoder: Decoder, layer: DraftLayer) -> None:
+    def __init__(self, decoder: Decoder, layer: DraftInputs, *, has_window: bool) -> None:
         super().__init__()
         self.embed_tokens = layer.embed_tokens or decoder.embed_tokens
         self.image_rows = decoder.image_rows
-        self.rotary = decoder.rotary
+        local = decoder.local_rotary if has_window else None
+        self.rotary = decoder.rotary if local is None else local
         self.layer = layer
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Maps T token ids, their positions and hidden states [T, hidden] to [T, hidden]."""
+        """Maps T token ids, their positions and the model's outputs [T, n] to outputs [T, n]."""
         embedded = self.embed_tokens(token_ids)
         if self.image_rows is not None:
             self.image_rows(embedded)
         joined = self.layer.join(embedded, hidden)
-        normed: torch.Tensor = self.layer.shared_head.norm(
-            self.layer(joined, self.rotary(positions))
-        )
-        return normed
+        return self.layer.finished(self.layer(joined, self.rotary(positions)))
 
 
 class DeepseekMTP:
@@ -135,7 +81,11 @@ class DeepseekMTP:
         if not layers:
             raise ValueError(f"{model.config.architecture} was loaded without draft layers")
         self.num_layers = len(layers)
-        self.steps = [DraftStep(decoder, cast("DraftLayer", layer)) for layer in layers]
+        has_window = model.config.draft_window is not None
+        self.steps = [
+            DraftStep(decoder, cast("DraftInputs", layer), has_window=has_window)
+            for layer in layers
+        ]
         self.run_steps: list[Callable[..., torch.Tensor]] = list(self.steps)
         """The code of each step; compilation replaces it."""
         self._model = model
@@ -150,25 +100,30 @@ class DeepseekMTP:
 
         token_ids: [T], each token's successor at depth 0, and the one `depth` further otherwise.
         positions: [T] int64, of the token itself, whose slots the layer's cache entries take.
-        hidden: [T, hidden], output of the model or the previous draft layer for the token.
+        hidden: [T, n], output of the model or the previous draft layer for the token: its hidden
+            state and, where DraftInputs.reads_last_layer, the last layer's output.
         depth: number of previous draft layers; past the last layer, that one runs again.
 
-        Returns [T, hidden], normalised: for `compute_logits` and for the next depth.
+        Returns [T, n], for `compute_logits` and for the next depth.
         """
         return self.run_steps[self._number(depth)](token_ids, positions, hidden)
 
     def compute_logits(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
-        """Maps [S, hidden] of a depth to the logits of the tokens it guesses, [S, vocab]."""
+        """Maps outputs [S, n] of a depth to the logits of the tokens it guesses, [S, vocab]."""
         head = self._head(depth)
-        return head.gathered(head(hidden))
+        return head.gathered(head(self._normed(hidden)))
 
     def most_likely(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
-        """Maps [S, hidden] of a depth to the most likely of the tokens it guesses, [S] int64."""
+        """Maps outputs [S, n] of a depth to the most likely of the tokens it guesses, [S] int64."""
         head = self._head(depth)
-        logits: torch.Tensor = head(hidden)
+        logits: torch.Tensor = head(self._normed(hidden))
         if head.group.size == 1:
             return logits.argmax(dim=-1)
         return head.most_likely(logits).clamp(min=0)
+
+    def _normed(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns the hidden states of outputs, [S, hidden]."""
+        return outputs[:, : self._model.config.hidden_size].contiguous()
 
     def _head(self, depth: int) -> ParallelLMHead:
         head = self.steps[self._number(depth)].layer.shared_head.head
@@ -187,5 +142,8 @@ def append_draft_layers(model: CausalLM, group: ParallelGroup) -> None:
     config = model.config
     config.require_draft_layers()
     for number in range(config.num_draft_layers):
-        parts = _parts(model, config.num_hidden_layers + number, group)
-        model.model.layers.append(DraftLayer(config, parts, group))
+        index = config.num_hidden_layers + number
+        own = model.make_draft_layer(index, group)
+        model.model.layers.append(own or DraftLayer(config, _parts(config, index, group), group))
+    if any(getattr(layer, "reads_last_layer", False) for layer in model.model.layers):
+        model.model.aux_layers = (config.num_hidden_layers - 1,)

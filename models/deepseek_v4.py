@@ -1,7 +1,9 @@
 """DeepSeek V4: recent and compressed keys, hyper-connections, and experts chosen by token id.
 
-The first layers' experts come from a table. Draft layers of released checkpoints are passed over.
-Source: DeepSeek-AI 2026, "DeepSeek-V4"; transformers 5.24, models/deepseek_v4.
+The first layers' experts come from a table.
+Source: DeepSeek-AI 2026, "DeepSeek-V4"; transformers 5.24, models/deepseek_v4. Of draft layers:
+MTPBlock in inference/model.py of the released DeepSeek-V4-Flash; SGLang,
+models/deepseek_v4_nextn.py.
 """
 
 import re
@@ -15,6 +17,7 @@ from models.layers.compressed_attention import CompressedAttention
 from models.layers.decoder import CausalLM, Decoder
 from models.layers.hash_moe import HashDecoder, HashMoE
 from models.layers.hyper_connection import HyperLayer
+from models.layers.hyper_draft_layer import HyperDraftLayer
 from models.parallel.group import ParallelGroup
 
 _RENAMES: Sequence[tuple[str, str]] = [
@@ -22,6 +25,8 @@ _RENAMES: Sequence[tuple[str, str]] = [
     (r"^embed\.", "model.embed_tokens."),
     (r"^head\.", "lm_head."),
     (r"^model\.hc_head[._](?:hc_)?", "model.norm.head."),
+    (r"(layers\.\d+)\.hc_head_", r"\1.shared_head.norm.head."),
+    (r"(layers\.\d+)\.norm\.", r"\1.shared_head.norm."),
     (r"\.attn\.", ".self_attn."),
     (r"\.ffn\.", ".mlp."),
     (r"\.attn_norm\.", ".input_layernorm."),
@@ -43,6 +48,8 @@ _RENAMES: Sequence[tuple[str, str]] = [
 ]
 """Patterns of names as released -> ours; transformers' own names need some of them, too."""
 
+_DRAFT_LAYER = re.compile(r"(?:model\.)?mtp\.(?:layers\.)?(\d+)\.")
+
 
 class DeepseekV4ForCausalLM(CausalLM):
     """DeepSeek V4 with its language-model head."""
@@ -53,7 +60,6 @@ class DeepseekV4ForCausalLM(CausalLM):
         "kv_gate_proj": ("kv_proj", "gate_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
-    unused_parts: ClassVar[tuple[str, ...]] = ("mtp.", "model.mtp.")
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, group: ParallelGroup) -> nn.Module:
@@ -62,8 +68,17 @@ class DeepseekV4ForCausalLM(CausalLM):
         mlp = HashMoE(config, index, group)
         return HyperLayer(config, attention, mlp, is_first=index == 0)
 
+    def make_draft_layer(self, layer_index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the draft layer of a number, which sees recent keys alone."""
+        attention = CompressedAttention(self.config, layer_index, group)
+        mlp = HashMoE(self.config, layer_index, group)
+        return HyperDraftLayer(self.config, (attention, mlp), group)
+
     def renamed(self, name: str) -> str:
-        """Returns a stored tensor's name in the model's family."""
+        """Returns a stored tensor's name; a draft layer's becomes that of a layer past the last."""
+        if match := _DRAFT_LAYER.match(name):
+            layer = self.config.num_hidden_layers + int(match[1])
+            name = f"model.layers.{layer}.{name.removeprefix(match[0])}"
         for pattern, ours in _RENAMES:
             name = re.sub(pattern, ours, name)
         return name

@@ -14,6 +14,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.config_sections.mixers import ATTENTION, STATE
 from models.layers.decoder import CausalLM
+from models.layers.draft_layer import DraftLayer
 from models.layers.mamba2 import Mamba2
 from models.layers.mixer_layer import MixerLayer
 from models.layers.self_attention import SelfAttention
@@ -58,11 +59,12 @@ class NemotronHForCausalLM(CausalLM):
             for name, parameter in (("up_proj", "gate_up_proj"), ("down_proj", "down_proj"))
         ]
 
-    def draft_parts(self, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
-        """Returns attention and experts of the draft layer."""
+    def make_draft_layer(self, layer_index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the draft layer, of attention and experts."""
         unrotated = (*self.config.unrotated_layers, layer_index)
         config = replace(self.config, unrotated_layers=unrotated)
-        return SelfAttention(config, layer_index, group), SquaredMoE(config, group)
+        attention = SelfAttention(config, layer_index, group)
+        return DraftLayer(self.config, (attention, SquaredMoE(config, group)), group)
 
     def renamed(self, name: str) -> str:
         """Returns a stored tensor's name; the draft layer's becomes that of a layer past the last.

@@ -12,6 +12,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.config_sections.mixers import STATE
 from models.layers.decoder import CausalLM
+from models.layers.draft_layer import DraftLayer
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta_net import GatedDeltaNet
 from models.parallel.group import ParallelGroup
@@ -38,11 +39,12 @@ class Qwen3NextForCausalLM(CausalLM):
     is_interleaved: ClassVar[bool] = True
     """Whether projections of Gated DeltaNet are stored together, by heads of keys."""
 
-    def draft_parts(self, layer_index: int, group: ParallelGroup) -> tuple[nn.Module, nn.Module]:
-        """Returns attention and feed-forward part of the draft layer."""
+    def make_draft_layer(self, layer_index: int, group: ParallelGroup) -> nn.Module:
+        """Returns the draft layer."""
         config = self.config
         mixer = self.make_mixer(config, layer_index, group)
-        return mixer, self.make_feed_forward(config, layer_index, group)
+        mlp = self.make_feed_forward(config, layer_index, group)
+        return DraftLayer(config, (mixer, mlp), group)
 
     def renamed(self, name: str) -> str:
         """Returns a stored tensor's name; the draft layer's becomes that of a layer past the last.

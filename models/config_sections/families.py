@@ -3,9 +3,11 @@
 DRAFTING_ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
     "DeepseekV32ForCausalLM",
+    "DeepseekV4ForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GlmMoeDsaForCausalLM",
+    "MiMoV2FlashForCausalLM",
     "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
@@ -124,6 +126,9 @@ FAMILIES_WITH_CHUNKS = ("Llama4ForCausalLM",)
 
 FAMILIES_WITH_COMPRESSION = ("DeepseekV4ForCausalLM",)
 """Families whose layers attend to recent keys and to compressed ones."""
+
+FAMILIES_WITH_LOCAL_DRAFTS = ("DeepseekV4ForCausalLM", "MiMoV2FlashForCausalLM")
+"""Families whose draft layers have a window."""
 
 FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""

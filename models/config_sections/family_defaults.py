@@ -266,6 +266,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_value_scale": 0.707,
         "head_dim": 192,
         "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
         "partial_rotary_factor": 0.334,
         "rms_norm_eps": 1e-5,
         "rope_local_base_freq": 10_000.0,

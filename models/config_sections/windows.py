@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from models.config_sections.families import (
     FAMILIES_WITH_CHUNKS,
+    FAMILIES_WITH_LOCAL_DRAFTS,
     FAMILIES_WITHOUT_POSITIONS,
     FAMILIES_WITHOUT_WINDOWS,
 )
@@ -45,13 +46,25 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
             ]
     else:
         is_sliding = [fields.has("sliding_window")] * num_layers
-    window = fields.count("sliding_window") if any(is_sliding) else None
-    if window is not None and sees_later(fields):
+    window = _read_window(fields) if any(is_sliding) else None
+    return tuple(window if slides else None for slides in is_sliding)
+
+
+def _read_window(fields: Fields) -> int:
+    """Returns the keys that a query of layers with a window sees."""
+    window = fields.count("sliding_window")
+    if sees_later(fields):
         # config.json counts both sides, windows count one side and the query's own token.
         window = window // 2 + 1
-    if window is not None and fields.has("sliding_window_size"):
+    if fields.has("sliding_window_size"):
         window = fields.count("sliding_window_size") + 1  # MiMo's do not count a query's own key
-    return tuple(window if slides else None for slides in is_sliding)
+    return window
+
+
+def read_draft_window(fields: Fields) -> int | None:
+    """Returns the window of draft layers; None of most families, whose draft layers see all."""
+    is_local = fields.architecture() in FAMILIES_WITH_LOCAL_DRAFTS
+    return _read_window(fields) if is_local and fields.has("sliding_window") else None
 
 
 def _read_chunks(

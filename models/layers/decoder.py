@@ -331,10 +331,8 @@ class CausalLM(nn.Module):
             name = name.replace(stored, ours)
         return name
 
-    def draft_parts(
-        self, layer_index: int, group: ParallelGroup
-    ) -> tuple[nn.Module, nn.Module] | None:
-        """Returns attention and feed-forward part of a draft layer, if the family has its own."""
+    def make_draft_layer(self, layer_index: int, group: ParallelGroup) -> nn.Module | None:
+        """Returns the draft layer of a number, if it is not as the model's layers."""
         return None
 
     def is_unused(self, name: str) -> bool:
@@ -353,7 +351,7 @@ class CausalLM(nn.Module):
     @property
     def output_size(self) -> int:
         """Elements of a token's output: its hidden state, then those of aux layers."""
-        return self.config.hidden_size * (1 + len(self.model.aux_layers))
+        return self.config.hidden_size + len(self.model.aux_layers) * self.config.stream_size
 
     @property
     def decoder_layers(self) -> list[nn.Module]:

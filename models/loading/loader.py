@@ -11,8 +11,9 @@ from torch import nn
 
 from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.pooling import PoolingConfig
-from models.deepseek_mtp import DraftLayer, append_draft_layers
+from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
+from models.layers.draft_layer import DraftInputs
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
 from models.layers.weight import WeightFormat, described_weight
@@ -223,7 +224,7 @@ def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTens
     embedding = "model.embed_tokens.weight"
     head = embedding if model.config.tie_word_embeddings else "lm_head.weight"
     for index, layer in enumerate(model.model.layers):
-        if not isinstance(layer, DraftLayer):
+        if not isinstance(layer, DraftInputs):
             continue
         prefix = f"model.layers.{index}"
         if _repeats(stored, f"{prefix}.embed_tokens.weight", embedding):

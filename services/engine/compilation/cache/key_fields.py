@@ -138,6 +138,7 @@ IRRELEVANT_FLAGS = {
 IRRELEVANT_MODEL_FIELDS = {
     "eos_token_ids": "the scheduler ends sequences",
     "num_draft_layers": "draft layers run after the model and are not compiled",
+    "draft_window": "it follows from the architecture and the other windows",
 }
 """Field of ModelConfig -> why no compiled piece depends on it; all others take part."""
 

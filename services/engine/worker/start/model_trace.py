@@ -75,7 +75,7 @@ class ModelTrace:
         drafts = []
         if self.config.speculation.num_layer_drafts:
             inputs = self.example_inputs
-            hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
+            hidden = torch.zeros(len(inputs[0]), self.model.output_size)
             inputs.append(hidden.to(inputs[0].device, self.model.dtype))
             drafts = [
                 self._of(step, f"draft_{number}", (), inputs)
