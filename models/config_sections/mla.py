@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from models.config_sections.fields import Fields
 
 _GLM_5, _HY_4 = "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"
-_KEY_NORM_EPS = 1e-6
-"""Of the norm of the index's keys in most families, whatever config.json sets for others."""
+_NORM_EPS = 1e-6
+"""Of norms in latent attention and of the index's keys, whatever config.json sets for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class IndexConfig:
     """Whether neighbours form a pair in the rotated elements of a head of the index."""
     rotates_last: bool = False
     """Whether the last elements of a head of the index are rotated, not the first ones."""
-    key_norm_eps: float = _KEY_NORM_EPS
+    key_norm_eps: float = _NORM_EPS
     """Epsilon of the norm of the index's keys."""
     sharing_layers: frozenset[int] = frozenset()
     """Layers without an indexer, which attend to what the last one before them chose."""
@@ -39,6 +39,8 @@ class MlaConfig:
     qk_rope_head_dim: int
     v_head_dim: int
     index: IndexConfig | None = None
+    norm_eps: float = _NORM_EPS
+    """Epsilon of the norms of compressed queries and latent vectors."""
     has_sinks: bool = False
     """Whether each head has a sink, a learned score in its softmax without a key."""
 
@@ -61,8 +63,14 @@ def read_mla(fields: Fields, num_layers: int) -> MlaConfig | None:
         qk_rope_head_dim=rope_size,
         v_head_dim=fields.count("v_head_dim"),
         index=_read_index(fields, num_layers),
+        norm_eps=fields.number("rms_norm_eps") if _is_hy4_vl(fields) else _NORM_EPS,
         has_sinks=fields.architecture() == _HY_4,
     )
+
+
+def _is_hy4_vl(fields: Fields) -> bool:
+    """Returns whether a model is the text part of Hy4's wrapper."""
+    return fields.values.get("model_type") == "hy_v4_vl_text"
 
 
 def _read_index(fields: Fields, num_layers: int) -> IndexConfig | None:
@@ -79,9 +87,9 @@ def _read_index(fields: Fields, num_layers: int) -> IndexConfig | None:
         num_heads=fields.count("index_n_heads"),
         head_dim=head_dim,
         top_k=fields.count("index_topk"),
-        is_interleaved=fields.architecture() == _GLM_5,
+        is_interleaved=fields.architecture() == _GLM_5 or _is_hy4_vl(fields),
         rotates_last=is_hy4,
-        key_norm_eps=fields.number("rms_norm_eps") if is_hy4 else _KEY_NORM_EPS,
+        key_norm_eps=fields.number("rms_norm_eps") if is_hy4 else _NORM_EPS,
         sharing_layers=_read_sharing(fields, num_layers),
     )
 

@@ -56,7 +56,10 @@ TEXT_CLASSES = {
 }
 """model_type of a text part -> the class that computes the same."""
 
-_TEXT_DEFAULTS = {"glm4v_moe_text": {"attention_bias": True}}
+_TEXT_DEFAULTS = {
+    "glm4v_moe_text": {"attention_bias": True},
+    "hy_v4_vl_text": {"rope_interleave": True},
+}
 """model_type of a text part -> fields that its file may leave out and its class sees otherwise."""
 
 _FLAT = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")

@@ -18,10 +18,6 @@ from models.ops.attention.cudagraph_support import AttentionCGSupport, attention
 from models.ops.attention.latent_attention import latent_attention_with_output
 from models.parallel.group import SINGLE, ParallelGroup
 
-LATENT_NORM_EPS = 1e-6
-"""Of the norms of compressed vectors; config.json sets only that of other norms."""
-
-
 _Index = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]
 """Queries, keys, weights and top_k of an index."""
 
@@ -73,11 +69,11 @@ class LatentAttention(nn.Module):
                 bias=config.attention_bias,
                 group=SINGLE,
             )
-            self.q_a_layernorm = RMSNorm(mla.q_lora_rank, LATENT_NORM_EPS)
+            self.q_a_layernorm = RMSNorm(mla.q_lora_rank, mla.norm_eps)
             self.q_b_proj = RotaryColumnLinear(
                 mla.q_lora_rank, [q_size], orders=[q_order], bias=False, group=group
             )
-        self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, LATENT_NORM_EPS)
+        self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, mla.norm_eps)
         self.kv_b_proj = LatentProjections(num_heads, mla, group)
         self._group = group
         self.sinks = (

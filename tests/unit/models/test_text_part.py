@@ -159,7 +159,7 @@ WHOLE = {
             "pad_token_id": 0,
             "eos_token_id": None,
             "num_hidden_layers": 3,
-            "index_n_heads": 4,
+            "index_n_heads": 10,
             "index_head_dim": 12,
             "index_topk": 4,
             "hc_mult": 2,
