@@ -253,6 +253,8 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "hc_eps": 1e-6,
         "hc_magnitude": 2.0,
         "hc_mult": 4,
+        "index_head_dim": 128,
+        "index_topk": 2048,
         "index_topk_freq": 4,
         "n_shared_experts": 1,
         "norm_topk_prob": True,

@@ -1,8 +1,11 @@
-"""Hy4 in the formats that quantisation tools write."""
+"""Hy4 in the formats that quantisation tools write, and with fields left out."""
+
+import json
 
 import pytest
 import torch
 
+from models.config import ModelConfig
 from models.loading.loader import load_model
 from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.paged_runner import PagedRunner
@@ -42,3 +45,25 @@ def test_kept_weights_compute_what_dequantised_ones_do(form, tmp_path):
 
     kept, expected = logits(keep_quantized=True), logits(keep_quantized=False)
     assert (kept - expected).norm() <= ERRORS[form] * expected.norm()
+
+
+ABSENT = (
+    *("indexer_types", "mlp_layer_types", "layer_types", "n_shared_experts", "norm_topk_prob"),
+    *("hc_eps", "hc_magnitude", "hc_mult", "index_topk", "swiglu_limit", "routed_scaling_factor"),
+)
+
+
+def test_a_file_may_leave_out_the_defaults_of_transformers(tmp_path):
+    import transformers
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    transformers.HYV4Config(
+        num_hidden_layers=7, architectures=["HYV4ForCausalLM"], rope_parameters=rope
+    ).save_pretrained(tmp_path)
+    expected = ModelConfig.from_folder(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values = {name: value for name, value in values.items() if name not in ABSENT}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert ModelConfig.from_folder(tmp_path) == expected
+    assert expected.mla.index.sharing_layers == {2, 3, 4, 6}
+    assert expected.moe.dense_layers == {0}
