@@ -16,8 +16,9 @@ from services.engine.replay.config import ReplayConfig
 from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
+from tests.support.local_draft_checkpoints import write_local_draft_checkpoint
 from tests.support.paged_runner import PagedRunner
-from tests.support.random_checkpoints import write_checkpoint
+from tests.support.random_checkpoints import VARIANTS, write_checkpoint
 from tests.support.recordings import engine_settings, write_recording
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +72,18 @@ def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_
     speculating = engine(folder, num_speculative_tokens, *SIZES)
     assert speculating.run(PROMPTS, NUM_OUTPUT, **sampling) == expected
     assert verifications(speculating) == {RAN_GRAPH}
+    assert num_accepted(speculating) > 0
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["eager", "graphs"])
+@pytest.mark.parametrize("variant", ["mimo_v2", "deepseek_v4"])
+def test_draft_layers_with_a_window_change_no_token(tmp_path, variant, sizes):
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    write_local_draft_checkpoint(tmp_path, variant, agreement=0.98)
+    expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
+    speculating = engine(tmp_path, 2, *sizes)
+    assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
     assert num_accepted(speculating) > 0
 
 
