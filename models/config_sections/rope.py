@@ -11,8 +11,24 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "pro
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
-_WHOLE_HEADS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
-"""Families whose partial_rotary_factor is the rotated part of a head, all of which is rotated."""
+_FAMILIES_WITH_PARTS = (
+    *GEMMA_4,
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "MiMoV2FlashForCausalLM",
+    "MiniMaxForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "SolarOpenForCausalLM",
+)
+"""Families that rotate a part of each head if config.json says so, as their modules do.
+
+Others pass over partial_rotary_factor, which files of latent attention have for the part of a head
+that is rotated as a whole.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +190,7 @@ def _read_rope(
     partial = section.number("partial_rotary_factor", share)
     if partial > 1.0:
         raise section.error("partial_rotary_factor", "at most 1")
-    if fields.architecture() in _WHOLE_HEADS:
+    if fields.architecture() not in _FAMILIES_WITH_PARTS:
         partial = 1.0
     plain = RopeConfig(
         theta=theta,

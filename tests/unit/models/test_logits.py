@@ -8,7 +8,11 @@ import torch
 
 from models.loading.loader import load_model
 from tests.support.paged_runner import PagedRunner
-from tests.support.random_checkpoints import EVERY_VARIANT, transformers_logits
+from tests.support.random_checkpoints import (
+    EVERY_VARIANT,
+    transformers_logits,
+    write_checkpoint,
+)
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -88,6 +92,17 @@ def test_decode_groups_split_by_size_agree_with_the_whole(checkpoint, monkeypatc
     results = runner.step([(sequence, 1) for sequence in sequences])
     for sequence, logits in zip(sequences, results, strict=True):
         assert_close(logits[0], transformers_logits(reference, sequence.token_ids)[-1])
+
+
+@pytest.mark.parametrize("variant", ["bailing_hybrid", "deepseek_v3", "llama"])
+def test_families_that_rotate_whole_heads_pass_over_a_part(variant, tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    reference = write_checkpoint(tmp_path, variant, rope_parameters=rope)
+    tokens = random_tokens(30)
+    runner = PagedRunner(load_model(tmp_path, device=CPU, dtype=torch.float32))
+    assert_close(
+        runner.run(runner.add(tokens), chunk_size=7), transformers_logits(reference, tokens)
+    )
 
 
 @pytest.mark.parametrize("variant", ["llama_bias", "qwen3"])
