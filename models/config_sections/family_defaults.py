@@ -163,7 +163,11 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 1024,
         "hidden_size_per_layer_input": 0,
     },
-    "Olmo3ForCausalLM": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "Olmo3ForCausalLM": {
+        "rope_theta": 500_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
     "Qwen2ForCausalLM": {"qkv_bias": True, **_QWEN_WINDOWS},
     "Qwen2MoeForCausalLM": {"qkv_bias": True, "attention_out_bias": False, **_QWEN_WINDOWS},

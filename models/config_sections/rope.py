@@ -108,13 +108,13 @@ def read_ropes(
     has_local = fields.has("rope_local_base_freq")
     local_theta = fields.number("rope_local_base_freq") if has_local else None
     both = fields.section("rope_parameters")
-    if name == "rope_scaling" and has_local and _kinds(both):
-        # Gemma 3's added scaling is that of layers without a window.
+    may_differ = has_local or _has_kinds(fields)
+    if name == "rope_scaling" and may_differ and _kinds(both):
+        # Added scaling is that of layers without a window.
         widened = {**both.section("full_attention").values, **scaling.values}
         scaling = Fields(fields.file, {**both.values, "full_attention": widened}, scaling.prefix)
     kinds = _kinds(scaling)
     if kinds:
-        may_differ = has_local or _has_kinds(fields)
         if not set(_LAYER_KINDS) >= set(kinds) or not may_differ:
             raise fields.error(name, "one for all layers")
         full, sliding = (scaling.section(kind) for kind in _LAYER_KINDS)
@@ -185,16 +185,9 @@ def _read_rope(
         rope_type = "default"
     else:
         rope_type = scaling.choice(type_name, ROPE_TYPES, "default")
-    section = scaling if scaling.has("partial_rotary_factor") else fields
-    share = fields.count("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
-    partial = section.number("partial_rotary_factor", share)
-    if partial > 1.0:
-        raise section.error("partial_rotary_factor", "at most 1")
-    if fields.architecture() not in _FAMILIES_WITH_PARTS:
-        partial = 1.0
     plain = RopeConfig(
         theta=theta,
-        partial_rotary_factor=partial,
+        partial_rotary_factor=_rotated_share(fields, scaling, head_dim, rope_type),
         is_interleaved=fields.flag("rope_interleave"),
         query_scale=_read_query_scale(fields, scaling),
     )
@@ -206,7 +199,7 @@ def _read_rope(
     if rope_type == "yarn":
         return _read_yarn(scaling, original, max_position_embeddings, plain)
     if rope_type == "longrope":
-        num_pairs = int(head_dim * partial) // 2
+        num_pairs = int(head_dim * plain.partial_rotary_factor) // 2
         return _read_longrope(scaling, original, max_position_embeddings, num_pairs, plain)
     factor = scaling.number("factor", 1.0 if rope_type == "proportional" else None)
     scaled = replace(plain, rope_type=rope_type, factor=factor)
@@ -218,6 +211,21 @@ def _read_rope(
         high_freq_factor=scaling.number("high_freq_factor"),
         original_max_position_embeddings=original,
     )
+
+
+def _rotated_share(fields: Fields, scaling: Fields, head_dim: int, rope_type: str) -> float:
+    """Reads the share of a head that is rotated."""
+    section = scaling if scaling.has("partial_rotary_factor") else fields
+    share = fields.count("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
+    partial = section.number("partial_rotary_factor", share)
+    if partial > 1.0:
+        raise section.error("partial_rotary_factor", "at most 1")
+    if fields.architecture() not in _FAMILIES_WITH_PARTS:
+        return 1.0
+    size = int(head_dim * partial)
+    if partial < 1.0 and rope_type != "proportional" and (size < 2 or size % 2):
+        raise section.error("partial_rotary_factor", f"pairs of the {head_dim} elements of a head")
+    return partial
 
 
 def _read_query_scale(fields: Fields, scaling: Fields) -> QueryScale | None:

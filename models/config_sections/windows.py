@@ -14,7 +14,13 @@ from models.config_sections.layer_types import CHUNKED, read_layer_types
 
 
 def sees_later(fields: Fields) -> bool:
-    """Whether the queries of a model see the keys of later tokens, too."""
+    """Whether the queries of a model see the keys of later tokens, too.
+
+    Raises:
+        ConfigError: they do by is_causal, which models of vectors may have and no layer here knows.
+    """
+    if fields.values.get("is_causal") is False:
+        raise fields.error("is_causal", "true; later tokens are seen in Gemma 3 alone")
     return fields.values.get("use_bidirectional_attention") is True
 
 
@@ -37,13 +43,7 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
         has_window = fields.has("sliding_window")
         is_sliding = [has_window and (layer + 1) % every != 0 for layer in range(num_layers)]
     elif fields.has("use_sliding_window"):
-        first = fields.count("max_window_layers", 0, minimum=0)
-        is_used = fields.flag("use_sliding_window")
-        is_sliding = [is_used and layer >= first for layer in range(num_layers)]
-        if fields.architecture() == "Qwen2MoeForCausalLM":
-            is_sliding = [
-                is_used and layer < first and layer % 2 == 0 for layer in range(num_layers)
-            ]
+        is_sliding = _sliding_if_used(fields, num_layers)
     else:
         is_sliding = [fields.has("sliding_window")] * num_layers
     window = _read_window(fields) if any(is_sliding) else None
@@ -65,6 +65,20 @@ def read_draft_window(fields: Fields) -> int | None:
     """Returns the window of draft layers; None of most families, whose draft layers see all."""
     is_local = fields.architecture() in FAMILIES_WITH_LOCAL_DRAFTS
     return _read_window(fields) if is_local and fields.has("sliding_window") else None
+
+
+def _sliding_if_used(fields: Fields, num_layers: int) -> list[bool]:
+    """Returns which layers have a window where use_sliding_window says whether any has."""
+    if not fields.flag("use_sliding_window"):
+        return [False] * num_layers
+    layers = range(num_layers)
+    if fields.architecture() == "SmolLM3ForCausalLM":
+        unrotated = _named_unrotated_layers(fields, num_layers)
+        return [fields.has("sliding_window") and layer in unrotated for layer in layers]
+    first = fields.count("max_window_layers", 0, minimum=0)
+    if fields.architecture() == "Qwen2MoeForCausalLM":
+        return [layer < first and layer % 2 == 0 for layer in layers]
+    return [layer >= first for layer in layers]
 
 
 def _read_chunks(

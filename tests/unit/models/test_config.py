@@ -155,6 +155,7 @@ def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
         ("rope_scaling", "linear"),
         ("rope_scaling", False),
         ("partial_rotary_factor", 1.5),
+        ("is_causal", False),
     ],
 )
 def test_wrong_field_is_named_with_its_file_and_value(tmp_path, name, value):

@@ -1,6 +1,7 @@
 """Logits through the paged cache equal transformers' on the same weights."""
 
 import copy
+import json
 import random
 
 import pytest
@@ -102,6 +103,41 @@ def test_families_that_rotate_whole_heads_pass_over_a_part(variant, tmp_path):
     runner = PagedRunner(load_model(tmp_path, device=CPU, dtype=torch.float32))
     assert_close(
         runner.run(runner.add(tokens), chunk_size=7), transformers_logits(reference, tokens)
+    )
+
+
+SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+OF_KINDS = {
+    kind: {"rope_type": "default", "rope_theta": theta}
+    for kind, theta in (("full_attention", 777.0), ("sliding_attention", 333.0))
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "given", "changes"),
+    [
+        pytest.param("olmo3", {}, {"rope_parameters": None}, id="olmo3-theta"),
+        pytest.param(
+            "olmo3", {"rope_parameters": OF_KINDS}, {"rope_scaling": SCALING}, id="olmo3-scaling"
+        ),
+        pytest.param("smollm3_odd", {}, {"layer_types": None}, id="smollm3-windows"),
+        pytest.param(
+            "smollm3_odd",
+            {},
+            {"layer_types": None, "use_sliding_window": False},
+            id="smollm3-no-windows",
+        ),
+    ],
+)
+def test_older_files_mean_what_they_mean_to_transformers(variant, given, changes, tmp_path):
+    written = write_checkpoint(tmp_path, variant, **given)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    reference = type(written).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = random_tokens(40)
+    runner = PagedRunner(load_model(tmp_path, device=CPU, dtype=torch.float32))
+    assert_close(
+        runner.run(runner.add(tokens), chunk_size=9), transformers_logits(reference, tokens)
     )
 
 
