@@ -32,7 +32,9 @@ def read_sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, .
     layer_types = read_layer_types(fields, num_layers)
     if fields.architecture() in FAMILIES_WITH_CHUNKS:
         return _read_chunks(fields, num_layers, layer_types)
-    if layer_types is not None:
+    if fields.architecture() == "MiniMaxForCausalLM":
+        is_sliding = [fields.has("sliding_window")] * num_layers
+    elif layer_types is not None:
         is_sliding = [kind == "sliding_attention" for kind in layer_types]
         if fields.architecture() in GEMMA_4:
             is_sliding[-1] = False

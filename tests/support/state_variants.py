@@ -162,6 +162,7 @@ _VARIANTS = {
             "num_key_value_heads": 1,
             "head_dim": 10,
             "block_size": 16,
+            "sliding_window": 7,
             "tie_word_embeddings": True,
         },
     ),
