@@ -119,6 +119,7 @@ class NetworkSource:
             raise ConfigError(
                 f"{fields.file}: transformers cannot read it: {_one_line(reason or error)}"
             ) from error
+        _leave_out_dynamic(getattr(config, "rope_parameters", None))
         source = cls(fields, architecture, config, network)
         source._check_kind()
         source._check_sizes()
@@ -248,8 +249,8 @@ class NetworkSource:
         kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if kinds:
             raise self._refusal(f"has layers of kind {', '.join(sorted(map(str, kinds)))}")
-        for kind in _rope_types(getattr(config, "rope_parameters", None)):
-            if kind == "longrope":
+        for section in _ropes(getattr(config, "rope_parameters", None)):
+            if section.get("rope_type") == "longrope":
                 raise self._refusal("turns positions by the longest sequence of a batch (longrope)")
 
     def _stateful_kind(self) -> str:
@@ -319,12 +320,18 @@ def _use_parameters(network: nn.Module) -> None:
             module.register_parameter(name, made[values])
 
 
-def _rope_types(parameters: Any) -> list[str]:
-    """Returns the kinds of rotary positions, of one for all layers or of one for each kind."""
+def _leave_out_dynamic(parameters: Any) -> None:
+    """Makes rotary positions plain whose scaling begins past the longest sequence."""
+    for section in _ropes(parameters):
+        if section.get("rope_type") == "dynamic":
+            section["rope_type"] = "default"
+
+
+def _ropes(parameters: Any) -> list[dict[str, Any]]:
+    """Returns the rotary positions, of one kind for all layers or of one for each kind."""
     if not isinstance(parameters, dict):
         return []
-    nested = [each for each in parameters.values() if isinstance(each, dict)]
-    return [str(each.get("rope_type")) for each in (nested or [parameters])]
+    return [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
 
 
 def _place(error: BaseException) -> str:

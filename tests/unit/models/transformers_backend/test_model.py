@@ -56,6 +56,18 @@ def test_logits_are_those_of_transformers_whole_chunked_and_mixed(architecture, 
     torch.testing.assert_close(many, expected[2], atol=limit, rtol=0)
 
 
+def test_scaling_past_the_longest_sequence_changes_nothing(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    reference = write_foreign_checkpoint(
+        tmp_path, "StableLmForCausalLM", rope_parameters=rope, hidden_size=64
+    )
+    runner = PagedRunner(load(tmp_path))
+    expected = logits_of(reference, tokens(30))
+    limit = 1e-4 * expected.abs().max().item()
+    actual = runner.run(runner.add(tokens(30)), 7)
+    torch.testing.assert_close(actual, expected, atol=limit, rtol=0)
+
+
 @pytest.mark.parametrize(
     "family", ["llama", "gemma2", "qwen3", "mixtral", "deepseek_v3", "gpt_oss"]
 )
