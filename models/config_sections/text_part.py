@@ -59,6 +59,10 @@ TEXT_CLASSES = {
 _TEXT_DEFAULTS = {
     "glm4v_moe_text": {"attention_bias": True},
     "hy_v4_vl_text": {"rope_interleave": True},
+    "qwen2_vl_text": {"rope_theta": 1_000_000.0},
+    "qwen2_5_vl_text": {"rope_theta": 1_000_000.0},
+    "qwen3_vl_text": {"rope_theta": 500_000.0},
+    "qwen3_vl_moe_text": {"rope_theta": 500_000.0},
 }
 """model_type of a text part -> fields that its file may leave out and its class sees otherwise."""
 

@@ -241,6 +241,17 @@ def test_names_of_both_layouts_are_read(tmp_path, name, prefix):
     assert_serves(tmp_path, reference)
 
 
+@pytest.mark.parametrize("name", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"])
+def test_a_part_without_a_base_of_its_rotation_has_that_of_transformers(tmp_path, name):
+    write_whole(tmp_path, name)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    del config["text_config"]["rope_parameters"]
+    file.write_text(json.dumps(config))
+    section = getattr(transformers, f"{name}TextConfig")()
+    assert read_model_config(tmp_path, "octavo").rope.theta == section.rope_parameters["rope_theta"]
+
+
 @pytest.mark.parametrize("name", ["Qwen2VL", "Qwen2_5_VL"])
 def test_first_files_of_qwen_have_no_section_for_text(tmp_path, name):
     reference = write_whole(tmp_path, name)
