@@ -4,6 +4,8 @@ Text alone has the same position in time, height and width, so rotations with a 
 (M-RoPE) are plain ones.
 """
 
+from typing import Any
+
 from models.config_sections.families import OWN_ARCHITECTURES
 from models.config_sections.fields import ConfigError, Fields, shown
 
@@ -56,7 +58,7 @@ TEXT_CLASSES = {
 }
 """model_type of a text part -> the class that computes the same."""
 
-_TEXT_DEFAULTS = {
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {"attention_bias": True},
     "hy_v4_vl_text": {"rope_interleave": True},
     "qwen2_vl_text": {"rope_theta": 1_000_000.0},
