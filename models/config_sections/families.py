@@ -134,7 +134,7 @@ FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""
 
 FAMILIES_WITHOUT_WINDOWS = (
-    *FAMILIES_WITH_STATES,
+    *(family for family in FAMILIES_WITH_STATES if family != "MiniMaxForCausalLM"),
     "ApertusForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",

@@ -267,6 +267,7 @@ def test_rope_of_each_layer_kind_is_refused(tmp_path):
         ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ({"sliding_window": 7, "architectures": ["GptOssForCausalLM"]}, (7, None)),
         ({"architectures": ["GptOssForCausalLM"]}, (128, None)),
+        ({"sliding_window": 7, "architectures": ["MiniMaxForCausalLM"]}, (7, 7)),
         ({"sliding_window": 7, "architectures": ["Qwen3ForCausalLM"]}, (None, None)),
         ({"sliding_window": 7, "architectures": ["Qwen3MoeForCausalLM"]}, (None, None)),
     ],
