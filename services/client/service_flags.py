@@ -36,8 +36,9 @@ def check_arguments(*, engine: Sequence[str], frontend: Sequence[str]) -> None:
     """Checks what the services get, in their own words, before one of them loads a model.
 
     Raises:
-        UsageError: a value is out of bounds, or a file of the frontend cannot be used.
-        SystemExit: an argument is no flag, or requests help.
+        UsageError: one is no flag, a value is out of bounds, or a file of the frontend cannot be
+            used.
+        SystemExit: an argument requests help.
     """
     from services.engine.config.engine_config import EngineConfig
     from services.engine.config.flags import read_command_line

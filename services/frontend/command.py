@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from inspect import cleandoc
 
 from pydantic import ValidationError
-from pydantic_settings import CliApp
+from pydantic_settings import CliApp, SettingsError
 
 from services.frontend.access.key_file import KeyFileError, read_key_file
 from services.frontend.config import FrontendConfig
 from services.frontend.images.media.urls import MediaHost
-from services.settings.flags import UsageError, reason_of
+from services.settings.flags import CLI_PREFIX, UsageError, reason_of
 from services.transport.tls import ClientTls, ServerTls, TlsFilesError
 
 
@@ -17,8 +17,8 @@ def read_config(arguments: Sequence[str]) -> FrontendConfig:
     """Returns the configuration from arguments and environment variables.
 
     Raises:
-        UsageError: a value is out of bounds, or the tokenizer's folder has none.
-        SystemExit: an argument is no flag, or requests help.
+        UsageError: one is no flag, a value is out of bounds, or the tokenizer's folder has none.
+        SystemExit: an argument requests help.
     """
     # Python 3.13 removes the docstring's indentation; help shows the docstring unchanged.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
@@ -26,6 +26,8 @@ def read_config(arguments: Sequence[str]) -> FrontendConfig:
         config = CliApp.run(FrontendConfig, cli_args=list(arguments))
     except ValidationError as error:
         raise UsageError("\n".join(_problems(error))) from error
+    except SettingsError as error:
+        raise UsageError(str(error).removeprefix(CLI_PREFIX)) from error
     if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():
         raise UsageError(f"--tokenizer: no tokenizer.json in {config.tokenizer}")
     try:

@@ -61,6 +61,7 @@ class FrontendConfig(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     host: Annotated[str, AfterValidator(bracketed)] = "127.0.0.1"

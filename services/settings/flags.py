@@ -7,6 +7,9 @@ MAX_INT32 = 2**31 - 1
 MAX_WAIT_S = 1_000_000.0
 """More than 11 days; gRPC counts times in milliseconds of 32 bits."""
 
+CLI_PREFIX = "error parsing CLI: "
+"""Start of pydantic-settings' errors about arguments that are no flags or lack a value."""
+
 
 class UsageError(Exception):
     """A command line cannot be run; the message is for the operator, one line a problem."""

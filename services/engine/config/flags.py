@@ -19,7 +19,7 @@ from pydantic_settings import (
 )
 
 from services.engine.config.engine_config import EngineConfig
-from services.settings.flags import UsageError, reason_of
+from services.settings.flags import CLI_PREFIX, UsageError, reason_of
 
 VARIABLE_PREFIX = "OCTAVO_ENGINE_"
 """Of environment variables that are settings."""
@@ -42,9 +42,9 @@ def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
 
     Raises:
         ValidationError: a value is out of bounds.
-        SettingsError: an argument that is a list or an object cannot be read.
+        SettingsError: an argument is no flag, or is a list or an object that cannot be read.
         VariableError: a variable that is one cannot.
-        SystemExit: an argument is no flag, or requests help.
+        SystemExit: an argument requests help.
     """
     sections = kind.sections()
     fields: dict[str, Any] = {
@@ -69,7 +69,10 @@ def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
         groups[section].add_argument(*names, **options)
 
     source = CliSettingsSource[BaseSettings](
-        flags, cli_prog_name=kind.program, add_argument_method=add_argument
+        flags,
+        cli_prog_name=kind.program,
+        cli_exit_on_error=False,
+        add_argument_method=add_argument,
     )
     given = CliApp.run(flags, cli_args=list(arguments), cli_settings_source=source)
     return kind.from_flags(**{flag: getattr(given, flag) for flag in given.model_fields_set})
@@ -79,15 +82,15 @@ def read_command_line(kind: type[Config], arguments: Sequence[str]) -> Config:
     """Returns the configuration from arguments and environment variables, as `read_flags` does.
 
     Raises:
-        UsageError: they cannot be read, or a value is out of bounds.
-        SystemExit: an argument is no flag, or requests help.
+        UsageError: one is no flag, they cannot be read, or a value is out of bounds.
+        SystemExit: an argument requests help.
     """
     try:
         return read_flags(kind, arguments)
     except ValidationError as error:
         raise UsageError("\n".join(describe_problems(kind, error))) from error
-    except (SettingsError, VariableError) as error:  # no list or JSON
-        raise UsageError(str(error)) from error
+    except (SettingsError, VariableError) as error:  # no flag, list or JSON
+        raise UsageError(str(error).removeprefix(CLI_PREFIX)) from error
 
 
 def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[str]:

@@ -14,7 +14,7 @@ from services.engine.node.config import VARIABLE_PREFIX, NodeConfig
 from services.engine.node.node import Node, RefusedNodeError
 from services.engine.worker.meeting import interface_address
 from services.processes.stop_signals import stop_signals
-from services.settings.flags import reason_of
+from services.settings.flags import CLI_PREFIX, reason_of
 from services.settings.variables import warn_of_unknown_variables
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
@@ -42,7 +42,7 @@ def run_node(arguments: list[str]) -> int:
             _complain(f"{flag}{reason_of(problem)}")
         return USAGE_ERROR
     except (NodeSecretError, TlsFilesError, ValueError) as error:
-        _complain(str(error))
+        _complain(str(error).removeprefix(CLI_PREFIX))
         return USAGE_ERROR
     configure_logging(service="node", level=config.log_level, log_format=config.log_format)
     warn_of_unknown_variables(VARIABLE_PREFIX, NodeConfig.model_fields)

@@ -33,6 +33,7 @@ class NodeConfig(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     head: str = ""

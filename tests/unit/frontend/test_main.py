@@ -49,6 +49,14 @@ def test_a_host_that_images_cannot_come_from_is_one_line(monkeypatch, capsys, ho
     assert line.startswith("octavo frontend: --media-hosts")
 
 
+@pytest.mark.parametrize("arguments", [["--frobnicate"], ["--port"]])
+def test_arguments_that_are_no_flags_or_lack_a_value_are_one_line(monkeypatch, capsys, arguments):
+    assert run(monkeypatch, *arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo frontend: ")
+    assert arguments[0] in line
+
+
 def test_the_environment_sets_flags(monkeypatch):
     monkeypatch.setenv("OCTAVO_FRONTEND_ENGINE_ADDRESS", "engine:1")
     assert FrontendConfig().engine_address == "engine:1"

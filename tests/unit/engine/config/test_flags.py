@@ -64,6 +64,15 @@ def test_a_list_or_object_that_cannot_be_read_is_one_line(
     assert any(reason in line for reason in ("must be", "delimiter", "Parsing error"))
 
 
+@pytest.mark.parametrize("arguments", [["--frobnicate"], ["--port"]])
+def test_arguments_that_are_no_flags_or_lack_a_value_are_one_line(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["engine", *arguments])
+    assert main() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo engine: ")
+    assert arguments[0] in line
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [

@@ -42,6 +42,7 @@ def test_flags_that_do_not_fit_are_refused(flags, reason):
         (["--head", "localhost:1", "--secret-file", "/absent"], "/absent cannot be read"),
         (["--head", "localhost:1", "--tls-ca", "/absent"], "/absent cannot be read"),
         (["--head", "localhost:1", "--node-rank", "x"], "--node-rank: "),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
 def test_a_mistake_is_one_line_for_the_operator(arguments, line, capsys):
