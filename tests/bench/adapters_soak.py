@@ -29,6 +29,7 @@ import torch
 
 from services.engine.rpc.stats import stats_to_proto
 from tests.bench.machine import commit, machine, versions
+from tests.bench.rounds import rounds
 from tests.support.adapter_engine import AdapterCase
 from tests.support.ranks_core import RanksCore, ranks_config, ranks_core
 from tests.support.step_driver import sampling
@@ -53,15 +54,10 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     memory: dict[str, list[float]] = field(default_factory=dict)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() > self.ends_s
-
     async def ask(self, ranks: RanksCore) -> None:
         """Sends one request after the other and compares their outputs."""
         greedy = sampling(max_tokens=NUM_TOKENS)
-        while not self.is_over:
+        for _ in rounds(self.ends_s):
             known = [each.name for each in ranks.core.adapters.all]
             # A few adapters get most requests, as in life.
             name = known[int(len(known) * self.order.random() ** 3)]
@@ -76,7 +72,7 @@ class Soak:
     async def change(self, ranks: RanksCore) -> None:
         """Removes adapters and adds them again."""
         adapters = ranks.core.adapters
-        while not self.is_over:
+        for _ in rounds(self.ends_s):
             name = self.order.choice([each.name for each in adapters.all])
             adapters.remove(name)
             await asyncio.sleep(CHANGE_S)
@@ -88,7 +84,7 @@ class Soak:
         processes = {"engine": psutil.Process()}
         for rank in ranks.core.stats().ranks:
             processes[f"worker {rank.rank}"] = psutil.Process(rank.pid)
-        while not self.is_over:
+        for _ in rounds(self.ends_s):
             for name, process in processes.items():
                 self.memory.setdefault(name, []).append(process.memory_info().rss / MIB)
             await asyncio.sleep(SAMPLE_S)

@@ -58,6 +58,14 @@ class Streams:
             stream.is_done = False
             del self._live[stream]
 
+    async def watch(self, begin_s: float, seconds: float) -> float:
+        """Lets time pass, more of it if there is no gap, and returns when the period ended."""
+        end_s = begin_s + seconds
+        while (now_s := time.perf_counter()) < end_s or not self.gaps_ms(begin_s, now_s):
+            self.replace_finished()
+            await asyncio.sleep(POLL_S)
+        return now_s
+
     async def end(self) -> None:
         """Aborts all requests and waits until none runs."""
         for stream, request in self._live.items():
@@ -119,10 +127,7 @@ async def measure(settings: Settings, report: Report) -> None:
                     streams.replace_finished()
                     await asyncio.sleep(POLL_S)
                 moments.append(time.perf_counter())
-            moments.append(moments[-1] + arguments.after_s)
-            while time.perf_counter() < moments[-1]:
-                streams.replace_finished()
-                await asyncio.sleep(POLL_S)
+            moments.append(await streams.watch(moments[-1], arguments.after_s))
     periods = zip(("compiling", "capturing", "afterwards"), moments, moments[1:], strict=False)
     for name, begin_s, end_s in periods:
         gaps = sorted(streams.gaps_ms(begin_s, end_s))

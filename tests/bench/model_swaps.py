@@ -24,6 +24,7 @@ import torch
 
 from tests.bench.model_folder import shape_names
 from tests.bench.report import Report
+from tests.bench.rounds import rounds
 from tests.bench.sleep_times import checkpoint, copy_speeds
 
 NAMES = ("first", "second")
@@ -46,7 +47,7 @@ class Streams:
         self, client: httpx.AsyncClient, model: str, *, max_tokens: int, end_s: float
     ) -> None:
         """Keeps one stream of a model open until a time."""
-        while time.monotonic() < end_s:
+        for _ in rounds(end_s):
             words = f"{len(self.first_token_s[model])} " + "word " * PROMPT_WORDS
             body = {
                 "model": model, "prompt": words, "max_tokens": max_tokens, "ignore_eos": True,

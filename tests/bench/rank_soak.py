@@ -13,12 +13,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -29,10 +31,12 @@ import psutil
 
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from protos.engine.v1.worker_pb2 import RankInfo
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.bench.machine import commit, gpus_used_mib, machine, versions
 from tests.bench.model_folder import make_model_folder, shape_names
+from tests.bench.rounds import rounds
 from tests.bench.workload import fixed_jobs
 from tests.support.engine_client import engine_stub, get_stats
 from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
@@ -84,6 +88,15 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """When a rank was killed, and its process."""
+
+    at_s: float
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class Job:
     """A prompt and its greedy output."""
 
@@ -107,7 +120,7 @@ async def generate(
 
 async def client(stub: FrontendServiceStub, jobs: list[Job], end_s: float, tally: Tally) -> None:
     """Sends one request after the other, of random prompts and lengths."""
-    while time.monotonic() < end_s:
+    for _ in rounds(end_s):
         job = random.choice(jobs)
         num_tokens = random.randint(1, len(job.expected))
         tokens: list[int] = []
@@ -121,25 +134,32 @@ async def client(stub: FrontendServiceStub, jobs: list[Job], end_s: float, tally
             tally.compare(tokens, job.expected[:num_tokens])
 
 
-async def kill_ranks(
-    stub: EngineServiceStub, every_s: float, end_s: float
-) -> list[tuple[float, int]]:
-    """Kills a random rank in each period; returns when, and which."""
-    kills = []
-    while time.monotonic() + every_s < end_s:
+async def kill_ranks(stub: EngineServiceStub, every_s: float, num_periods: int) -> list[Kill]:
+    """Kills a random rank in each period, and returns when the engine has got over the last."""
+    kills: list[Kill] = []
+    for _ in range(num_periods):
         pause_s = random.uniform(1 - RANDOM_SHARE, 1) * every_s
         await asyncio.sleep(pause_s)
         ranks = (await get_stats(stub)).ranks
-        chosen = random.choice(ranks) if ranks else None
-        # A restart that still goes on shows the ranks that are gone.
-        if chosen is None or not all(psutil.pid_exists(each.pid) for each in ranks):
+        if not are_there(ranks, kills):
             print("no rank was killed: the engine starts", flush=True)
         else:
+            chosen = random.choice(ranks)
             os.kill(chosen.pid, signal.SIGKILL)
-            kills.append((time.monotonic(), chosen.rank))
+            kills.append(Kill(time.monotonic(), chosen.rank, chosen.pid))
             print(f"killed rank {chosen.rank}, process {chosen.pid}", flush=True)
         await asyncio.sleep(every_s - pause_s)
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        while not are_there((await get_stats(stub)).ranks, kills):  # noqa: ASYNC110  no event
+            await asyncio.sleep(0.2)
     return kills
+
+
+def are_there(ranks: Sequence[RankInfo], kills: list[Kill]) -> bool:
+    """Whether all ranks live; a restart that still goes on shows those that are gone."""
+    gone = {kill.pid for kill in kills}
+    live = [each for each in ranks if each.pid not in gone and psutil.pid_exists(each.pid)]
+    return 0 < len(live) == len(ranks)
 
 
 async def held(services: Stack, stub: EngineServiceStub) -> dict[str, float]:
@@ -211,22 +231,24 @@ async def soak(services: Stack, arguments: argparse.Namespace, vocab_size: int) 
         before = await held(services, engine)
         num_restarts = (await get_stats(engine)).num_worker_restarts
         tally, end_s = Tally(), time.monotonic() + arguments.seconds
+        # Clients go on for some time after the last kill.
+        num_periods = math.ceil(arguments.seconds / arguments.kill_every_s) - 1
         *_, kills = await asyncio.gather(
             *(client(stub, jobs, end_s, tally) for _ in range(arguments.clients)),
-            kill_ranks(engine, arguments.kill_every_s, end_s),
+            kill_ranks(engine, arguments.kill_every_s, num_periods),
         )
         after, stats = await held(services, engine), await get_stats(engine)
-    ends_s = [at_s for at_s, _ in kills[1:]] + [end_s]
+    ends_s = [kill.at_s for kill in kills[1:]] + [end_s]
     outages = [
-        tally.longest_gap_s(at_s, until_s)
-        for (at_s, _), until_s in zip(kills, ends_s, strict=False)
+        tally.longest_gap_s(kill.at_s, max(kill.at_s, until_s))
+        for kill, until_s in zip(kills, ends_s, strict=False)
     ]
     return {
         "ends": dict(tally.ends),
         "tokens": {
             "received": tally.num_tokens, "missing": tally.missing, "surplus": tally.surplus,
         },
-        "kills": Counter(f"rank {rank}" for _, rank in kills),
+        "kills": Counter(f"rank {kill.rank}" for kill in kills),
         "restarts": stats.num_worker_restarts - num_restarts,
         "outages_s": [round(each, 2) for each in outages],
         "held": {name: [before[name], after[name]] for name in before},
@@ -244,6 +266,7 @@ async def run(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
     services = Stack(engine, start_frontend(engine.address))
     async with services:
         result = await soak(services, arguments, vocab_size) | {"log": fault_lines(engine)}
+    psutil.wait_procs(marked_processes(), timeout=SETTLE_S)
     left = {
         "processes": [" ".join(each.cmdline()[:4]) for each in marked_processes()],
         "files": sorted(shared_files() - files),

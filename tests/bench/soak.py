@@ -23,6 +23,7 @@ import psutil
 
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from tests.bench.machine import commit, machine, versions
+from tests.bench.rounds import rounds
 from tests.bench.soak_load import Load
 from tests.support.engine_client import engine_stub, get_stats
 from tests.support.processes import Stack, free_port, stack
@@ -95,7 +96,7 @@ def _num_threads(process: psutil.Process) -> int:
 
 async def _client(work: Callable[[], Awaitable[str]], end_s: float, ends: Counter[str]) -> None:
     """Runs one piece of work after the other."""
-    while time.monotonic() < end_s:
+    for _ in rounds(end_s):
         try:
             ends[await work()] += 1
         except grpc.aio.AioRpcError as error:
@@ -121,7 +122,7 @@ async def soak(services: Stack, *, http_port: int, seconds: float, warm_up_s: fl
     every_s = min(2.0, seconds / 16)
     async with engine_stub(services.engine.address) as stub:
         await asyncio.sleep(warm_up_s)
-        while time.monotonic() < end_s:
+        for _ in rounds(end_s):
             await samples.take(stub)
             await asyncio.sleep(every_s)
         await asyncio.gather(*clients)

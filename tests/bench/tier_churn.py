@@ -23,6 +23,7 @@ import grpc
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from tests.bench.rounds import rounds
 from tests.support.processes import start_engine
 
 LENGTH, MAX_TOKENS, NUM_CLIENTS = 400, 6, 6
@@ -70,7 +71,7 @@ class Churn:
             path.write_bytes(data)
 
     async def _run_client(self, stub: EngineServiceStub, until_s: float) -> None:
-        while time.monotonic() < until_s:
+        for _ in rounds(until_s):
             which = (self._order.randrange(len(self._documents)), self._order.choice(self._lengths))
             if self._order.random() < 0.1:
                 task = asyncio.ensure_future(self._generate(stub, which))

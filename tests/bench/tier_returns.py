@@ -9,7 +9,6 @@ after the other. Decodes run beside returns and beside nothing. Files that were 
 dropped from the system's cache where the program may do so.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from services.engine.config.engine_config import EngineConfig
-from tests.bench.busy_start import POLL_S, Streams
+from tests.bench.busy_start import Streams
 from tests.bench.offline_engine import OfflineEngine, offline_engine
 from tests.bench.program import run_program
 from tests.bench.report import Report
@@ -32,6 +31,8 @@ ROUNDS = 3
 BLOCK_SIZE = 16
 QUIET_S = 2.0
 """Time in which decodes run beside nothing."""
+IDLE_DISK_S = 10.0
+"""Time without a block from a disk that has written all."""
 PIECE_BYTES = 2**20
 
 
@@ -170,10 +171,7 @@ async def beside_decodes(
     streams = Streams(engine, settings.arguments.decodes, 1000)
     await first_token_s(engine, kept[0])
     begin_s = time.perf_counter()
-    while time.perf_counter() < begin_s + QUIET_S:
-        await asyncio.sleep(POLL_S)
-        streams.replace_finished()
-    quiet_s = time.perf_counter()
+    quiet_s = await streams.watch(begin_s, QUIET_S)
     for job in kept:
         streams.replace_finished()
         await first_token_s(engine, job)
@@ -187,10 +185,16 @@ async def beside_decodes(
 
 
 async def wait_for_disk(engine: OfflineEngine) -> None:
-    """Returns when no block is being written any more."""
-    tiers, last = engine.core.counters.scheduler.tiers, -1
-    while tiers.num_written != last:
-        last = tiers.num_written
+    """Returns when no block is being written any more.
+
+    A block that the host has stored once more is not written once more: it is not waited for long.
+    """
+    tiers, last, last_s = engine.core.counters.scheduler.tiers, -1, 0.0
+    while (done := tiers.num_written + tiers.num_drops) < tiers.num_stored:
+        if done != last:
+            last, last_s = done, time.perf_counter()
+        elif time.perf_counter() > last_s + IDLE_DISK_S:
+            return
         await first_token_s(engine, Job([9] * BLOCK_SIZE, 200))
 
 

@@ -17,7 +17,7 @@ from tests.support.random_checkpoints import write_checkpoint
 from tests.support.vision_variants import write_vision_checkpoint
 
 SMALL = (
-    *("--shape", "tiny", "--device", "cpu", "--budget-s", "90", "--commit", "none"),
+    *("--shape", "tiny", "--device", "cpu", "--budget-s", "600", "--commit", "none"),
     *("--max-num-batched-tokens", "128", "--max-num-seqs", "4"),
 )
 
@@ -56,7 +56,7 @@ def test_adapters_beside_none_are_measured(tmp_path):
 
 def test_random_traffic_of_adapters_gets_the_tokens_of_merged_models(tmp_path):
     out = tmp_path / "soak.json"
-    small = ("--minutes", "0.05", "--adapters", "4", "--slots", "2")
+    small = ("--minutes", "0.02", "--adapters", "4", "--slots", "2")
     printed = run("tests.bench.adapters_soak", *small, "--json", out)
     assert "slot loads" in printed
     figures = json.loads(out.read_text())["figures"]
@@ -71,7 +71,7 @@ def test_sessions_of_several_turns_are_measured(tmp_path):
     write_checkpoint(folder, "mamba2", max_position_embeddings=4096)
     shutil.copy(TINY_CHECKPOINT / "tokenizer.json", folder)
     few = ("--sessions", "3", "--turns", "3", "--system", "1200", "--divide-by", "4")
-    engine = ("--device", "cpu", "--enforce-eager", "--budget-s", "90", "--commit", "none")
+    engine = ("--device", "cpu", "--enforce-eager", "--budget-s", "600", "--commit", "none")
     run("tests.bench.turns", "--model", folder, *few, *engine, "--repeats", "1", "--out", out)
     result = json.loads(out.read_text())
     figures, facts = result["figures"], result["facts"]
@@ -92,7 +92,7 @@ def test_prompts_with_images_are_measured(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_CHECKPOINT / name, folder)
     few = ("--side", "4", "--requests", "3", "--outputs", "3", "--repeats", "2", "--out", out)
-    few += ("--streams", "2", "--gaps-s", "1")
+    few += ("--streams", "2", "--gaps-s", "0.6")
     run("tests.bench.images", "--model", folder, *SMALL[2:], "--enforce-eager", *few)
     figures = json.loads(out.read_text())["figures"]
     assert figures["first token, image"]["median"] > 0
@@ -194,7 +194,7 @@ def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_pat
 
 
 def test_the_churn_of_tiers_compares_every_text():
-    printed = run("tests.bench.tier_churn", "--minutes", "0.1", "--documents", "2")
+    printed = run("tests.bench.tier_churn", "--minutes", "0.03", "--documents", "2")
     counts = json.loads(printed)
     assert counts["compared"] > 0
     assert counts["kills"] >= 1
@@ -214,7 +214,7 @@ def test_returns_from_lower_tiers_are_measured(tmp_path):
 
 def test_the_soak_of_ranks_kills_one_and_every_token_comes(tmp_path):
     out = tmp_path / "ranks.json"
-    short = ("--seconds", "4", "--kill-every-s", "3", "--clients", "3", "--tokens", "40")
+    short = ("--seconds", "2", "--kill-every-s", "1.5", "--clients", "3", "--tokens", "40")
     small = ("--shape", "tiny", "--device", "cpu", "--max-num-batched-tokens", "128")
     engine = ("--worker-patience-s", "100", "--no-enable-prefix-caching")
     printed = run("tests.bench.rank_soak", *short, *small, *engine, "--json", out)
@@ -403,7 +403,7 @@ def test_sleep_is_measured_beside_copies_and_loading(tmp_path):
 
 def test_swaps_of_two_models_under_load_are_measured(tmp_path):
     out = tmp_path / "swaps.json"
-    few = ("--device", "cpu", "--seconds", "3", "--streams", "2", "--max-tokens", "300")
+    few = ("--device", "cpu", "--seconds", "1", "--streams", "2", "--max-tokens", "300")
     turns = ("--swap-min-awake-s", "0.3", "--swap-drain-s", "0", "--commit", "none")
     run("tests.bench.model_swaps", "--shape", "tiny", *few, *turns, "--out", out)
     content = json.loads(out.read_text())

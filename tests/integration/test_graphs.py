@@ -26,7 +26,7 @@ async def generate(stub):
 
 
 async def all_graphs(stub):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while True:
             stats = await stub.GetStats(engine_pb2.GetStatsRequest())
             if len(stats.graphs) == stats.num_graphs_planned == 3:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -210,8 +211,10 @@ async def tokens_after_a_restart(address: str) -> list[list[int]]:
                 await asyncio.sleep(0.2)
 
 
-def spoiled(tensors: dict[str, np.ndarray], fault: str) -> Iterator[Any]:
-    """Yields the messages of an upload with a fault."""
+def spoiled(
+    tensors: dict[str, np.ndarray], fault: str, is_over: threading.Event | None = None
+) -> Iterator[Any]:
+    """Yields the messages of an upload with a fault, with a wait for `is_over` in the middle."""
     update = pb.WeightsUpdate(version="bad")
     data = False
     for message in _messages(update, tensors):
@@ -224,8 +227,8 @@ def spoiled(tensors: dict[str, np.ndarray], fault: str) -> Iterator[Any]:
         if message.WhichOneof("part") == "data":
             if fault == "truncated" and data:
                 return
-            if fault == "gone":
-                time.sleep(5)
+            if is_over is not None:
+                is_over.wait()
             data = True
         yield message
     if fault == "longer":
@@ -267,12 +270,16 @@ def upload_badly(stub: Any, tensors: dict[str, np.ndarray]) -> None:
             stub.UploadWeights(spoiled(bad, fault))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, fault
         assert message in caught.value.details(), fault
-    call = stub.UploadWeights.future(spoiled(tensors, "gone"))
-    until_updating(stub, is_updating=True)
-    with pytest.raises(grpc.RpcError, match="another update"):
-        stub.UploadWeights(spoiled(tensors, ""))
-    call.cancel()
-    until_updating(stub, is_updating=False)
+    is_over = threading.Event()
+    call = stub.UploadWeights.future(spoiled(tensors, "", is_over))
+    try:
+        until_updating(stub, is_updating=True)
+        with pytest.raises(grpc.RpcError, match="another update"):
+            stub.UploadWeights(spoiled(tensors, ""))
+        call.cancel()
+        until_updating(stub, is_updating=False)
+    finally:
+        is_over.set()
 
 
 def until_updating(stub: Any, *, is_updating: bool) -> None:

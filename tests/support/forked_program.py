@@ -15,6 +15,9 @@ from pathlib import Path
 
 from tests.support.forks import OF_SERVICES, fork, fork_server
 
+LIMIT_S = 850
+"""No command takes nearly this long, however slow the machine; one that does hangs."""
+
 
 class ForkedProgram:
     """The part of subprocess.Popen that tests use; the leader of a process group."""
@@ -124,7 +127,7 @@ def run_forked(
             stderr=stderr.fileno(),
         )
         try:
-            returncode = program.wait(timeout=240)
+            returncode = program.wait(timeout=LIMIT_S)
         finally:
             program.kill()
         stdout.seek(0)

@@ -22,6 +22,7 @@ from tests.support.engine_harness import (
     running_core,
 )
 from tests.support.fake_worker import expected_output
+from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
 LONG_S = 60.0
@@ -214,16 +215,21 @@ async def test_a_worker_lost_while_it_wakes_is_replaced():
 
 @pytest.mark.parametrize("kind", ["sleep", "wake"])
 async def test_a_worker_that_does_not_answer_is_replaced(kind):
-    async with engine_that_sleeps(worker_start_timeout_s=1.0, step_timeout_s=0.1) as engine:
-        sleep = engine.core.sleep
-        engine.executors.last.unanswered.add(kind)
-        if kind == "sleep":
-            with pytest.raises(EngineUnavailableError, match="did not answer"):
-                await sleep.fall_asleep(1, WAIT, LONG_S)
-        else:
+    async with engine_that_sleeps(worker_start_timeout_s=LONG_S, step_timeout_s=1.0) as engine:
+        sleep, executor, time = engine.core.sleep, engine.executors.last, LoopTime()
+        executor.unanswered.add(kind)
+        if kind == "wake":
             await sleep.fall_asleep(1, WAIT, LONG_S)
-            await sleep.wake()
-        await until(lambda: len(engine.executors.made) == 2)
+        order = sleep.wake() if kind == "wake" else sleep.fall_asleep(1, WAIT, LONG_S)
+        ordered = asyncio.create_task(order)
+        await until(lambda: kind in executor.orders_taken)
+        time.wind(LONG_S)
+        if kind == "wake":
+            await ordered
+        else:
+            with pytest.raises(EngineUnavailableError, match="did not answer"):
+                await ordered
+        await until(lambda: len(engine.executors.made) >= 2)
         await engine.wait_until_ready()
         await check_serves(engine)
 
