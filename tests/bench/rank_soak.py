@@ -39,6 +39,7 @@ from tests.bench.model_folder import make_model_folder, shape_names
 from tests.bench.rounds import rounds
 from tests.bench.workload import fixed_jobs
 from tests.support.engine_client import engine_stub, get_stats
+from tests.support.held import processes
 from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
 
 NUM_PROMPTS = 16
@@ -181,9 +182,9 @@ async def held(services: Stack, stub: EngineServiceStub) -> dict[str, float]:
         figures[f"{name}: child processes"] = len(children)
         figures[f"{name}: their descriptors"] = sum(each.num_fds() for each in children)
         figures[f"{name}: memory, MiB"] = root.memory_info().rss / 2**20
-    processes = marked_processes()
-    figures["all: processes"] = len(processes)
-    figures["all: listening ports"] = sum(map(_num_listening, processes))
+    marked = marked_processes()
+    figures["all: processes"] = len(marked)
+    figures["all: listening ports"] = sum(map(_num_listening, marked))
     figures |= {f"GPU {gpu}: MiB": used for gpu, used in enumerate(gpus_used_mib())}
     return figures
 
@@ -191,7 +192,7 @@ async def held(services: Stack, stub: EngineServiceStub) -> dict[str, float]:
 def marked_processes() -> list[psutil.Process]:
     """Returns the live processes of the services, and of services before them in this program."""
     found = []
-    for process in psutil.process_iter():
+    for process in processes():
         with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
             if process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid():
                 found.append(process)

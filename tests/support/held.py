@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,12 +46,22 @@ def children(service: Process) -> list[psutil.Process]:
 
     They are its descendants, in sessions of their own, and forked ones in the group that it leads.
     """
-    forked = [each for each in psutil.process_iter() if _group_of(each.pid) == service.pid]
+    forked = [each for each in processes() if _group_of(each.pid) == service.pid]
     try:
         own = psutil.Process(service.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         own = []
     return [each for each in {*forked, *own} if each.pid != service.pid]
+
+
+def processes() -> Iterator[psutil.Process]:
+    """Yields all processes of this machine.
+
+    psutil.process_iter remembers processes by their ids, which others have got since.
+    """
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def _group_of(pid: int) -> int | None:

@@ -1,5 +1,7 @@
 """The kernels of adapters in Triton's interpreter equal the reference."""
 
+import pytest
+
 from tests.support.programs import run_interpreted
 
 PROGRAM = """
@@ -13,26 +15,32 @@ from tests.support.tolerances import assert_rows_close
 # Nothing may read what no program wrote.
 torch.use_deterministic_algorithms(mode=True)
 
-for dtype in (torch.float32, torch.float16):
-    for num_slots, case in [*((3, case) for case in CASES), (40, CASES[2]), (40, CASES[4])]:
-        arguments = make_adapter_case(*case, dtype=dtype, num_slots=num_slots)
-        product, x, a, b, parts, slots = arguments
-        exact = add_slots(product.double(), x.double(), a.double(), b.double(), parts, slots)
-        together = add_adapters(*arguments)
-        assert_rows_close(together, exact)
-        none = add_adapters(product, x, a, b, parts, torch.zeros_like(slots))
-        assert torch.equal(none, product)
-        one = add_adapters(product, x, a, b, parts, torch.full_like(slots, 2))
-        is_two = slots[: len(x)] == 2
-        assert torch.equal(one[is_two], together[is_two])
-        if len(set(parts)) == 1 and len(parts) == 2:
-            gate, up = exact.chunk(2, dim=1)
-            gated = add_adapters(*arguments, is_gated=True)
-            assert_rows_close(gated, torch.nn.functional.silu(gate) * up)
-        addends = torch.stack([product.float() - 3, torch.full_like(product, 3).float()])
-        assert_rows_close(add_adapters(addends, *arguments[1:]), exact)
+cases = [*((3, case) for case in CASES), (40, CASES[2]), (40, CASES[4])]
+for number, (num_slots, case) in enumerate(cases):
+    dtype = DTYPES[number % len(DTYPES)]
+    arguments = make_adapter_case(*case, dtype=dtype, num_slots=num_slots)
+    product, x, a, b, parts, slots = arguments
+    exact = add_slots(product.double(), x.double(), a.double(), b.double(), parts, slots)
+    together = add_adapters(*arguments)
+    assert_rows_close(together, exact)
+    none = add_adapters(product, x, a, b, parts, torch.zeros_like(slots))
+    assert torch.equal(none, product)
+    one = add_adapters(product, x, a, b, parts, torch.full_like(slots, 2))
+    is_two = slots[: len(x)] == 2
+    assert torch.equal(one[is_two], together[is_two])
+    if len(set(parts)) == 1 and len(parts) == 2:
+        gate, up = exact.chunk(2, dim=1)
+        gated = add_adapters(*arguments, is_gated=True)
+        assert_rows_close(gated, torch.nn.functional.silu(gate) * up)
+    addends = torch.stack([product.float() - 3, torch.full_like(product, 3).float()])
+    assert_rows_close(add_adapters(addends, *arguments[1:]), exact)
 """
 
 
-def test_both_kernels_equal_the_reference():
-    run_interpreted(PROGRAM)
+@pytest.mark.parametrize(
+    "dtypes",
+    ["torch.float16, torch.float32", "torch.float32, torch.float16"],
+    ids=["first-in-16-bits", "first-in-32-bits"],
+)
+def test_both_kernels_equal_the_reference(dtypes):
+    run_interpreted(f"import torch\nDTYPES = ({dtypes})\n{PROGRAM}")
