@@ -133,12 +133,18 @@ async def test_a_session_goes_on_while_a_grammar_is_compiled(monkeypatch):
         assert frontend.rejected[1].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-async def test_a_request_can_be_aborted_while_its_grammar_is_compiled_and_its_handle_is_free():
-    async with tiny_service(grammar_timeout_s=5.0) as service:
+async def test_a_request_can_be_aborted_while_its_grammar_is_compiled_and_its_handle_is_free(
+    monkeypatch,
+):
+    async with tiny_service() as service:
+        await generate(service, regex="a")  # a process that compiles is there
         frontend = await Frontend(service.stub).open()
         hostile = StructuredOutput(json_schema=HOSTILE)
         await frontend.submit(1, sampling={"structured_output": hostile})
         await frontend.send(abort=Abort(handles=[1]))
+        await frontend.submit(2)
+        await frontend.read_until(lambda f: 2 in f.finished)
+        pass_time(monkeypatch, 30)  # the compilation goes on to its limit
         await frontend.read_until(lambda f: 1 in f.rejected)
         await frontend.submit(1)
         await frontend.read_until(lambda f: 1 in f.finished)
@@ -164,8 +170,8 @@ async def test_a_session_of_a_draining_engine_answers_for_a_grammar_that_is_comp
         assert frontend.rejected[1].code == grpc.StatusCode.UNAVAILABLE.value[0]
 
 
-async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle():
-    async with tiny_service(grammar_timeout_s=5.0) as service:
+async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle(monkeypatch):
+    async with tiny_service() as service:
         await until(lambda: service.core.is_ready)
         frontend = await Frontend(service.stub).open()
         await frontend.submit(1, sampling={"structured_output": StructuredOutput(regex="a+")})
@@ -175,6 +181,7 @@ async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle():
         frontend.call.cancel()
         await until(lambda: service.core.load().num_running == 0)
         assert service.core.load().num_free_blocks == 255
+        pass_time(monkeypatch, 30)  # the compilation goes on to its limit
 
 
 async def test_requests_with_and_without_a_grammar_run_side_by_side():
