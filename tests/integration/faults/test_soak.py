@@ -10,6 +10,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -25,7 +26,7 @@ from tests.support.memory_slope import MemorySlopes
 from tests.support.processes import Stack, stack
 from tests.support.varied_prompts import varied_prompts
 
-SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "4"))
+SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "2"))
 WARM_UP_S = min(5.0, SOAK_S / 2)
 STREAM_TIMEOUT_S = 240.0
 """No stream takes nearly this long, however slow the machine; one that does hangs."""
@@ -98,10 +99,10 @@ async def _pause_after(error: grpc.aio.AioRpcError) -> str:
     return error.code().name
 
 
-async def _client(address: str, seed: int, end_s: float, tally: Tally) -> None:
+async def _client(address: str, seed: int, is_over: Callable[[], bool], tally: Tally) -> None:
     """One client: a request after the other, each with a fate; now and then the line is cut."""
     rng = random.Random(seed)
-    while time.monotonic() < end_s:
+    while not is_over():
         async with grpc.aio.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
@@ -117,7 +118,7 @@ async def _client(address: str, seed: int, end_s: float, tally: Tally) -> None:
                     await asyncio.sleep(rng.uniform(0, 0.5))
                     await channel.close()
                 tally.ends[await asyncio.wait_for(reading, STREAM_TIMEOUT_S)] += 1
-                if fate == "disconnect" or time.monotonic() >= end_s:
+                if fate == "disconnect" or is_over():
                     break
 
 
@@ -173,12 +174,18 @@ async def _sample_memory(services: Stack, slopes: MemorySlopes) -> None:
         await asyncio.sleep(0.5)
 
 
-async def _soak(services: Stack, *, seed: int, duration_s: float) -> Tally:
-    """Runs all clients for a while, to the end of their last requests."""
+async def _soak(
+    services: Stack, *, seed: int, duration_s: float, has_all: Callable[[], object] = lambda: True
+) -> Tally:
+    """Runs all clients for a while and until `has_all`, to the end of their last requests."""
     tally = Tally()
     end_s = time.monotonic() + duration_s
+
+    def is_over() -> bool:
+        return time.monotonic() >= end_s and bool(has_all())
+
     address = services.frontend.address
-    await asyncio.gather(*(_client(address, seed + i, end_s, tally) for i in range(NUM_CLIENTS)))
+    await asyncio.gather(*(_client(address, seed + i, is_over, tally) for i in range(NUM_CLIENTS)))
     return tally
 
 
@@ -205,7 +212,9 @@ async def test_every_stream_ends_and_everything_is_given_back():
         ]
         started_s = time.monotonic()
         try:
-            soaked = await _soak(services, seed=0, duration_s=SOAK_S)
+            soaked = await _soak(
+                services, seed=0, duration_s=SOAK_S, has_all=lambda: tally.faults or tasks[0].done()
+            )
         finally:
             for task in tasks:
                 task.cancel()
