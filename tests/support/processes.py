@@ -35,6 +35,13 @@ LONG_TIMEOUTS = {
     "OCTAVO_ENGINE_GRAMMAR_TIMEOUT_S": "30",
 }
 """For machines that hold a process up for seconds; a test's flags go before."""
+OWN_SETTINGS = {
+    "PYTHONUNBUFFERED": "1",
+    # Operators get a warning of a late compilation; here it ends the engine.
+    "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1",
+    # Of a larger cache a start takes longer; this one holds 40,000 tokens of the tiny model.
+    "OCTAVO_ENGINE_KV_CACHE_MEMORY_MB": "64",
+}
 _FORKED = ("services.engine", "services.frontend", "tests.support.steered_engine")
 Flag = str | int | float | bool | Path
 _given_ports: set[int] = set()
@@ -121,9 +128,7 @@ class ServiceProcess:
         """Starts the process; returns before it is ready."""
         command = [self.module, "--host", self.host, "--port", str(self.port)]
         command += flag_arguments(self._flags)
-        # Operators get a warning of a late compilation; here it ends the engine.
-        own = {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"}
-        environment = os.environ | LONG_TIMEOUTS | own
+        environment = os.environ | LONG_TIMEOUTS | OWN_SETTINGS
         if self._is_forked:
             log = self._log_file.fileno()
             stderr = log if self.stderr == subprocess.STDOUT else self.stderr
