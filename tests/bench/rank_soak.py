@@ -39,7 +39,7 @@ from tests.bench.model_folder import make_model_folder, shape_names
 from tests.bench.rounds import rounds
 from tests.bench.workload import fixed_jobs
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import processes
+from tests.support.held import processes_of
 from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
 
 NUM_PROMPTS = 16
@@ -192,7 +192,7 @@ async def held(services: Stack, stub: EngineServiceStub) -> dict[str, float]:
 def marked_processes() -> list[psutil.Process]:
     """Returns the live processes of the services, and of services before them in this program."""
     found = []
-    for process in processes():
+    for process in processes_of(psutil.pids()):
         with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
             if process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid():
                 found.append(process)

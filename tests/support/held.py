@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +46,8 @@ def children(service: Process) -> list[psutil.Process]:
 
     They are its descendants, in sessions of their own, and forked ones in the group that it leads.
     """
-    forked = [each for each in processes() if _group_of(each.pid) == service.pid]
+    # psutil.process_iter remembers processes by their ids, which others have got since.
+    forked = processes_of(pid for pid in psutil.pids() if _group_of(pid) == service.pid)
     try:
         own = psutil.Process(service.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -54,12 +55,9 @@ def children(service: Process) -> list[psutil.Process]:
     return [each for each in {*forked, *own} if each.pid != service.pid]
 
 
-def processes() -> Iterator[psutil.Process]:
-    """Yields all processes of this machine.
-
-    psutil.process_iter remembers processes by their ids, which others have got since.
-    """
-    for pid in psutil.pids():
+def processes_of(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """Yields those of some processes that have not ended."""
+    for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(pid)
 
