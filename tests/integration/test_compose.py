@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -33,11 +33,6 @@ OBSERVABILITY = yaml.safe_load((ROOT / "deploy/docker-compose.observability.yml"
 TLS = yaml.safe_load((ROOT / "deploy" / "docker-compose.tls.yml").read_text())
 SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
-OCTAVO = [sys.executable, "-m", "services.client.cli"]
-"""The command that the images' entry point, `octavo`, runs."""
-
-
-Process = subprocess.Popen[bytes] | ForkedProgram
 
 
 class Loopback:
@@ -54,9 +49,6 @@ class Loopback:
         host, colon, port = text.rpartition(":")
         return f"{host}{colon}{self.ports.get(port, port)}"
 
-    def command(self, words: list[str]) -> list[str]:
-        return [*OCTAVO, *map(self.word, words)]
-
     def environment(self, service: dict) -> dict[str, str]:
         environment = {k: self.word(v) for k, v in service.get("environment", {}).items()}
         for volume in service.get("volumes", []):
@@ -68,15 +60,7 @@ class Loopback:
             environment = {k: v.replace("/certificates/", mounted) for k, v in environment.items()}
         return os.environ | environment
 
-    def start(self, service: dict) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self.command(service["command"]),
-            env=self.environment(service),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def fork(self, service: dict) -> ForkedProgram:
+    def start(self, service: dict) -> ForkedProgram:
         words = map(self.word, service["command"])
         return start_service(*words, environment=self.environment(service))
 
@@ -90,14 +74,12 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def running(
-    mapped: Loopback, services: dict, start: Callable[[Loopback, dict], Process]
-) -> Iterator[Loopback]:
+def running(mapped: Loopback, services: dict) -> Iterator[Loopback]:
     """Long-running services, started in the order that the compose file asks for."""
     with contextlib.ExitStack() as processes:
         for name in ("engine", "frontend"):
             service = services[name]
-            process = start(mapped, service)
+            process = mapped.start(service)
             processes.callback(process.wait, timeout=30)
             processes.callback(process.terminate)
             deadline = time.monotonic() + READY_TIMEOUT_S
@@ -110,7 +92,7 @@ def running(
 @pytest.fixture(scope="module")
 def loopback() -> Iterator[Loopback]:
     """The services as docker-compose.yml has them."""
-    with running(Loopback(), SERVICES, Loopback.start) as mapped:
+    with running(Loopback(), SERVICES) as mapped:
         yield mapped
 
 
@@ -127,7 +109,7 @@ def test_with_tls_and_keys_only_the_client_gets_an_answer(tmp_path):
     (tmp_path / "keys.toml").write_text('[keys.client]\nkey = "compose-0123456789"\n')
     (tmp_path / "api-key").write_text("compose-0123456789\n")
     services = {name: secured(name) for name in SERVICES}
-    with running(Loopback(tmp_path), services, Loopback.fork) as mapped:
+    with running(Loopback(tmp_path), services) as mapped:
         answer = mapped.run(secured("client"), SERVICES["client"]["command"])
         assert answer.returncode == 0, answer.stderr
         keyless = dict(secured("client")["environment"])

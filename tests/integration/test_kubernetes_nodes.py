@@ -11,6 +11,7 @@ import yaml
 from services.engine.config.engine_config import EngineConfig
 from tests.integration.test_kubernetes import OCTAVO, READY_TIMEOUT_S, ROOT, container, variables
 from tests.support.certificates import LOOPBACK, Authority
+from tests.support.forked_program import run_octavo
 from tests.support.processes import free_port
 
 FOLDER = ROOT / "deploy" / "kubernetes-nodes"
@@ -106,12 +107,11 @@ def test_a_node_joins_the_engine_with_the_variables_of_the_manifests(tmp_path):
     node = subprocess.Popen([*OCTAVO, *node_words], env=node_variables, cwd=ROOT)
     try:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        probe = [*OCTAVO, "health", f"{LOOPBACK}:{port}"]
-        while subprocess.run(probe, env=head_variables, cwd=ROOT, check=False).returncode:
+        while run_octavo("health", f"{LOOPBACK}:{port}", environment=head_variables).returncode:
             assert head.poll() is None
             assert node.poll() is None
             assert time.monotonic() < deadline
     finally:
         for each in (node, head):
             each.terminate()
-        assert [each.wait(30) for each in (node, head)] == [0, 0]
+        assert [each.wait(60) for each in (node, head)] == [0, 0]
