@@ -19,6 +19,7 @@ from services.engine.errors import (
     NotPermittedError,
     SleepError,
 )
+from services.engine.scheduler.waiting_queue import WaitingQueue
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import greedy_continuation
@@ -154,13 +155,25 @@ async def test_no_graph_is_lost_to_an_update_during_its_capture(tmp_path, option
         assert await ranks.generate(PROMPTS, GREEDY) == case.expected("2")
 
 
-async def test_requests_finish_on_the_old_weights_and_new_ones_wait(tmp_path):
+@pytest.fixture
+def are_held(monkeypatch):
+    """An event: an update keeps new requests from being next."""
+    held, hold_new = asyncio.Event(), WaitingQueue.hold_new
+
+    def hold(self):
+        hold_new(self)
+        held.set()
+
+    monkeypatch.setattr(WaitingQueue, "hold_new", hold)
+    return held
+
+
+async def test_requests_finish_on_the_old_weights_and_new_ones_wait(tmp_path, are_held):
     case = Case(tmp_path)
     async with ranks_core(case.config()) as ranks:
         running = await begun(ranks)
         updating = asyncio.create_task(updated(ranks, "1"))
-        await until(lambda: ranks.core.weights.is_updating)
-        await asyncio.sleep(0.05)
+        await until(are_held.is_set)
         waiting = [ranks.submit(prompt, GREEDY) for prompt in PROMPTS]
         assert await ended(running) == case.expected("")
         await updating
@@ -254,7 +267,7 @@ async def test_a_restarted_worker_does_not_serve_other_weights_than_before(tmp_p
         assert await ranks.generate(PROMPTS, GREEDY) == case.expected("1")
 
 
-async def test_an_update_that_is_given_up_changes_nothing(tmp_path):
+async def test_an_update_that_is_given_up_changes_nothing(tmp_path, are_held):
     case = Case(tmp_path)
     async with ranks_core(case.config()) as ranks:
         sinks = await begun(ranks, greedy_with(max_tokens=50))
@@ -262,7 +275,7 @@ async def test_an_update_that_is_given_up_changes_nothing(tmp_path):
         await until(lambda: ranks.core.weights.is_updating)
         with pytest.raises(EngineUnavailableError, match="another update"):
             await updated(ranks, "2")
-        await asyncio.sleep(0.02)
+        await until(are_held.is_set)
         updating.cancel()
         await asyncio.wait({updating})
         assert await ranks.generate(PROMPTS, GREEDY) == case.expected("")

@@ -42,7 +42,7 @@ def outputs(folder, **options):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_path):
     # An indexer leaves a compiler something to do between our operators.
-    write_checkpoint(tmp_path / "model", "deepseek_v32", num_hidden_layers=2)
+    write_checkpoint(tmp_path / "model", "deepseek_v32", num_hidden_layers=1)
     engine = EngineConfig.from_flags(model=tmp_path / "model", compilation_level=3)
     factors = compute_factors(
         engine, ModelConfig.from_folder(tmp_path / "model"), torch.device("cpu")
@@ -62,7 +62,7 @@ def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_p
             prepare=lambda model: stats.append(prepare(model)),  # noqa: B023
         )
         num_compiled = stats[0].num_pieces - stats[0].num_without_code
-        assert num_compiled >= 2
+        assert num_compiled >= 1
         assert stats[0].num_loaded == (num_compiled if is_warm else 0)
         assert compiled == tokens
         for ours, theirs in zip(compiled_cache, cache, strict=True):
